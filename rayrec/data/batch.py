@@ -7,7 +7,8 @@ by the number of ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class Batch:
         global_rows: rows of the global batch that this is a part of, over all ranks.
         weights: (B,) float32, weights of the rows in the loss; None where the schema has none.
         origin: file and number of each row, where the loader was asked for them; stays on the CPU.
+        groups: by column of the schema's `groups`, (B,) int64: whole numbers as they are, text by
+            its hash.
     """
 
     dense_features: Tensor
@@ -36,6 +39,7 @@ class Batch:
     global_rows: int
     weights: Tensor | None = None
     origin: RowOrigin | None = None
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -44,28 +48,22 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on another device; asynchronous only from pinned memory."""
-        return Batch(
-            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
-            sparse_features=self.sparse_features.to(
-                torch.device(device), non_blocking=non_blocking
-            ),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-            global_rows=self.global_rows,
-            weights=None
-            if self.weights is None
-            else self.weights.to(device, non_blocking=non_blocking),
-            origin=self.origin,
-        )
+        ids = self.sparse_features.to(torch.device(device), non_blocking=non_blocking)
+        return self._with(ids, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory (needs CUDA), from which device copies are asynchronous."""
+        return self._with(self.sparse_features.pin_memory(), lambda tensor: tensor.pin_memory())
+
+    def _with(self, ids: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(
-            dense_features=self.dense_features.pin_memory(),
-            sparse_features=self.sparse_features.pin_memory(),
-            labels=self.labels.pin_memory(),
+            dense_features=change(self.dense_features),
+            sparse_features=ids,
+            labels=change(self.labels),
             global_rows=self.global_rows,
-            weights=None if self.weights is None else self.weights.pin_memory(),
+            weights=None if self.weights is None else change(self.weights),
             origin=self.origin,
+            groups={name: change(group) for name, group in self.groups.items()},
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -75,3 +73,5 @@ class Batch:
         self.labels.record_stream(stream)
         if self.weights is not None:
             self.weights.record_stream(stream)
+        for group in self.groups.values():
+            group.record_stream(stream)

@@ -20,7 +20,7 @@ def check_columns(
     """Check that a file has the schema's columns, in types that their uses take.
 
     Args:
-        with_labels: whether labels and weights of rows are among them.
+        with_labels: whether labels, weights of rows and groups are among them.
     Raises:
         InputError: names the column, its type, `source` and the remedy.
     """
@@ -33,6 +33,8 @@ def check_columns(
     problems = [number_problem(types[name], name, "label") for name in labels]
     if with_labels and schema.weight is not None:
         problems.append(number_problem(types[schema.weight], schema.weight, "weight"))
+    if with_labels:
+        problems += [group_problem(types[name], name) for name in schema.groups]
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
     problems += [id_problem(types[f.column], f) for f in schema.features]
     for feature in schema.features:
@@ -110,6 +112,14 @@ def id_problem(kind: pa.DataType, feature: Feature) -> str | None:
         "integers, or strings with hash_buckets, or lists of either. Cast the column to int64 or "
         "list<int64>."
     )
+
+
+def group_problem(kind: pa.DataType, column: str) -> str | None:
+    """Why a column of this type cannot name groups of rows, with the remedy; None when it can."""
+    leaf = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_integer(leaf) or is_text(leaf):
+        return None
+    return f"group column {column!r} has type {kind}; cast it to int64 or to string."
 
 
 def number_problem(kind: pa.DataType, column: str, use: str) -> str | None:

@@ -9,15 +9,15 @@ slices, its `offsets` and `flatten()` do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.data.column_types import id_problem, is_list, missing
+from rayrec.data.column_types import group_problem, id_problem, is_list, missing
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
 from rayrec.data.numeric import (
     Labels,
@@ -78,6 +78,7 @@ class Columns:
     where: Where
     row_weights: NDArray[np.float32] | None = None  # (B,)
     origin: RowOrigin | None = None
+    groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # (B,) each
 
 
 def read_columns(
@@ -93,7 +94,8 @@ def read_columns(
         batch: may be sliced or empty; other columns are ignored.
         where: names a row of `batch` in messages.
         binary: the label columns that may hold nothing but 0 and 1.
-        with_labels: read labels and weights of rows; else labels are zeros, and rows weigh 1.
+        with_labels: read labels, weights of rows and groups; else labels are zeros, and rows weigh
+            1.
     Raises:
         InputError: a column is missing, of a wrong type, or holds a bad label, number or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range
@@ -123,14 +125,17 @@ def read_columns(
         each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
     else:
         each = [np.zeros(rows, np.float32)] * len(schema.labels)
-    labels: Labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
+    labels = each[0] if len(each) == 1 else cast("Labels", np.stack(each, axis=1))
     weight_of_row = None
     if schema.weight is not None and not with_labels:
         weight_of_row = np.ones(rows, np.float32)
     elif schema.weight is not None:
         weight_of_row = row_weights(column(schema.weight), schema.weight, where)
     dense = dense_matrix([column(spec.column) for spec in schema.dense], rows, schema, where)
-    return Columns(rows, bags, dense, labels, where, weight_of_row)
+    groups = {}
+    if with_labels:
+        groups = {name: _groups(column(name), name, where) for name in schema.groups}
+    return Columns(rows, bags, dense, labels, where, weight_of_row, groups=groups)
 
 
 def _bags(
@@ -213,6 +218,10 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
             return values
         return hash_integers(values, feature.hash_buckets)
     assert feature.hash_buckets is not None
+    return to_buckets(_text_hashes(leaf), feature.hash_buckets)
+
+
+def _text_hashes(leaf: pa.Array) -> NDArray[np.uint64]:
     # Text of fixed size has no offsets; the cast gives it some.
     if pa.types.is_fixed_size_binary(leaf.type):
         leaf = leaf.cast(pa.binary())
@@ -222,7 +231,25 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
     all_offsets: NDArray[Any] = np.frombuffer(starts, np.int64 if wide else np.int32)
     offsets = all_offsets[leaf.offset : leaf.offset + len(leaf) + 1]
     text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return to_buckets(hash_bytes(text, offsets), feature.hash_buckets)
+    return hash_bytes(text, offsets)
+
+
+def _groups(array: pa.Array, column: str, where: Where) -> NDArray[np.int64]:
+    """(B,) numbers of the groups of rows: whole numbers as they are, text by its hash."""
+    problem = group_problem(array.type, column)
+    if problem is not None:
+        raise InputError(problem)
+    if array.null_count:
+        row = first_true(mask(array.is_null()))
+        raise InputError(
+            f"group column {column!r} holds null in {where(row)}. Write a number or a word for "
+            "rows of no group, which are then one."
+        )
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_integer(array.type):
+        return array.to_numpy().astype(np.int64, copy=False)
+    return _text_hashes(array).view(np.int64)
 
 
 def _checked_weights(

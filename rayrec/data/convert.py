@@ -54,7 +54,8 @@ def to_batch(
         data: may be sliced, chunked or empty.
         source, first_row: name of the data and number of its first row, for messages.
         binary_labels: refuse labels other than 0 and 1: of all label columns, or of these.
-        with_labels: read labels and weights of rows; else labels are zeros, and rows weigh 1.
+        with_labels: read labels, weights of rows and groups; else labels are zeros, and rows weigh
+            1.
     Raises:
         ConfigError: `binary_labels` names a column that is no label.
         InputError: names feature, column, row, `source` and value of the first bad entry, and the
@@ -109,6 +110,12 @@ def assemble(
         np.concatenate([part.columns.labels[part.rows] for part in parts], out=labels.numpy())
         if row_weights is not None:
             _join_row_weights(parts, row_weights.numpy())
+    groups = {}
+    for name in parts[0].columns.groups if parts else schema.groups:
+        groups[name] = _new(rows, np.int64, pin_memory)
+        if parts:
+            pieces = [part.columns.groups[name][part.rows] for part in parts]
+            np.concatenate(pieces, out=groups[name].numpy())
     origins = [
         columns.origin.slice(start, stop)
         for columns, start, stop in parts
@@ -130,6 +137,7 @@ def assemble(
         global_rows=global_rows,
         weights=row_weights,
         origin=join_origins(origins) if origins else None,
+        groups=groups,
     )
 
 

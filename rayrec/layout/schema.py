@@ -29,6 +29,8 @@ class FeatureSchema:
         features: sparse features in the order of the batch's keys.
         tables: the tables that the features look up; every feature is in at least one.
         weight: column of the rows' weights in the loss, finite numbers of at least 0, or None.
+        groups: columns of whole numbers or text, such as the user of a row, that metrics see and
+            models do not; they are in `Batch.groups`. A feature may read one, too.
     Raises:
         ConfigError: names the feature, table or column and the contradiction.
     """
@@ -38,6 +40,7 @@ class FeatureSchema:
     features: tuple[Feature, ...] = ()
     tables: tuple[EmbeddingBagConfig, ...] = ()
     weight: str | None = None
+    groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str):
@@ -51,6 +54,9 @@ class FeatureSchema:
             raise ConfigError("the schema has a weight without a name; name its column.")
         if not self.features:
             raise ConfigError("the schema has no sparse features; name at least one in 'features'.")
+        if not all(self.groups):
+            raise ConfigError("the schema has a group without a name; name its column.")
+        _unique(self.groups, "group column")
         _unique([c.column for c in self.dense], "dense column")
         _unique([f.name for f in self.features], "feature")
         _unique([t.name for t in self.tables], "table")
@@ -153,10 +159,11 @@ class FeatureSchema:
         return tuple(f.name for f in self.features)
 
     def columns(self, with_labels: bool = True) -> tuple[str, ...]:
-        """The columns to read, each once: labels, dense, features, weights of ids and of rows.
+        """The columns to read, each once: labels, dense, features, weights of ids and of rows,
+        groups.
 
         Args:
-            with_labels: whether labels and weights of rows are read.
+            with_labels: whether labels, weights of rows and groups are read.
         """
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
@@ -168,6 +175,7 @@ class FeatureSchema:
                     *(f.column for f in self.features),
                     *weights,
                     *([self.weight] if with_labels and self.weight is not None else []),
+                    *(self.groups if with_labels else ()),
                 ]
             )
         )

@@ -32,6 +32,8 @@ def schema_text(schema: FeatureSchema) -> str:
     sections = [f'"label": {json.dumps(schema.label)}', f'"dense": {json.dumps(dense)}']
     if schema.weight is not None:
         sections.insert(1, f'"weight": {json.dumps(schema.weight)}')
+    if schema.groups:
+        sections.insert(-1, f'"groups": {json.dumps(schema.groups)}')
     for name, entries in (("features", features), ("tables", tables)):
         sections.append(
             f'"{name}": [\n    ' + ",\n    ".join(json.dumps(e) for e in entries) + "\n  ]"
@@ -56,8 +58,13 @@ def parse_schema(text: str, source: str) -> dict[str, Any]:
         raw,
         source,
         required={"label": (str, list), "features": list, "tables": list},
-        optional={"dense": list, "weight": str},
+        optional={"dense": list, "weight": str, "groups": list},
     )
+    groups = top.get("groups", [])
+    if not all(isinstance(name, str) for name in groups):
+        raise ConfigError(
+            f"field 'groups' of {source} is {groups!r}; it must be a list of strings."
+        )
     label = top["label"]
     if not isinstance(label, str) and not all(isinstance(name, str) for name in label):
         raise ConfigError(
@@ -69,6 +76,7 @@ def parse_schema(text: str, source: str) -> dict[str, Any]:
         "features": tuple(_feature(i, e, source) for i, e in enumerate(top["features"])),
         "tables": tuple(_table(i, e, source) for i, e in enumerate(top["tables"])),
         "weight": top.get("weight"),
+        "groups": tuple(groups),
     }
 
 

@@ -1,7 +1,9 @@
 """Click and ranking metrics that stream and merge exactly, and the distance from planted truth."""
 
 from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics, BinaryScores
-from rayrec.metrics.metric import Metric, check_mergeable, metric_named
+from rayrec.metrics.gauc import Gauc
+from rayrec.metrics.metric import Metric, check_mergeable
+from rayrec.metrics.named import metric_named
 from rayrec.metrics.ranking import RankingMetrics, RankingScores
 from rayrec.metrics.truth import PlantedScores, Regret, regret
 
@@ -9,6 +11,7 @@ __all__ = [
     "STATE_SIZE",
     "BinaryMetrics",
     "BinaryScores",
+    "Gauc",
     "Metric",
     "PlantedScores",
     "RankingMetrics",

@@ -4,6 +4,10 @@ A metric object holds no data. It makes a state, adds rows to a state, and turns
 scores; states of any parts of the rows, added up, must be the state of all rows. That lets ranks
 merge by one all_reduce, whatever the metric counts. `check_mergeable` tries it on random rows.
 
+A metric may also see columns of the data, such as the user or the segment of a row. Where it needs
+all rows of a user at once, rows are kept and brought together before it counts them, and then the
+parts whose states add up are whole users.
+
     # B rows, C classes
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +27,26 @@ PROBE_ROWS = 24  # of `check_mergeable`
 
 
 class Metric(ABC):
-    """Base of metrics; a user's own subclasses it and gives it to `Task(metrics=(...))`."""
+    """Base of metrics; a user's own subclasses it and gives it to `Task(metrics=(...))`.
+
+    Attributes:
+        columns: that `add` is given too, each (B,) int64: `groups` of the schema, or features with
+            one id in each row.
+        whole_groups: whether `add` needs all rows of a group of the first of `columns` at once.
+            They are kept until scores are merged, and then each group is on one rank.
+    """
+
+    columns: tuple[str, ...] = ()
+    whole_groups: bool = False
 
     @abstractmethod
     def start(self, device: torch.device) -> Tensor:
         """Return the state of no rows: (S,) float64 or int64 zeros on the device."""
 
     @abstractmethod
-    def add(self, state: Tensor, predictions: Tensor, labels: Tensor) -> None:
+    def add(
+        self, state: Tensor, predictions: Tensor, labels: Tensor, *columns: Any, **_: Any
+    ) -> None:
         """Add rows to a state, in place and without waiting for the device.
 
         Args:
@@ -37,6 +54,8 @@ class Metric(ABC):
             predictions: (B,) logits of a binary task, (B,) predictions of a regression, (B, C)
                 logits of a multiclass task; float, detached.
             labels: (B,) as the batch has them.
+            columns: (B,) int64 each, those of `self.columns`; a metric without any needs no such
+                argument.
         """
 
     @abstractmethod
@@ -133,21 +152,6 @@ class TopK(Metric):
         return {f"{self.kind}@{self.k}": _ratio(gains, rows)}
 
 
-def metric_named(name: str) -> Metric:
-    """Return the metric of a name such as "recall@10".
-
-    Raises:
-        ConfigError: no metric has this name.
-    """
-    kind, _, k = name.partition("@")
-    if kind not in ("recall", "ndcg") or not k.isdecimal() or int(k) < 1:
-        raise ConfigError(
-            f"metric {name!r} is not known; use recall@K or ndcg@K with a whole K above 0, or a "
-            "rayrec.metrics.Metric of your own."
-        )
-    return TopK(kind, int(k))
-
-
 def check_mergeable(metric: Metric, outputs: int, classes: int | None) -> Mapping[str, float]:
     """Check on random rows that the states of two halves add up to the state of the whole.
 
@@ -160,21 +164,27 @@ def check_mergeable(metric: Metric, outputs: int, classes: int | None) -> Mappin
         ConfigError: the state has another form, or parts do not add up to the whole.
     """
     name = type(metric).__name__
+    if metric.whole_groups and not metric.columns:
+        raise ConfigError(
+            f"metric {name} has whole_groups and no columns; name that of the groups."
+        )
     random = torch.Generator().manual_seed(0)
     shape = (PROBE_ROWS,) if classes is None else (PROBE_ROWS, outputs)
     predictions = torch.randn(shape, generator=random)
     labels = torch.randint(0, classes or 2, (PROBE_ROWS,), generator=random).float()
+    columns = [torch.randint(0, 5, (PROBE_ROWS,), generator=random) for _ in metric.columns]
     whole = metric.start(torch.device("cpu"))
     if whole.dim() != 1 or whole.dtype not in (torch.float64, torch.int64) or whole.any():
         raise ConfigError(
             f"metric {name}: start() must give (S,) zeros of float64 or int64, not "
             f"{tuple(whole.shape)} {whole.dtype}."
         )
-    metric.add(whole, predictions, labels)
+    metric.add(whole, predictions, labels, *columns)
     parts = torch.zeros_like(whole)
-    for at in (slice(0, 7), slice(7, PROBE_ROWS)):
+    first = columns[0] < 2 if metric.whole_groups else torch.arange(PROBE_ROWS) < 7
+    for at in (first, ~first):
         part = metric.start(torch.device("cpu"))
-        metric.add(part, predictions[at], labels[at])
+        metric.add(part, predictions[at], labels[at], *(column[at] for column in columns))
         parts += part
     if not torch.allclose(parts.double(), whole.double(), rtol=1e-6, equal_nan=True):
         raise ConfigError(

@@ -25,10 +25,10 @@ class Task:
             and labels that number the classes; "regression" predicts the label itself.
         weight: factor of its loss in the sum over tasks; `rayrec.models.MultiTaskTrain` reads it.
         classes: of a multiclass task.
-        metrics: further scores: "recall@10" or "ndcg@10" of a multiclass task, or a
-            `rayrec.metrics.Metric` of the user's own. The usual ones of its kind are always there:
-            auc, ne, logloss, calibration and accuracy; cross_entropy and accuracy; mse, rmse and
-            mae.
+        metrics: further scores: "recall@10" or "ndcg@10" of a multiclass task, "gauc@user" of a
+            binary one and a column of users, or a `rayrec.metrics.Metric` of the user's own. The
+            usual ones of its kind are always there: auc, ne, logloss, calibration and accuracy;
+            cross_entropy and accuracy; mse, rmse and mae.
     Raises:
         ConfigError: an option is unknown, or does not fit the kind.
     """

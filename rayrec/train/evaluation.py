@@ -87,12 +87,13 @@ def evaluate(
             # all ranks stop at the same batch, or those that go on would wait for the others
             if number % STOP_EVERY == 0 and any_rank(should_stop(), device):
                 return None
+            batch = on_device(batch, device)
             with dense_dtype:
-                _, logits, labels = forward(model, on_device(batch, device))
+                _, logits, labels = forward(model, batch)
             outputs = by_task(tasks, logits, labels)
             # A rank whose part is empty still calls the model: its tables answer the other ranks.
             if batch.rows:
-                scoring.add(outputs)
+                scoring.add(outputs, batch)
             if writer is not None:
                 logits, labels = next(iter(outputs.values()))
                 writer.add(torch.sigmoid(logits), labels, batch.origin)

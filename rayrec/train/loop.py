@@ -167,7 +167,7 @@ class RankTrainer(RankRun):
             update = number % spec.accumulate == 0 or number == spec.steps
             done = self._pipeline.advance(batches, update)
             result = checked((done.loss, done.output))
-            window.add(summarize(result, done.batch.rows, done.rows))
+            window.add(summarize(result, done.batch.rows, done.rows), done.batch)
             self._place.advance()
             self.step += 1
             on_step(self.step)

@@ -127,7 +127,7 @@ class LoopContext(RankRun):
                         batch = batch.to(self.device, non_blocking=True)
                     self._told = self._stands_for = None
                     yield batch
-                    window.add(self._result(batch))
+                    window.add(self._result(batch), batch)
                     self._count_step(first)
                 merged = window.merge(
                     self._asked_to_stop, waited_s, self._written, self.save_asked()

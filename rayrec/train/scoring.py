@@ -23,10 +23,11 @@ from rayrec.metrics.metric import (
     Metric,
     SquaredError,
     check_mergeable,
-    metric_named,
 )
+from rayrec.metrics.named import metric_named
 from rayrec.spec.task import Task
 from rayrec.train.config import Dataset
+from rayrec.train.kept_rows import KeptRows, column_of
 
 _USUAL: dict[str, Callable[[], Metric]] = {
     "binary": BinaryScoresMetric,
@@ -47,13 +48,8 @@ def metrics_of(task: Task) -> list[Metric]:
     """
     found: list[Metric] = [_USUAL[task.kind]()]
     for metric in task.metrics:
-        if isinstance(metric, str) and task.kind != "multiclass":
-            raise ConfigError(
-                f"task {task.name!r} has metric {metric!r}: named metrics are of multiclass tasks, "
-                f"and the usual ones of a {task.kind} task are always there."
-            )
         if isinstance(metric, str):
-            metric = metric_named(metric)
+            metric = metric_named(metric, task)
         if not isinstance(metric, Metric):
             raise ConfigError(
                 f"task {task.name!r} has the metric {metric!r}; give a name, or an instance of a "
@@ -137,20 +133,37 @@ class Scoring:
     ) -> None:
         self._left_out = () if getattr(model, "gives_probabilities", True) else OF_PROBABILITIES
         self._metrics: list[tuple[Task, Metric, Tensor]] = []
+        self._kept: dict[int, KeptRows] = {}  # by the metric's number
         self._prefixed = len(tasks) > 1
         self.tasks = tuple(tasks)
         for task in tasks or ONE_BINARY:
             for metric in metrics_of(task):
+                if metric.whole_groups:
+                    self._kept[len(self._metrics)] = KeptRows(task, len(metric.columns), device)
                 self._metrics.append((task, metric, metric.start(device)))
 
-    def add(self, outputs: Outputs) -> None:
-        """Count a batch that has rows; nothing waits for the device."""
-        for task, metric, state in self._metrics:
+    def add(self, outputs: Outputs, batch: Any) -> None:
+        """Count a batch that has rows; nothing waits for the device.
+
+        Raises:
+            InputError: the batch has no column that a metric reads.
+        """
+        for number, (task, metric, state) in enumerate(self._metrics):
             predictions, labels = outputs[task.name]
-            metric.add(state, predictions, labels)
+            columns = [column_of(batch, name, len(labels), metric) for name in metric.columns]
+            if number in self._kept:
+                self._kept[number].add(predictions, labels, columns)
+            else:
+                metric.add(state, predictions, labels, *columns)
 
     def state(self) -> Tensor:
-        """(S,) float64: all that was counted. The states of ranks add."""
+        """(S,) float64: all that was counted. The states of ranks add.
+
+        All ranks call it together, once: rows that were kept go to the ranks of their groups.
+        """
+        for number, kept in self._kept.items():
+            _, metric, state = self._metrics[number]
+            metric.add(state, *kept.brought_together())
         return torch.cat([state.double() for _, _, state in self._metrics])
 
     def scores(self, state: Tensor) -> dict[str, float]:

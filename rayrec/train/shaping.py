@@ -16,7 +16,7 @@ from rayrec.errors import ConfigError
 
 # scores of which a smaller value is better, by the part of their name before "@"
 LOWER = ("ne", "logloss", "cross_entropy", "mse", "rmse", "mae", "loss")
-HIGHER = ("auc", "accuracy", "recall", "ndcg")
+HIGHER = ("auc", "gauc", "accuracy", "recall", "ndcg")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,8 +76,8 @@ class Window:
         self._rows, self.steps = 0, 0
         self._started = time.perf_counter()
 
-    def add(self, step: StepResult) -> None:
-        """Count a step; no host sync."""
+    def add(self, step: StepResult, batch: Any) -> None:
+        """Count the step of a batch; no host sync."""
         self._loss_sum += step.loss_sum
         self._rows += step.rows
         self.steps += 1
@@ -85,7 +85,7 @@ class Window:
             return
         outputs = by_task(self._scoring.tasks, step.logits, step.labels)
         if step.rows:
-            self._scoring.add(outputs)
+            self._scoring.add(outputs, batch)
 
     def merge(
         self,

@@ -151,6 +151,52 @@ def test_a_label_that_no_float_holds_is_refused(value):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_groups_stay_with_their_rows(tmp_path, kind):
+    table = write_rated(tmp_path, kind, random.Random(1), (90, 33))
+    schema = replace(BOTH, groups=("stars", "word"), dense=(DenseColumn(column="row"),))
+    words = [f"word {i % 5}" for i in range(table.num_rows)]
+    for path in sorted(tmp_path.iterdir()):
+        path.unlink()
+    text = pa.array(words).dictionary_encode() if kind == "arrow" else pa.array(words)
+    table = table.append_column("word", text).combine_chunks()
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "all.parquet", row_group_size=20)
+    else:
+        with ipc.new_file(tmp_path / "all.arrow", table.schema) as out:
+            out.write_table(table, max_chunksize=20)
+    data = (ParquetDataset if kind == "parquet" else ArrowDataset)(tmp_path, schema)
+    number_of: dict[str, int] = {}
+    for batch in data.loader(1, 2, 32, seed=3):
+        rows = batch.dense_features[:, 0].int().tolist()
+        assert batch.groups["stars"].tolist() == table["stars"].take(pa.array(rows)).to_pylist()
+        for row, number in zip(rows, batch.to("cpu").groups["word"].tolist(), strict=True):
+            assert number_of.setdefault(words[row], number) == number
+    assert len(set(number_of.values())) == 5
+    assert to_batch(table, schema, with_labels=False).groups == {}
+    assert FeatureSchema.from_json(schema.to_json()) == schema
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([1, None]), "group column 'day' holds null in row 1"),
+        (pa.array([1.5, 2.0]), "group column 'day' has type double; cast it to int64"),
+        (pa.array([[1], [2]]), "group column 'day' has type list"),
+    ],
+)
+def test_what_names_no_group_is_refused(column, message):
+    ids = {name: pa.nulls(2) for name in ("user", "genres")}
+    table = pa.table({"label": [0, 1], "day": column, **ids})
+    with pytest.raises(InputError, match=message):
+        to_batch(table, replace(SCHEMA, dense=(), groups=("day",)))
+    with pytest.raises(ConfigError, match="group column 'day' is named twice"):
+        replace(SCHEMA, groups=("day", "day"))
+    text = replace(SCHEMA, groups=("day",)).to_json().replace('["day"]', "[5]")
+    with pytest.raises(ConfigError, match=r"'groups' of the schema is \[5\]"):
+        FeatureSchema.from_json(text)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.seeds(range(5))
 def test_labels_and_weights_stay_with_their_rows(tmp_path, kind, seed):
     rng = random.Random(seed)

@@ -5,6 +5,7 @@ thread behind.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.data import FileDataset
+from rayrec.data import FeatureSchema, FileDataset, ParquetDataset
 from rayrec.data.scored import Predicted, ScoredFolder, scored_folder
 from rayrec.distributed import DistributedModelParallel
 from rayrec.optim import sparse_optimizer
+from rayrec.spec.task import Task
 from rayrec.train import RankTrainer, bulk, train_step
 from rayrec.train.predictions import PredictionConfig
 from tests.clicks import write_clicks
@@ -60,6 +62,36 @@ def test_the_loop_equals_plain_steps_bit_for_bit(
 ) -> None:
     write_clicks(tmp_path)
     ranks.run(world_size, both_loops, tmp_path)
+
+
+def gauc(rank: int, world_size: int, folder: Path) -> tuple[dict[str, float], list[float]]:
+    """Scores of the training rows before training, and those of the windows of three steps."""
+    task = Task(name="click", metrics=("gauc@day", "gauc@cat_0"))
+    spec = replace(spec_of(folder, world_size), tasks=(task,), steps=3)
+    schema = replace(FeatureSchema.from_json(spec.model.schema), groups=("day",))
+    spec = replace(spec, data=ParquetDataset(folder / "train", schema))
+    told: list[float] = []
+    with RankTrainer(spec) as trainer:
+        scores = trainer.evaluate(spec.data)
+        trainer.run(on_event=lambda event: told.append(getattr(event, "scores", {})))
+    return scores, [scores["gauc@day"] for scores in told if scores]
+
+
+def test_gauc_is_the_same_on_any_number_of_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    """A group's rows lie on all ranks, and in all batches."""
+    write_clicks(tmp_path)
+    for file in sorted((tmp_path / "train").glob("*.parquet")):
+        table = pq.read_table(file)
+        days = pa.array([f"day {i % 7}" for i in range(table.num_rows)])
+        pq.write_table(table.append_column("day", days), file)
+    one, _ = ranks.run(1, gauc, tmp_path)[0]
+    assert 0.3 < one["gauc@day"] < 0.7 and one["gauc@cat_0"] != one["gauc@day"]
+    found = ranks.run(3, gauc, tmp_path)
+    for scores, told in found:
+        for name in ("gauc@day", "gauc@cat_0", "auc"):
+            # logits are sums in another order, so that few pairs may change places
+            assert scores[name] == pytest.approx(one[name], abs=1e-5)
+        assert told and told == found[0][1]
 
 
 def predict(rank: int, world_size: int, folder: Path, out: Path) -> object:

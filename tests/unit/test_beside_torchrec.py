@@ -22,7 +22,7 @@ import rayrec.models
 import rayrec.modules
 import rayrec.optim
 from rayrec.data import RandomRecDataset
-from rayrec.metrics import BinaryMetrics
+from rayrec.metrics import BinaryMetrics, Gauc
 from rayrec.optim import DenseRowWiseAdagrad, WarmupPolicy
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -31,6 +31,7 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed")
 import torchrec.datasets.random
 import torchrec.distributed.embeddingbag
 import torchrec.metrics.accuracy
+import torchrec.metrics.gauc
 import torchrec.metrics.ne
 import torchrec.models.deepfm
 import torchrec.models.dlrm
@@ -430,6 +431,22 @@ def test_losses_of_extreme_logits_are_true_here_and_cut_in_torchrec():
     assert metrics.compute().cross_entropy_sum_bits == pytest.approx(
         2 * 60 / math.log(2) + 2 * moderate, rel=1e-6
     )
+
+
+def test_gauc_of_sessions_of_one_length_without_ties_is_torchrecs():
+    generator = torch.Generator().manual_seed(0)
+    sessions = 40
+    logits = torch.rand(sessions * 5, generator=generator)
+    labels = torch.randint(0, 2, (sessions * 5,), generator=generator)
+    users = torch.arange(sessions).repeat_interleave(5)
+    theirs = torchrec.metrics.gauc.compute_gauc_3d(
+        *(x.view(1, sessions, 5) for x in (logits, labels, torch.ones(sessions * 5)))
+    )
+    metric, order = Gauc("user"), torch.randperm(len(users), generator=generator)
+    state = metric.start(torch.device("cpu"))
+    metric.add(state, logits[order], labels[order], users[order])
+    wanted = float(theirs["auc_sum"] / theirs["num_samples"])
+    assert metric.scores(state)["gauc@user"] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_regrouping_as_a_module_is_that_of_torchrec():

@@ -250,7 +250,7 @@ def test_metrics_of_the_user_are_scored_and_those_that_do_not_merge_are_refused(
     assert 0 <= scores["positives"] <= 1 and "auc" in scores
     with pytest.raises(ConfigError, match="metric LargestShare cannot be merged"):
         check_tasks((Task(name="click", metrics=(LargestShare(),)),))
-    with pytest.raises(ConfigError, match=r"'recal@5' is not known; use recall@K"):
+    with pytest.raises(ConfigError, match=r"'recal@5', which a multiclass task has not: recall@K"):
         check_tasks((Task(name="a", kind="multiclass", classes=3, metrics=("recal@5",)),))
     with pytest.raises(ConfigError, match="two tasks are named 'a'"):
         check_tasks((Task(name="a"), Task(name="a")))
