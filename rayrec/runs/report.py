@@ -152,8 +152,9 @@ def scores_beside_truth(
 
 
 def scores_line(scores: Mapping[str, float]) -> str:
-    """Scores on one line."""
-    order = ("auc", "bayes_auc", "regret", "ne", "logloss", "calibration")
+    """Scores on one line, and with them those that the run asked for, such as gauc@user."""
+    asked = [name for name in scores if "@" in name]
+    order = ("auc", *asked, "bayes_auc", "regret", "ne", "logloss", "calibration")
     shown = [f"{name} {scores[name]:.5f}" for name in order if name in scores]
     shown += [f"rows {scores['rows']:.0f}"] if "rows" in scores else []
     return "  ".join(shown)

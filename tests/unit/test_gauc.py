@@ -10,6 +10,7 @@ import torch
 from rayrec.data import Batch
 from rayrec.errors import ConfigError, InputError
 from rayrec.metrics import Gauc, Metric, check_mergeable
+from rayrec.runs.report import scores_line
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
 from rayrec.train.scoring import Scoring, by_task, check_tasks
@@ -102,6 +103,7 @@ def test_metrics_see_columns_batch_by_batch_and_users_whole():
     scores = scoring.scores(scoring.state())
     assert scores["clicks_of_3"] == float(((labels == 1) & (segments == 3)).sum())
     assert scores["gauc@user"] == pytest.approx(by_hand(logits, labels, users), rel=1e-12)
+    assert f"  gauc@user {scores['gauc@user']:.5f}  ne " in scores_line(scores)
     assert check_tasks(scoring.tasks)[-2:] == ["clicks_of_3", "gauc@user"]
 
 
