@@ -116,7 +116,7 @@ def command(folder: Path, cell: Cell, kills: int, seed: int) -> list[str]:
     chaos += ["--out", str(folder / f"{cell.name}.json")]
     chaos += ["--gcs"] if cell.gcs else []
     job = f"-m jobs.train_dlrm --train {data}/train --eval {data}/eval --schema {data}/schema.json"
-    job += f" --ranks {RANKS} --steps 200 --global-batch 512 --heartbeat-timeout 10 --plan {plan}"
+    job += f" --ranks {RANKS} --steps 300 --global-batch 512 --heartbeat-timeout 10 --plan {plan}"
     job += f" --checkpoint-every 20 --keep 2 --checkpoint-dir {folder}/runs-{cell.name}"
     job += " --spares 1" if cell.spares else ""
     job += " --sync-points 10" if cell.sync_points else ""

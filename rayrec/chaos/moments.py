@@ -60,11 +60,13 @@ class Moments:
         # one that never came before counts from now on
         self._struck.update(dict.fromkeys(there, 0))
         least = min(self._struck.values(), default=0)
-        for moment, ranks in there.items():
-            # A start that is struck again and again would leave no other moment.
-            if self._struck[moment] == least and (moment != self._last or len(self.wanted) == 1):
-                return AtHand(moment, ranks)
-        return None
+        # A start that is struck again and again would leave no other moment.
+        left = [m for m in there if m != self._last or len(self.wanted) == 1]
+        best = min(left, key=self._struck.__getitem__, default=None)
+        # some come in a recovery alone, so that waiting for the least of all would take too long
+        if best is None or self._struck[best] > least + 1:
+            return None
+        return AtHand(best, there[best])
 
     def struck(self, moment: str) -> None:
         """Note that a fault struck."""

@@ -70,6 +70,10 @@ def test_the_moment_that_was_struck_least_comes_first() -> None:
     moments.struck("recover")
     assert moments.at_hand({7: {"start"}, 8: ()}, recovers=False) is None, "nobody wants it"
     assert moments.at_hand(training, recovers=False) == ("train", (7, 8)), "all have come once"
+    for moment in ("train", "save", "train", "save"):
+        moments.struck(moment)
+    assert moments.at_hand(training, recovers=False) is None, "the run goes on until another comes"
+    assert moments.at_hand({7: {"join"}, 8: {"train"}}, recovers=True) == ("join", (7,))
     alone = Moments(("join",))
     alone.struck("join")
     assert alone.at_hand({7: {"join"}}, recovers=False) == ("join", (7,))
