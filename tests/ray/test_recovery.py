@@ -396,6 +396,26 @@ def test_a_frozen_rank_is_replaced_long_before_the_timeout_of_collectives(
 
 
 @pytest.mark.slow
+def test_a_rank_that_answers_after_all_keeps_its_process_and_is_not_counted(
+    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    class Wake(Callback):
+        def on_failure(self, failure: Failure) -> None:
+            os.kill(pids(tmp_path, 1)[-1], signal.SIGCONT)
+
+    result, told = run(
+        clicks,
+        tmp_path,
+        at(1, {0: 13, 1: 7}, signal.SIGSTOP),
+        heartbeat_timeout_s=8.0,
+        failure=FailureConfig(max_failures=1),
+        callbacks=(Wake(),),
+    )
+    assert told == undisturbed and result.failures == 2, "more than may be"
+    assert len(pids(tmp_path, 1)) == 3 and len(set(pids(tmp_path, 1))) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("awake", [False, True])
 def test_a_rank_that_freezes_before_its_task_is_lost_unless_it_still_starts(
     clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], awake: bool
