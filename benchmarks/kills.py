@@ -1,12 +1,12 @@
 """Kills at every moment of a run, over plans, spares and sync points: what `rayrec chaos` runs.
 
-    python -m benchmarks.kills FOLDER [--kills 200] [--lock FILE]
+    python -m benchmarks.kills FOLDER [--kills 12] [--lock FILE]
     python -m benchmarks.chaos FOLDER/*.json
 
-Each cell is a call of `rayrec chaos` whose outcome is a file of FOLDER. A cell whose file is there
-is not run again, so the same command goes on where it was cut off. In ten of the sixteen cells
-Ray's control service is stopped as well. With --lock cells wait for the lock of a file, and give it
-back after --turn seconds.
+Each of sixteen cells is a call of `rayrec chaos` with so many faults, whose outcome is a file of
+FOLDER. A cell whose file is there is not run again, so the same command goes on where it was cut
+off. In ten of the cells Ray's control service is stopped as well. With --lock cells wait for the
+lock of a file, and give it back after --turn seconds.
 """
 
 from __future__ import annotations
@@ -53,24 +53,22 @@ def main() -> None:
     """Run the cells that have no file yet."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--lock", default=os.devnull)
     parser.add_argument("--turn", type=float, default=500.0)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     prepare(args.folder / "data")
-    all_cells = list(cells())
-    kills = -(-args.kills // len(all_cells))
     with open(args.lock, "w") as lock:
         since = -args.turn
-        for number, cell in enumerate(all_cells):
+        for number, cell in enumerate(cells()):
             if (args.folder / f"{cell.name}.json").exists():
                 continue
             if time.monotonic() > since + args.turn:
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 since = time.monotonic()
-            code = subprocess.run(command(args.folder, cell, kills, number)).returncode
+            code = subprocess.run(command(args.folder, cell, args.kills, number)).returncode
             print(f"{cell.name}: code {code}", flush=True)
 
 
@@ -108,11 +106,10 @@ def prepare(data: Path) -> None:
 
 def command(folder: Path, cell: Cell, kills: int, seed: int) -> list[str]:
     """The call of a cell."""
-    faults = kills + cell.gcs
     data = folder / "data"
     plan = str(data / "mixed") if cell.plan == "mixed" else cell.plan
     chaos = ["chaos", "--every", "3s", "--signals", "KILL", "--timeout", "300s"]
-    chaos += ["--at", ",".join(MOMENTS), "--faults", str(faults), "--seed", str(seed)]
+    chaos += ["--at", ",".join(MOMENTS), "--faults", str(kills), "--seed", str(seed)]
     chaos += ["--out", str(folder / f"{cell.name}.json")]
     chaos += ["--gcs"] if cell.gcs else []
     job = f"-m jobs.train_dlrm --train {data}/train --eval {data}/eval --schema {data}/schema.json"

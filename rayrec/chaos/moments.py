@@ -7,6 +7,7 @@ all of them.
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -37,10 +38,13 @@ class Moments:
 
     Args:
         wanted: of `MOMENTS`; without any, each moment is as good as another.
+        faults: so many strike a run at most. Each moment gets its share of them, or those that come
+            first would take all.
     """
 
-    def __init__(self, wanted: Collection[str] = ()) -> None:
+    def __init__(self, wanted: Collection[str] = (), faults: int | None = None) -> None:
         self.wanted = tuple(wanted)
+        self._most = math.inf if faults is None else -(-faults // max(1, len(self.wanted)))
         self._struck: Counter[str] = Counter()
         self._last = ""
 
@@ -57,16 +61,10 @@ class Moments:
             in_it = tuple(rank for rank, its in doing.items() if at_all or moment in its)
             if in_it:
                 there[moment] = in_it
-        # one that never came before counts from now on
-        self._struck.update(dict.fromkeys(there, 0))
-        least = min(self._struck.values(), default=0)
         # A start that is struck again and again would leave no other moment.
         left = [m for m in there if m != self._last or len(self.wanted) == 1]
-        best = min(left, key=self._struck.__getitem__, default=None)
-        # some come in a recovery alone, so that waiting for the least of all would take too long
-        if best is None or self._struck[best] > least + 1:
-            return None
-        return AtHand(best, there[best])
+        best = min(left, key=self._struck.__getitem__, default="")
+        return AtHand(best, there[best]) if best and self._struck[best] < self._most else None
 
     def struck(self, moment: str) -> None:
         """Note that a fault struck."""

@@ -72,7 +72,7 @@ class ShakenRun:
         self.output = cluster.folder / f"{folder.name}.log"
         self._blows: list[Blow] = []
         self._steps = NewestStep(folder / NAME)
-        self._moments = Moments(bounds.moments)
+        self._moments = Moments(bounds.moments, bounds.faults)
         self._gcs_until: float | None = None
         self._ranks: tuple[float, list[int]] = 0.0, []
 
