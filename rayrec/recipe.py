@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +39,7 @@ class ModelRecipe:
     cross_rank: int = 16
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.model not in MODELS:
             raise ConfigError(
                 f"model {self.model!r} is not known; choose one of {', '.join(MODELS)}."

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rayrec.data.converted import one_table_per_column
 from rayrec.data.hashing import mix_int, permutation
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 from rayrec.layout.schema import FeatureSchema
 
 F64 = NDArray[np.float64]
@@ -64,6 +65,7 @@ class SyntheticConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         least = {"rows_train": 1, "rows_eval": 2, "num_features": 4, "num_lists": 0}
         least |= {"num_dense": 0, "dim": 4, "cap": 10}
         for name, low in least.items():

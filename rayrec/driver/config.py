@@ -11,7 +11,8 @@ from typing import Literal
 
 from rayrec.checks import absolute_path, is_uri, lasting_path, seconds, whole_number
 from rayrec.errors import ConfigError
-from rayrec.train.callbacks import Callback, check_callback
+from rayrec.fields.typed import check_fields
+from rayrec.train.callbacks import Callback
 from rayrec.train.config import RunOptions
 from rayrec.train.profile_config import ProfileConfig
 
@@ -36,6 +37,7 @@ class FailureConfig:
     sync_every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         whole_number("FailureConfig has max_failures", self.max_failures, -1)
         if self.sync_every_n_steps is None:
             return
@@ -90,9 +92,7 @@ class RunConfig(RunOptions):
     callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))
-        for callback in self.callbacks:
-            check_callback("RunConfig has callbacks", callback)
+        super().__post_init__()
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(
                 f"RunConfig has steps={self.steps} and epochs={self.epochs}; give "
@@ -104,17 +104,12 @@ class RunConfig(RunOptions):
                 whole_number(f"RunConfig has {what}", value)
         for what in ("timeout_s", "heartbeat_timeout_s", "setup_timeout_s", "stop_timeout_s"):
             seconds(f"RunConfig has {what}", getattr(self, what))
-        super().__post_init__()
         for what in ("storage_path", "resume_from", "init_from"):
             path = getattr(self, what)
             word = what == "resume_from" and path in (LATEST, AUTO)
             if path is not None and not word:
                 make = lasting_path if what == "storage_path" else absolute_path
                 object.__setattr__(self, what, make(f"RunConfig has {what}", path))
-        if self.progress not in ("auto", "plain", "off"):
-            raise ConfigError(
-                f"RunConfig has progress={self.progress!r}; choose one of auto, plain, off."
-            )
         self._check_start()
         if self.checkpoint.num_to_keep and not self.storage_path:
             raise ConfigError(

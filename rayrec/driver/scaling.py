@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayrec.checks import positive, seconds, whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 PLACEMENT_TIMEOUT_S = 120.0
 SHRINK_AFTER_S = 30.0
@@ -61,8 +62,9 @@ class ScalingConfig:
     spares: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_workers, tuple | list):
-            self._check_range(self.num_workers)
+        check_fields(self)
+        if isinstance(self.num_workers, tuple):
+            self._check_range(*self.num_workers)
         else:
             whole_number("ScalingConfig has num_workers", self.num_workers, 0)
         whole_number("ScalingConfig has spares", self.spares, 0)
@@ -92,15 +94,13 @@ class ScalingConfig:
                 )
             positive(f"ScalingConfig has resources_per_worker[{name!r}]", amount)
 
-    def _check_range(self, given: Sequence[int]) -> None:
+    def _check_range(self, least: int, most: int) -> None:
         """Refuse what is no (least, most), and make one number of two equal ones."""
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in given)
-        if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
+        if not 1 <= least <= most:
             raise ConfigError(
-                f"ScalingConfig has num_workers={tuple(given)!r}; it must be a whole number, or "
+                f"ScalingConfig has num_workers={(least, most)}; it must be a whole number, or "
                 "(least, most) with 1 <= least <= most."
             )
-        least, most = given
         object.__setattr__(self, "num_workers", least if least == most else (least, most))
 
     def _check_changes(self) -> None:

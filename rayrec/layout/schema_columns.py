@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +17,7 @@ class DenseColumn:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.column:
             raise ConfigError("a dense column has no name; give it 'column'.")
         if not math.isfinite(self.fill):
@@ -40,3 +42,6 @@ class Feature:
     column: str
     hash_buckets: int | None = None
     weights: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)

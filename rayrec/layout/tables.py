@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 MAX_ELEMENTS = 2**60  # bytes and optimizer state of more would overflow 64 bits
 
@@ -96,6 +97,7 @@ class BaseEmbeddingConfig:
     stash_weights: InitVar[Any] = field(default=False, kw_only=True)
 
     def __post_init__(self, need_pos: bool, *not_here: Any) -> None:
+        check_fields(self)
         for (option, instead), value in zip(_NOT_HERE.items(), not_here, strict=True):
             if value is not None and value is not False:
                 raise ConfigError(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError, InputError
+from rayrec.fields.typed import check_argument
 from rayrec.modules import MLP, EmbeddingBagCollection, get_embedding_names_by_table
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
@@ -103,6 +104,7 @@ class TwoTower(nn.Module):
         dense_device: Device = None,
     ) -> None:
         super().__init__()
+        check_argument("TwoTower", "layer_sizes", layer_sizes, Sequence[int])
         if not layer_sizes:
             raise ConfigError(
                 "layer_sizes is empty; it needs at least the last layer, whose size is the width "

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
+from rayrec.fields.typed import check_fields
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.jsonfields import Fields, parse_object
 from rayrec.layout.kinds import KINDS
@@ -60,6 +61,7 @@ class ParameterConstraints:
     cache_load_factor: float = CACHE_LOAD_FACTOR
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.kinds is not None:
             check_kinds(self.kinds)
         if not 0 < self.pooling_factor < float("inf"):

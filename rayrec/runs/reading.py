@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from rayrec.errors import ConfigError, RayrecError
-from rayrec.runs import kinds
-from rayrec.runs.kinds import NONE, TYPE
+from rayrec.fields import kinds
+from rayrec.fields.kinds import NONE, TYPE
 
 MAX_SHOWN = 60  # characters of a wrong value
 
@@ -74,6 +74,9 @@ def read_value(kind: Any, value: Any, place: Place, base: Any = None) -> Any:
         )
     if value == NONE and kinds.takes_none(kind):
         return None
+    for one in kinds.alternatives(kind):
+        if isinstance(value, str) and kinds.takes_word(one, base):
+            return one.of_word(value, base)
     fitting = [one for one in kinds.alternatives(kind) if _fits(one, value)]
     if not fitting:
         raise place.wrong(value, kinds.wanted(kind))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.errors import ConfigError
-from rayrec.runs import kinds
-from rayrec.runs.kinds import NONE, TYPE
+from rayrec.fields import kinds
+from rayrec.fields.kinds import NONE, TYPE
 
 
 def table_of(value: Any, base: Any = None, leave_out: Collection[str] = ()) -> dict[str, Any]:

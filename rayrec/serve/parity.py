@@ -19,6 +19,7 @@ from torch import Tensor
 from rayrec.checks import positive
 from rayrec.data import Batch
 from rayrec.errors import ArtifactError
+from rayrec.fields.typed import check_fields
 from rayrec.metrics import BinaryMetrics
 
 SAMPLE_SEED = 20_011  # of the order from which a sample is taken: any number, but always the same
@@ -39,6 +40,7 @@ class ParityBounds:
     ne: float = 0.003
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("logit", "auc", "ne"):
             positive(f"the bound {name}", getattr(self, name))
 

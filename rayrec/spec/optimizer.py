@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +81,7 @@ class SparseOptimizer(ABC):
     torch_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._require("lr", "zero or more", self.lr >= 0)
         for name in ("max_gradient", "max_row_norm"):
             limit = getattr(self, name)

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Literal
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 FOREVER = 2**62  # a step that no run reaches
 
@@ -62,6 +63,7 @@ class WarmupStage:
     end_value: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("max_iters", "sgdr_period"):
             if getattr(self, name) < 1:
                 raise ConfigError(

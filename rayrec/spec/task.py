@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 TaskKind = Literal["binary", "multiclass", "regression"]
 TASK_KINDS = ("binary", "multiclass", "regression")
@@ -40,10 +41,9 @@ class Task:
     metrics: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.name or "/" in self.name:
             raise ConfigError(f"Task(name={self.name!r}): give it a name without a slash.")
-        if self.kind not in TASK_KINDS:
-            raise ConfigError(f"Task(kind={self.kind!r}): choose one of {', '.join(TASK_KINDS)}.")
         if not 0 <= self.weight < math.inf:
             raise ConfigError(f"Task(weight={self.weight}): it must be finite, and zero or more.")
         if (self.classes is None) == (self.kind == "multiclass"):
@@ -51,7 +51,7 @@ class Task:
                 f"Task(kind={self.kind!r}, classes={self.classes}): a multiclass task needs "
                 "classes=..., and no other task has any."
             )
-        if self.classes is not None and (type(self.classes) is not int or self.classes < 2):
+        if self.classes is not None and self.classes < 2:
             raise ConfigError(
                 f"Task(classes={self.classes!r}): it must be a whole number, 2 or more."
             )

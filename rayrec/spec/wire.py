@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 BLOCK = 128  # values that share a scale in the int8 codec
 EXTRA = 8  # bytes of scale and offset per block
@@ -37,6 +38,9 @@ class QCommsConfig:
 
     forward_precision: CommType = CommType.FP32
     backward_precision: CommType = CommType.FP32
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class ExchangeOptions:
     share_tables: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for direction in ("qcomms_forward", "qcomms_backward"):
             name = getattr(self, direction)
             if name not in WIRE_PRECISIONS:

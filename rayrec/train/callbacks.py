@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rayrec.errors import CallbackError, ConfigError, RayrecError
+from rayrec.errors import CallbackError, RayrecError
 from rayrec.train.told import (
     Evaluation,
     Failure,
@@ -99,18 +99,6 @@ class Callback:
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Training is over; `error` is what ended it early, or None. It is called once."""
-
-
-def check_callback(where: str, callback: object) -> None:
-    """Check that a user gave a callback.
-
-    Raises:
-        ConfigError: it is something else, such as a class without the brackets of a call.
-    """
-    if not isinstance(callback, Callback):
-        raise ConfigError(
-            f"{where} with {callback!r}; give instances of subclasses of rayrec.Callback."
-        )
 
 
 _MOMENTS: Mapping[type, str] = {

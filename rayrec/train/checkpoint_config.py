@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayrec.checks import seconds, whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 # of a run with increments, the checkpoints from one with all rows to the next
 FULL_EVERY = 10
@@ -38,6 +39,7 @@ class CheckpointConfig:
     full_every: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for what, value in (
             ("every_n_steps", self.every_n_steps),
             ("num_to_keep", self.num_to_keep),

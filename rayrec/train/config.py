@@ -20,7 +20,7 @@ from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.spec.schedule import WarmupStage, check_stages
 from rayrec.spec.task import Task
 from rayrec.spec.wire import ExchangeOptions
-from rayrec.train.callbacks import Callback, check_callback
+from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.optimizer_config import (
     DEFAULT_DENSE,
@@ -83,8 +83,8 @@ class RunOptions(ExchangeOptions):
         global_batch_size: rows of one step over all ranks; the ranks share it evenly.
         seed: of initial values and of the order of the data; from 0 to 2**63 - 1.
         sparse_optimizer: of the tables: a value of `rayrec.optim`, or one of its optimizers by
-            name.
-        dense_optimizer: of all other parameters.
+            name. A name alone, such as "adam", has the learning rate of the default.
+        dense_optimizer: of all other parameters, likewise by name.
         checkpoint: when to save.
         new_data: continue with the weights, optimizers and step of `resume_from`, and begin the
             data anew: `data`, `global_batch_size` and `seed` may then differ from those that the
@@ -146,8 +146,6 @@ class RunOptions(ExchangeOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         own = type(self).__name__
-        for what in ("tasks", "sparse_schedule", "dense_schedule", "rank_callbacks"):
-            object.__setattr__(self, what, tuple(getattr(self, what)))
         self._check_shape(own)
         whole_number(f"{own} has global_batch_size", self.global_batch_size)
         seed_number(f"{own} has seed", self.seed)
@@ -165,10 +163,6 @@ class RunOptions(ExchangeOptions):
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError(
                 f"{own} has clip_norm={self.clip_norm} and clip_value={self.clip_value}; give one."
-            )
-        if self.dense_dtype not in ("float32", "bfloat16"):
-            raise ConfigError(
-                f"{own} has dense_dtype={self.dense_dtype!r}; choose float32 or bfloat16."
             )
         whole_number(f"{own} has accumulate", self.accumulate)
         whole_number(f"{own} has sync_every", self.sync_every)
@@ -191,8 +185,6 @@ class RunOptions(ExchangeOptions):
                     f"{self.accumulate}: between two updates the dense layers have half-summed "
                     "gradients, which no checkpoint holds. Give a multiple."
                 )
-        for callback in self.rank_callbacks:
-            check_callback(f"{own} has rank_callbacks", callback)
 
     @property
     def tables_optimizer(self) -> SparseOptimizer:

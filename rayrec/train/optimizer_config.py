@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 from rayrec.spec.optimizers import SparseOptimizer, sparse_optimizer
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class OptimizerConfig:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if "lr" in self.options:
             raise ConfigError(
                 f"optimizer {self.name!r} has lr={self.lr} and options['lr']; say it once, as lr."
@@ -40,6 +42,11 @@ class OptimizerConfig:
             raise ConfigError(
                 f"optimizer {self.name!r} has lr={self.lr}; it must be finite and not negative."
             )
+
+    @classmethod
+    def of_word(cls, word: str, base: OptimizerConfig) -> OptimizerConfig:
+        """The optimizer of a name alone: it has the learning rate that another would have."""
+        return cls(name=word, lr=base.lr)
 
     def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Return torch's optimizer of dense parameters.

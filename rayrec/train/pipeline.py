@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 from rayrec.observe.timer import span
 from rayrec.train.ahead import AheadBatch
 from rayrec.train.pipeline_base import Pipeline, PipelineStep
@@ -52,6 +53,7 @@ class PipelineOptions:
     autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.accumulate < 1:
             raise ConfigError(
                 f"accumulate={self.accumulate}; a dense update needs at least one micro-batch."

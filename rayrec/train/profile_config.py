@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayrec.checks import absolute_path, is_uri, whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +26,7 @@ class ProfileConfig:
     steps: int = 10
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.path or is_uri(self.path):
             raise ConfigError(
                 f"ProfileConfig has path={self.path!r}; it must be a folder of the "

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from rayrec.checks import is_uri, lasting_path, positive, seconds, whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 from rayrec.serve.signing import key_place
 
 # as `rayrec.quant.QuantType` has them; that needs torch
@@ -49,6 +50,7 @@ class PublishConfig:
     signing_key: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.every_n_steps is None) == (self.every_s is None):
             raise ConfigError(
                 f"PublishConfig has every_n_steps={self.every_n_steps} and every_s={self.every_s}; "

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rayrec.checks import seconds, whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 # scores of which a smaller value is better, by the part of their name before "@"
 LOWER = ("ne", "logloss", "cross_entropy", "mse", "rmse", "mae", "loss")
@@ -32,6 +33,7 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         whole_number("EarlyStopping has patience", self.patience)
         if not 0 <= self.min_delta < math.inf:
             raise ConfigError(
@@ -68,6 +70,7 @@ class EvaluationConfig:
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.every_n_steps is None) == (self.every_s is None):
             raise ConfigError(
                 f"EvaluationConfig has every_n_steps={self.every_n_steps} and "
@@ -90,8 +93,6 @@ class EvaluationConfig:
                 "EvaluationConfig has early_stopping and every_s: when a run stops would depend on "
                 "the speed of the machine. Give every_n_steps."
             )
-        if self.mode not in (None, "max", "min"):
-            raise ConfigError(f"EvaluationConfig has mode={self.mode!r}; choose max or min.")
         if self.score is not None:
             _ = self.larger_is_better
 

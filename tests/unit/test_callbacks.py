@@ -160,5 +160,5 @@ def test_what_cannot_be_evaluated_is_refused_before_training(data: Path) -> None
         driver(data, evaluation=EvaluationConfig(every_n_steps=5, score="aucc", mode="max")).fit()
     with pytest.raises(ConfigError, match=r"keep_best=True\) saves checkpoints"):
         driver(data, evaluation=EvaluationConfig(every_n_steps=5, score="auc", keep_best=True))
-    with pytest.raises(ConfigError, match="RunConfig has callbacks with"):
+    with pytest.raises(ConfigError, match="each item an instance of Callback"):
         driver(data, callbacks=[Diary])

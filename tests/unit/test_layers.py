@@ -20,7 +20,8 @@ import rayrec
 ROOT = Path(__file__).parents[2]
 
 LAYERS = {  # package -> layer; the lower knows nothing of the higher
-    "errors": 0,
+    "errors": -1,
+    "fields": 0,
     "lazy": 0,
     "version": 0,
     "checks": 1,
@@ -67,6 +68,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
 # standard library only: plans are made and read without torch
 PURE = {
     "errors",
+    "fields",
     "arguments",
     "checks",
     "command",

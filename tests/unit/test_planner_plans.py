@@ -293,7 +293,7 @@ def test_small_tables_are_not_cut_and_a_giant_is() -> None:
     [
         (lambda: ParameterConstraints(kinds=["tablewise"]), "did you mean 'table_wise'"),
         (lambda: ParameterConstraints(kinds=[]), "non-empty"),
-        (lambda: ParameterConstraints(kinds="row_wise"), "non-empty list"),
+        (lambda: ParameterConstraints(kinds="row_wise"), "kinds='row_wise'; it must be a list"),
         (lambda: ParameterConstraints(pooling_factor=0.0), "pooling_factor=0.0"),
         (lambda: ParameterConstraints(min_partition=6), "min_partition=6"),
         (lambda: EmbeddingShardingPlanner(Topology.local(1), 0), "batch_size=0"),

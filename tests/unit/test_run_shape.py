@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rayrec.checkpoint import CheckpointManager
 from rayrec.errors import ConfigError
+from rayrec.layout import ShardingPlan
 from rayrec.metrics import Metric
 from rayrec.optim import SGD, Adam, learning_rate_at, schedule
 from rayrec.spec.task import Task
@@ -293,12 +294,12 @@ def test_the_loss_of_tasks_is_their_weighted_sum(data: Path) -> None:
         (lambda: TrainSpec(**BASE, clip_norm=1.0, clip_value=1.0), "give one"),
         (lambda: TrainSpec(**BASE, clip_norm=0.0), "clip_norm"),
         (lambda: TrainSpec(**BASE, accumulate=0), "accumulate"),
-        (lambda: TrainSpec(**BASE, dense_dtype="float16"), "choose float32 or bfloat16"),
+        (lambda: TrainSpec(**BASE, dense_dtype="float16"), "one of 'float32', 'bfloat16'"),
         (
             lambda: TrainSpec(**BASE, accumulate=3, checkpoint=CheckpointConfig(every_n_steps=4)),
             "no multiple of accumulate",
         ),
-        (lambda: TrainSpec(**BASE, rank_callbacks=(Seen,)), "instances of subclasses"),
+        (lambda: TrainSpec(**BASE, rank_callbacks=(Seen,)), "each item an instance of Callback"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(make: Any, message: str) -> None:
@@ -306,7 +307,8 @@ def test_options_that_contradict_each_other_are_refused(make: Any, message: str)
         make()
 
 
-BASE: dict[str, Any] = {"model": None, "data": None, "plan": None, "global_batch_size": 8}
+PLAN = ShardingPlan(world_size=1, tables={})
+BASE: dict[str, Any] = {"model": None, "data": None, "plan": PLAN, "global_batch_size": 8}
 
 
 def test_tasks_are_those_of_the_data(data: Path) -> None:

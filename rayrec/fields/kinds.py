@@ -1,4 +1,4 @@
-"""The types of a dataclass's fields, and what a run file may write for each.
+"""The types of a dataclass's fields, and what a run file and a program may write for each.
 
 A field is read by its annotation alone, so a config that gains a field needs nothing here. A table
 of a run file becomes a dataclass: the annotated one, or a subclass of it. What is neither plain
@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -131,21 +131,46 @@ def _is_code(kind: Any) -> bool:
     return not variants(kind)
 
 
-def wanted(kind: Any) -> str:
-    """What a run file may write for a type, in words that complete "it must be ..."."""
-    words = dict.fromkeys(_wanted(one) for one in alternatives(kind) if not _is_code(one))
-    return " or ".join([*words, f'"{NONE}"'] if takes_none(kind) else words)
+def takes_word(kind: Any, base: Any) -> bool:
+    """Whether a class makes itself of one word, by what it is without that word."""
+    return isinstance(kind, type) and hasattr(kind, "of_word") and isinstance(base, kind)
 
 
-def _wanted(kind: Any) -> str:
+def wanted(kind: Any, in_python: bool = False) -> str:
+    """What may be written for a type, in words that complete "it must be ...".
+
+    Args:
+        in_python: in a program; else in a run file.
+    """
+    kinds = [one for one in alternatives(kind) if in_python or not _is_code(one)]
+    words = dict.fromkeys(_wanted(one, in_python) for one in kinds)
+    none = "None" if in_python else f'"{NONE}"'
+    return " or ".join([*words, none] if takes_none(kind) else words)
+
+
+def _wanted(kind: Any, in_python: bool) -> str:
     if kind in SCALARS:
-        return SCALARS[kind]
+        return "True or False" if in_python and kind is bool else SCALARS[kind]
     if get_origin(kind) is Literal or is_enum(kind):
         values = get_args(kind) or [member.value for member in kind]
         return f"one of {', '.join(map(repr, values))}"
-    items = item_types(kind)
+    items, pair = item_types(kind), mapping_types(kind)
     if items is not None and items[-1] is ...:
-        return "a list" if items[0] is Any else f"a list, each item {wanted(items[0])}"
+        return "a list" if items[0] is Any else f"a list, each item {wanted(items[0], in_python)}"
     if items is not None:
-        return f"a list of {len(items)}: {', '.join(map(wanted, items))}"
-    return "anything" if kind is Any else "a table"
+        return f"a list of {len(items)}: {', '.join(wanted(one, in_python) for one in items)}"
+    if kind is Any:
+        return "anything"
+    if not in_python:
+        return "a table"
+    if pair is not None:
+        return "a mapping" if pair[1] is Any else f"a mapping, each value {wanted(pair[1], True)}"
+    return "a function" if get_origin(kind) is Callable else _call(kind)
+
+
+def _call(kind: type) -> str:
+    """How an object of a class is made, as far as its fields without a default say it."""
+    if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
+        return f"an instance of {kind.__name__}"
+    lacking = [f for f in dataclasses.fields(kind) if default_of(f) is dataclasses.MISSING]
+    return f"{kind.__name__}({', '.join([f'{f.name}=...' for f in lacking] or ['...'])})"
