@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from jobs.options import add_scaling_options
 from jobs.settings import output_path, scaling_of
 from rayrec import arguments
-from rayrec.checks import absolute_path, separate_files
+from rayrec.checkpoint import checkpoint_path
+from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
 from rayrec.runs.report import scores_line, write_result
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     separate_files(outputs, {"--eval": args.eval, "--schema": args.schema, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     scoring = Scoring(
-        checkpoint=absolute_path("--checkpoint", args.checkpoint),
+        checkpoint=checkpoint_path("--checkpoint", args.checkpoint),
         data=args.eval,
         schema=args.schema,
         scaling=scaling_of(args),

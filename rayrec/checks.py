@@ -70,7 +70,7 @@ def absolute_path(what: str, path: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: the path is empty or holds a null character.
     """
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ConfigError(f"{what}={path!r}; it must be a path or a URI such as s3://bucket/run.")
     if is_uri(text):

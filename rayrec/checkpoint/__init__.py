@@ -6,6 +6,7 @@ from rayrec.checkpoint.fits import check_tables, check_whole
 from rayrec.checkpoint.inspect import CheckpointReport, inspect_checkpoint
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import Manifest
+from rayrec.checkpoint.named import checkpoint_path
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.rows import TableReader
 from rayrec.checkpoint.save import agree, save_checkpoint, watch_save, writes
@@ -29,6 +30,7 @@ __all__ = [
     "agree",
     "check_tables",
     "check_whole",
+    "checkpoint_path",
     "copy_touched",
     "copy_whole",
     "dense_tensors",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, Column, FileEntry
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.named import open_checkpoint
 from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
@@ -65,8 +66,8 @@ class Chain:
             CheckpointError: there is no checkpoint.
             DamagedCheckpointError: a link of it is missing, damaged or another than was saved.
         """
-        store = Store(path, filesystem)
-        return Chain.of(path, Manifest.from_bytes(store.read_all(MANIFEST), path), filesystem)
+        store, manifest = open_checkpoint(path, filesystem)
+        return Chain.of(store.path, manifest, filesystem)
 
     @staticmethod
     def of(path: str, manifest: Manifest, filesystem: fs.FileSystem | None = None) -> Chain:

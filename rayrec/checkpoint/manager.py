@@ -102,6 +102,20 @@ class CheckpointManager:
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
+    def best_step(self) -> int | None:
+        """The step of the best evaluation, of which the newest checkpoint tells.
+
+        None where no evaluations were compared. The checkpoint of that step may not be kept.
+        """
+        for step in reversed(self.steps()):
+            try:
+                text = Store(self.path(step), self._filesystem).read_all(MANIFEST)
+                best = Manifest.from_bytes(text, self.path(step)).extras.get("best")
+            except CheckpointError:
+                continue  # it is damaged; the one before it may tell
+            return best["step"] if best else None
+        return None
+
     def prune(self, num_to_keep: int, keep: Collection[int] = ()) -> tuple[int, ...]:
         """Delete old checkpoints, and what unfinished saves before the newest one left behind.
 

@@ -33,7 +33,8 @@ from rayrec.checkpoint.fits import (
     check_tables,
     no_table,
 )
-from rayrec.checkpoint.manifest import MANIFEST, Json, Manifest
+from rayrec.checkpoint.manifest import Json, Manifest
+from rayrec.checkpoint.named import open_checkpoint
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -84,13 +85,12 @@ class _Read:
 
 
 def read_manifest(path: str, *, filesystem: fs.FileSystem | None = None) -> Manifest:
-    """The manifest of the checkpoint at `path`.
+    """The manifest of the checkpoint at `path`, which may be RUN@latest or RUN@best, too.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    store = Store(path, filesystem)
-    return Manifest.from_bytes(store.read_all(MANIFEST), store.path)
+    return open_checkpoint(path, filesystem)[1]
 
 
 @torch.no_grad()
@@ -121,10 +121,9 @@ def restore_checkpoint(
             after rows have been written: the live tensors then hold a mixture and must be restored
             again, from another checkpoint, before they are used.
     """
-    store = Store(path, filesystem)
-    manifest = Manifest.from_bytes(store.read_all(MANIFEST), store.path)
+    store, manifest = open_checkpoint(path, filesystem)
     check_tables(manifest, tables or (), {}, store.path)
-    chain = Chain.of(path, manifest, filesystem)
+    chain = Chain.of(store.path, manifest, filesystem)
     reads = _plan_reads(chain, shards, optimizers or {}, store.path)
     rectangles = {read.entry.shard for read in reads}
     for link in chain.links:

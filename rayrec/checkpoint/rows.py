@@ -13,6 +13,7 @@ from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.fits import check_whole
 from rayrec.checkpoint.manifest import Manifest
+from rayrec.checkpoint.named import located
 from rayrec.shards.state import WEIGHT
 
 
@@ -29,6 +30,7 @@ class TableReader:
     def __init__(
         self, path: str, manifest: Manifest, *, filesystem: fs.FileSystem | None = None
     ) -> None:
+        path = located(path, filesystem)
         self._chain = Chain.of(path, manifest, filesystem)
         check_whole(path, manifest, filesystem=filesystem)
         self._files = self._chain.base.files_by_table()

@@ -91,8 +91,7 @@ def command(
     The tables are packed; their scores are compared with those of the trained model, and an
     artifact that is too far from it is refused.
     """
-    from rayrec.checkpoint import read_manifest
-    from rayrec.checks import absolute_path
+    from rayrec.checkpoint import checkpoint_path, read_manifest
     from rayrec.errors import ConfigError
     from rayrec.recipe import ModelRecipe
     from rayrec.runs.inputs import made_part, open_data
@@ -102,7 +101,7 @@ def command(
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"--table names {twice!r} twice; give it one type.")
-    path = absolute_path("CHECKPOINT", checkpoint)
+    path = checkpoint_path("CHECKPOINT", checkpoint)
     rows = None
     if data is not None:
         recipe = ModelRecipe.from_extras(read_manifest(path).extras, path)

@@ -1,13 +1,18 @@
-"""`rayrec inspect`: what data hold and which schema fits them, or what a checkpoint holds."""
+"""`rayrec inspect`: what data hold and which schema fits them; what a run or a checkpoint holds."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rayrec import arguments
 from rayrec.cli.base import PATH, Checked, Command
+
+if TYPE_CHECKING:
+    from rayrec.checkpoint import CheckpointReport
+    from rayrec.watch.described import RunReport
 
 SAMPLE = 100_000
 
@@ -17,10 +22,11 @@ SAMPLE = 100_000
     examples="""
 rayrec inspect logs/ --schema schema.json
 rayrec inspect logs/ --label clicked --where "day >= '2026-11-01'"
-rayrec inspect runs/clicks/step-00001000
+rayrec inspect runs/clicks
+rayrec inspect runs/clicks@best
 """,
 )
-@click.argument("path", type=PATH, metavar="DATA|CHECKPOINT")
+@click.argument("path", type=PATH, metavar="DATA|RUN|CHECKPOINT")
 @click.option(
     "--label",
     type=Checked(arguments.names, "columns"),
@@ -48,29 +54,27 @@ def command(
     schema: str | None,
     as_json: bool,
 ) -> None:
-    """Look into data or a checkpoint.
+    """Look into data, a run or a checkpoint.
 
     Of data it reads a sample, and tells of every column its type, its distinct values, the lengths
     of its lists, its nulls, and whether it holds ids or numbers. It proposes a schema that trains
     as it stands, and names what looks wrong. Of a checkpoint it lists the tables, their sizes and
-    the run's settings.
+    the run's settings; of a run how it went, and its checkpoints.
     """
     from rayrec.checks import separate_files
     from rayrec.errors import ConfigError
     from rayrec.runs.inputs import output_path
 
-    if _is_checkpoint(path):
-        from rayrec.checkpoint.inspect import inspect_checkpoint
-
+    found = _kept(path)
+    if found is not None:
         told = [
             f"--{name.removeprefix('as_')}"
             for name in ("label", "rows", "where", "schema")
             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         ]
         if told:
-            raise ConfigError(f"{told[0]} is about data, and {path} is a checkpoint; leave it out.")
-        checkpoint = inspect_checkpoint(path)
-        print(checkpoint.to_json() if as_json else checkpoint.to_text(), end="\n" * (not as_json))
+            raise ConfigError(f"{told[0]} is about data, and {path} is none; leave it out.")
+        print(found.to_json() if as_json else found.to_text(), end="\n" * (not as_json))
         return
     from rayrec.data.inspect import inspect_data
 
@@ -85,10 +89,11 @@ def command(
             print(f"schema: {out}")
 
 
-def _is_checkpoint(path: str) -> bool:
-    """Whether a folder has the manifest of a checkpoint."""
-    from rayrec.checkpoint.manifest import MANIFEST
-    from rayrec.storage import resolve
+def _kept(path: str) -> CheckpointReport | RunReport | None:
+    """What a checkpoint or a run holds; None where `path` is neither."""
+    from rayrec.checkpoint import checkpoint_path, inspect_checkpoint
+    from rayrec.checkpoint.store import Store
+    from rayrec.watch.described import describe_run
 
-    filesystem, root = resolve(path)
-    return bool(filesystem.get_file_info(f"{root}/{MANIFEST}").is_file)
+    folder = checkpoint_path("PATH", path)
+    return inspect_checkpoint(folder) if Store(folder).has_manifest() else describe_run(folder)

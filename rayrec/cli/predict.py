@@ -37,7 +37,7 @@ OF_RANKS = (
 rayrec predict served/clicks --data rows/ --out scores --columns user,item --workers 4
 rayrec predict served/clicks --data rows/ --out scores --where "day >= '2026-11-01'"
 rayrec predict runs/clicks/step-00000020 --data rows/ --out scores --local
-rayrec predict runs/clicks/step-00000020 --data data/clicks --out scores.parquet --keys user
+rayrec predict runs/clicks@best --data data/clicks --out scores.parquet --keys user
 """,
 )
 @scoring_options("ARTIFACT|CHECKPOINT")

@@ -75,14 +75,14 @@ def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> Scoring:
     Raises:
         ConfigError: options contradict each other.
     """
-    from rayrec.checks import absolute_path
+    from rayrec.checkpoint import checkpoint_path
     from rayrec.runs.inputs import made_part
     from rayrec.runs.scaling import scaling_from
     from rayrec.runs.scoring import Scoring
 
     scaling = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
     return Scoring(
-        checkpoint=absolute_path("CHECKPOINT", given["checkpoint"]),
+        checkpoint=checkpoint_path("CHECKPOINT", given["checkpoint"]),
         data=made_part(given["data"], "eval"),
         schema=given["schema"],
         where=given["where"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rayrec.checks import absolute_path, is_uri, lasting_path, seconds, whole_number
+from rayrec.checks import is_uri, lasting_path, seconds, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.train.callbacks import Callback
@@ -61,11 +61,12 @@ class RunConfig(RunOptions):
             path is taken from the working directory of the process that makes this config. All
             hosts of the ranks must see the folder, which is checked.
         failure: what to do when a rank fails.
-        resume_from: checkpoint directory to continue from, or "latest" of the run's own folder, or
-            "auto": the latest where there is one, else the run starts anew or from init_from. It
-            may come from another number of ranks and another plan. Where it is not the newest of
-            the run's folder, the later ones are set aside. "latest" takes the newest whole
-            checkpoint and says so when it had to pass over a damaged one.
+        resume_from: checkpoint directory to continue from, or the folder of a run with @latest or
+            @best behind it, as everywhere, or "latest" of the run's own folder, or "auto": the
+            latest where there is one, else the run starts anew or from init_from. It may come from
+            another number of ranks and another plan. Where it is not the newest of the run's
+            folder, the later ones are set aside. "latest" takes the newest whole checkpoint and
+            says so when it had to pass over a damaged one.
         timeout_s: bound on every collective; a rank that hangs in one is noticed after this time.
         heartbeat_timeout_s: a rank whose process says nothing for so long counts as lost.
         setup_timeout_s: bound on the start of the ranks.
@@ -104,12 +105,16 @@ class RunConfig(RunOptions):
                 whole_number(f"RunConfig has {what}", value)
         for what in ("timeout_s", "heartbeat_timeout_s", "setup_timeout_s", "stop_timeout_s"):
             seconds(f"RunConfig has {what}", getattr(self, what))
-        for what in ("storage_path", "resume_from", "init_from"):
+        if self.storage_path is not None:
+            path = lasting_path("RunConfig has storage_path", self.storage_path)
+            object.__setattr__(self, "storage_path", path)
+        for what in ("resume_from", "init_from"):
             path = getattr(self, what)
             word = what == "resume_from" and path in (LATEST, AUTO)
             if path is not None and not word:
-                make = lasting_path if what == "storage_path" else absolute_path
-                object.__setattr__(self, what, make(f"RunConfig has {what}", path))
+                from rayrec.checkpoint import checkpoint_path  # late: it needs torch
+
+                object.__setattr__(self, what, checkpoint_path(f"RunConfig has {what}", path))
         self._check_start()
         if self.checkpoint.num_to_keep and not self.storage_path:
             raise ConfigError(

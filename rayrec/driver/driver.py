@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from rayrec.checks import absolute_path
+from rayrec.checkpoint import checkpoint_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import RunConfig
@@ -199,7 +199,7 @@ class Driver:
         check_values(scored, self._run.tasks)
         files = {"data": local_files(scored)}
         if checkpoint is not None:
-            checkpoint = absolute_path("checkpoint", checkpoint)
+            checkpoint = checkpoint_path("checkpoint", checkpoint)
             check_scored(checkpoint, self._planning.tables())
             files["checkpoint"] = manifest_file(checkpoint)
         task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)

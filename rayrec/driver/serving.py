@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayrec.checkpoint import read_manifest
-from rayrec.checks import absolute_path
+from rayrec.checkpoint import checkpoint_path, read_manifest
 from rayrec.data import FileDataset, RowDataset
 from rayrec.data.scored import ScoredFolder, scored_folder
 from rayrec.driver.config import RunConfig
@@ -62,7 +61,7 @@ def checked_prediction(
     data = data.without_labels()
     folder = scored_folder(out, data, columns, outputs_of(run.tasks))
     check_values(data)
-    path = absolute_path("checkpoint", checkpoint)
+    path = checkpoint_path("checkpoint", checkpoint)
     files = {"data": local_files(data), "checkpoint": manifest_file(path)}
     return Prediction(checkpoint=path, data=data, folder=folder, files=files)
 
@@ -93,7 +92,7 @@ def export_checkpoint(
             f"checkpoint is {checkpoint!r}; give the directory of one, such as Result.checkpoint "
             "of a run with a storage_path."
         )
-    path = absolute_path("checkpoint", checkpoint)
+    path = checkpoint_path("checkpoint", checkpoint)
     # The recipe in a checkpoint lets a predictor build the model without code of the user's.
     has_recipe = isinstance(model, ModelRecipe) and "recipe" in read_manifest(path).extras
     schemas = [data.schema for data in known if isinstance(data, RowDataset)]

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from rayrec.checkpoint import TableReader
+from rayrec.checkpoint import TableReader, checkpoint_path
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset
 from rayrec.errors import ArtifactError, SaveError
@@ -100,7 +100,7 @@ def export(
         check_compiler()
     if schema is None and model is not None and data is not None:
         schema = data.schema
-    source = open_trained(os.fspath(checkpoint), model, schema, tasks)
+    source = open_trained(checkpoint_path("the checkpoint", checkpoint), model, schema, tasks)
     kinds = types_of([table.name for table in source.tables()], types)
     sample = _sample(source, data, sample_rows)
     if source.schema is None:

@@ -141,7 +141,7 @@ def _texts(path: str) -> Iterator[tuple[str, bytes]]:
         kind = filesystem.get_file_info(root).type
         if kind == fs.FileType.NotFound:
             raise ConfigError(f"there is no run at {path}; {wanted}.")
-        files = [root] if kind == fs.FileType.File else _files(filesystem, root)
+        files = [root] if kind == fs.FileType.File else files_of(filesystem, root)
         if not files:
             raise ConfigError(f"{path} holds no events; {wanted}.")
         for file in files:
@@ -156,7 +156,7 @@ def _texts(path: str) -> Iterator[tuple[str, bytes]]:
         ) from None
 
 
-def _files(filesystem: fs.FileSystem, folder: str) -> list[str]:
+def files_of(filesystem: fs.FileSystem, folder: str) -> list[str]:
     """The files of events of a run's folder, in the order in which they were written."""
     names = [info.base_name for info in filesystem.get_file_info(fs.FileSelector(folder))]
     # Numbers have six digits or more, so a longer name is a later part.

@@ -107,7 +107,7 @@ def _picture(run: RunEvents, name: str, settings: dict[str, str]) -> RunPicture:
     outcome = _outcome(run)
     return RunPicture(
         name=name,
-        facts=_facts(run, outcome),
+        facts=facts_of(run),
         settings=settings,
         failed=outcome == "failed",
         plan=_plan(run),
@@ -133,10 +133,11 @@ def _outcome(run: RunEvents) -> str:
     return str(last.values["outcome"]) if last.kind == "end" else "runs, or was killed"
 
 
-def _facts(run: RunEvents, outcome: str) -> dict[str, str]:
+def facts_of(run: RunEvents) -> dict[str, str]:
+    """How a run went, by names for people."""
     start, windows = run.start, run.of("window")
     facts = {
-        "outcome": outcome,
+        "outcome": _outcome(run),
         "steps": f"{max(e.step for e in run.kept):,} of {start.values['steps']:,}",
         "ranks": str(start.values["world_size"]),
         "lives": str(start.life + 1),

@@ -11,7 +11,15 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from rayrec.checkpoint import CheckpointManager, restore_checkpoint
+from rayrec.checkpoint import (
+    CheckpointManager,
+    TableReader,
+    checkpoint_path,
+    load_table,
+    read_manifest,
+    restore_checkpoint,
+)
+from rayrec.driver import RunConfig
 from rayrec.errors import CheckpointError, ConfigError
 from tests.unit.checkpoint_worlds import make_truth, one_rank_plan, save_world
 
@@ -39,6 +47,52 @@ def test_latest_is_the_newest_complete_step(tmp_path):
     assert manager.steps() == (3, 20, 100_000_001) and manager.latest() == manager.path(100_000_001)
     os.remove(f"{manager.latest()}/manifest.json")
     assert manager.latest() == manager.path(20)
+
+
+def with_best(manager: CheckpointManager, step: int, best: int | None) -> None:
+    """Let the checkpoint of a step tell of the best evaluation until then."""
+    extras = {} if best is None else {"best": {"step": best, "value": 0.7}}
+    save_world(manager.path(step), [TRUTH], one_rank_plan([TRUTH]), step=step, extras=extras)
+
+
+def test_a_checkpoint_may_be_named_by_its_run(tmp_path, monkeypatch):
+    manager = CheckpointManager(str(tmp_path / "a"))
+    with_best(manager, 2, 2)
+    with_best(manager, 4, 2)
+    monkeypatch.chdir(tmp_path)
+    for name, step in (("a@latest", 4), ("a@best", 2)):
+        assert checkpoint_path("it", name) == manager.path(step)
+        assert read_manifest(name).step == step
+        assert restore_checkpoint(name, []).step == step
+        assert load_table(name, "t").equals(load_table(manager.path(step), "t"))
+        assert TableReader(name, read_manifest(name)).read("t", range(2)).shape == (2, 4)
+        for option in ("resume_from", "init_from"):
+            run = RunConfig(global_batch_size=8, steps=1, **{option: name})
+            assert getattr(run, option) == manager.path(step)
+    with_best(manager, 6, 6)
+    os.remove(f"{manager.path(6)}/manifest.json")  # the newest was cut short
+    assert checkpoint_path("it", "a@latest") == manager.path(4)
+
+
+def test_the_folder_of_a_run_tells_which_checkpoints_it_has(tmp_path):
+    run = tmp_path / "a"
+    manager = CheckpointManager(str(run))
+    with pytest.raises(CheckpointError, match="a holds no complete checkpoint"):
+        checkpoint_path("it", f"{run}@best")
+    with_best(manager, 3, None)
+    for read in (read_manifest, lambda path: restore_checkpoint(path, [])):
+        words = "is the folder of a run and no checkpoint. Its newest is .*/a/step-00000003. Name"
+        with pytest.raises(CheckpointError, match=words):
+            read(str(run))
+    with pytest.raises(CheckpointError, match="was not evaluated with a score"):
+        checkpoint_path("it", f"{run}@best")
+    with_best(manager, 5, 4)
+    with pytest.raises(CheckpointError, match=r"step-00000004, which was not kept.*or .*/a@latest"):
+        read_manifest(str(run))
+    with pytest.raises(CheckpointError, match=r"at step 4, of which it holds no.*keep_best=True"):
+        checkpoint_path("it", f"{run}@best")
+    with pytest.raises(CheckpointError, match="the path is wrong, or the save was cut short"):
+        read_manifest(str(tmp_path))
 
 
 def test_prune_keeps_the_newest_and_what_is_not_its_own(tmp_path):

@@ -38,11 +38,27 @@ def test_the_proposed_schema_trains(
         steps = 5
         global_batch_size = 256
         storage_path = "{tmp_path}/runs"
+        evaluation = {{every_n_steps = 5, score = "auc"}}
         """
     )
     assert main(["train", str(run)]) == 0
-    checkpoint = tmp_path / "runs" / "run" / "step-00000005"
+    folder = tmp_path / "runs" / "run"
+    checkpoint = folder / "step-00000005"
     capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "outcome          done" in told and "steps            5 of 5" in told
+    assert f"{checkpoint}, the newest, the best" in told and "global_batch_size = 256" in told
+    assert main(["inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"] == [5]
+    assert main(["evaluate", f"{folder}@best", "--data", str(data / "eval"), "--local"]) == 0
+    assert f"{checkpoint} at step 5: auc" in capsys.readouterr().out
+    rows = ["--data", str(data / "eval")]
+    commands = {"evaluate": rows, "predict": [*rows, "--out", "p"], "export": [f"{tmp_path}/x"]}
+    for command, options in commands.items():
+        assert main([command, str(folder), *options]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"Its newest is {checkpoint}" in line and f"{folder}@best" in line
     assert main(["inspect", str(checkpoint), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 5 and len(found["tables"]) == 5
