@@ -6,6 +6,7 @@ the words that argparse has for the jobs. Imports click and the standard library
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,7 +16,9 @@ from click.shell_completion import CompletionItem
 
 from rayrec import arguments
 from rayrec.command import DEBUG
+from rayrec.errors import RayrecError
 
+OPTION = r" \((--[\w-]+)(?: \w+)?\)"  # what messages say beside a field, as in "spares (--spares)"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,6 +108,20 @@ class Command(click.Command):
         if rest and not ctx.resilient_parsing:
             raise click.UsageError(f"unrecognized arguments: {' '.join(rest)}", ctx)
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; what an error says in brackets of options that only the jobs have is left out.
+
+        Raises:
+            RayrecError: as the command does.
+        """
+        try:
+            return super().invoke(ctx)
+        except RayrecError as error:
+            own = {name for param in self.get_params(ctx) for name in param.opts}
+            said = re.sub(OPTION, lambda found: found[0] if found[1] in own else "", str(error))
+            error.args = (said, *error.args[1:])
+            raise
 
     def _check_values(self, ctx: click.Context, args: Sequence[str]) -> None:
         """See that no option has taken the name of the next one for its value."""

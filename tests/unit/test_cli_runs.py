@@ -185,6 +185,27 @@ def test_a_mistake_is_found_before_training(
     assert "step 1" not in said.out and not list(tmp_path.iterdir())
 
 
+def test_an_error_names_no_option_that_the_command_lacks(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep = ["--set", f"run.storage_path={tmp_path}"]
+    line = ["train", "--data", str(clicks), *SMALL, *keep]
+    assert main([*line, "--set", "run.steps=1"]) == 0
+    capsys.readouterr()
+    latest = ["run.steps=2", "run.resume_from=latest"]
+    for changes, says in (
+        (["run.steps=2"], "resume_from='latest', or give"),
+        ([*latest, "run.name=b"], "Leave out resume_from to start"),
+        ([*latest, "run.seed=1"], "say new_data to keep"),
+        (["run.failure.sync_every_n_steps=1"], "Give max_failures, or leave sync_every_n_steps"),
+    ):
+        assert main([*line, *(word for change in changes for word in ("--set", change))]) == 2
+        error = capsys.readouterr().err
+        assert says in error and "--" not in error.replace("--set", ""), error
+    assert main(["evaluate", "x", "--data", "y", "--local", "--cpus-per-rank", "1.5"]) == 2
+    assert "cpus_per_worker=1.5 (--cpus-per-rank); Ray" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_ends_with_its_code(
