@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from jobs.options import add_scaling_options
 from jobs.settings import output_path, scaling_of
 from rayrec import arguments
-from rayrec.checkpoint import checkpoint_path
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
@@ -34,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser(prog="python -m jobs.evaluate", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=arguments.path, required=True, help="checkpoint directory or URI")
+    text = "checkpoint directory or URI, or the folder of a run with @best or @latest behind it"
+    add("--checkpoint", type=arguments.path, required=True, help=text)
     text = "folder or file of Parquet or Arrow files"
     add("--eval", type=arguments.path, required=True, help=text)
     text = "JSON file that says which columns are what; by default the checkpoint's"
@@ -59,11 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = {"--result": args.result, "--predictions": args.predictions}
     separate_files(outputs, {"--eval": args.eval, "--schema": args.schema, "--plan": args.plan})
     args.result = output_path("--result", args.result)
+    scaling = scaling_of(args)
+    from rayrec.checkpoint import checkpoint_path  # late: it needs torch
+
     scoring = Scoring(
         checkpoint=checkpoint_path("--checkpoint", args.checkpoint),
         data=args.eval,
         schema=args.schema,
-        scaling=scaling_of(args),
+        scaling=scaling,
         plan=args.plan,
         global_batch_size=args.global_batch_size,
         timeout_s=args.timeout,

@@ -68,13 +68,19 @@ def absolute_path(what: str, path: str | os.PathLike[str]) -> str:
     directories, so they must never see one.
 
     Raises:
-        ConfigError: the path is empty or holds a null character.
+        ConfigError: the path is empty, holds a null character, or is a URI with one slash.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ConfigError(f"{what}={path!r}; it must be a path or a URI such as s3://bucket/run.")
     if is_uri(text):
         return text if text.endswith("://") else text.rstrip("/")
+    scheme, _, rest = text.partition(":/")
+    if len(scheme) > 1 and scheme.isalnum() and rest:
+        raise ConfigError(
+            f"{what}={path!r} would be a folder called {scheme + ':'!r}. Write {scheme}://{rest} "
+            f"for a URI, or ./{text} for that folder."
+        )
     return os.path.abspath(os.path.expanduser(text))
 
 

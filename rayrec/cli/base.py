@@ -1,7 +1,7 @@
 """What all subcommands are made of: a command with examples, checked values, options of ranks.
 
-A mistake on the command line is a `click.UsageError`, which `rayrec.cli.main` prints as one line in
-the words that argparse has for the jobs. Imports click and the standard library only.
+A mistake on the command line is a `click.UsageError`, which `rayrec.cli.group` prints as one line
+in the words that argparse has for the jobs. Imports click and the standard library only.
 """
 
 from __future__ import annotations

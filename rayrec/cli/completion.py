@@ -23,7 +23,7 @@ def command(shell: str) -> None:
 
     The shell runs it at its start, and asks `rayrec` from then on.
     """
-    from rayrec.cli.main import COMPLETE, group
+    from rayrec.cli.group import COMPLETE, group
 
     kind = get_completion_class(shell)
     assert kind is not None

@@ -39,7 +39,7 @@ rayrec train --data data/clicks
     show_default=True,
     help="other seeds make other rows of the same kind",
 )
-@click.option("--overwrite", is_flag=True, help="replace data that are in DIR already")
+@click.option("--overwrite", is_flag=True, help="replace data in DIR, and leave other files")
 def command(out: str, rows: int, eval_rows: int, dim: int, seed: int, overwrite: bool) -> None:
     """Write click data whose best possible scores are known.
 

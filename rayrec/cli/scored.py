@@ -75,18 +75,20 @@ def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> Scoring:
     Raises:
         ConfigError: options contradict each other.
     """
-    from rayrec.checkpoint import checkpoint_path
     from rayrec.runs.inputs import made_part
     from rayrec.runs.scaling import scaling_from
     from rayrec.runs.scoring import Scoring
 
-    scaling = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
+    names = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
+    scaling = scaling_from(**{name: given[name] for name in names})
+    from rayrec.checkpoint import checkpoint_path  # late: it needs torch
+
     return Scoring(
         checkpoint=checkpoint_path("CHECKPOINT", given["checkpoint"]),
         data=made_part(given["data"], "eval"),
         schema=given["schema"],
         where=given["where"],
-        scaling=scaling_from(**{name: given[name] for name in scaling}),
+        scaling=scaling,
         plan=given["plan"],
         global_batch_size=given["global_batch_size"],
         timeout_s=given["timeout"],

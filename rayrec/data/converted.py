@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.checks import absolute_path, is_uri
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
@@ -34,13 +35,24 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
     """Give a folder to write to; what is in it at the end of the block is moved to `out`.
 
     Args:
-        out: the folder of the result; made if need be. Other files in it stay as they are.
-        overwrite: replace train/, eval/ and the schema of an earlier conversion.
+        out: the local folder of the result; made if need be. Other files in it stay as they are.
+        overwrite: replace train/, eval/ and the schema of an earlier conversion, and write beside
+            other files.
     Raises:
-        ConfigError: `out` holds data and `overwrite` is not set, or it cannot be written to.
+        ConfigError: `out` holds something and `overwrite` is not set, or it cannot be written to.
     """
-    target = Path(out)
+    target = Path(absolute_path("the folder of the data", out))
+    if is_uri(os.fspath(out)):
+        raise ConfigError(
+            f"{out} is no local folder, in which data are made; name one, and copy it afterwards."
+        )
     there = [name for name in PARTS if _holds_data(target / name)]
+    others = sorted(target.glob("[!.]*")) if os.path.isdir(target) else []
+    if others and not there and not overwrite:
+        raise ConfigError(
+            f"{target} holds {others[0].name!r}, which is no part of a data set. Name a new "
+            "folder, or say overwrite=True (--overwrite) to write beside it."
+        )
     if there and not overwrite:
         raise ConfigError(
             f"{target} already holds {' and '.join(there)}, which would be read together with the "

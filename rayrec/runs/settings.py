@@ -46,7 +46,8 @@ def read_settings(file: str | None, changes: Sequence[str]) -> Settings:
     """Read a TOML file, and put the changes into it.
 
     Raises:
-        ConfigError: the file cannot be read or is no TOML, with the line; a change has no key.
+        ConfigError: the file cannot be read or is no TOML, with the line; a change has no key, or
+            a quote without its second.
     """
     settings = Settings({} if file is None else _read_toml(file), file, {})
     for change in changes:
@@ -54,7 +55,7 @@ def read_settings(file: str | None, changes: Sequence[str]) -> Settings:
         path = _key(key, change) if sign else ()
         if len(path) < 2:
             raise ConfigError(f"--set {change} must be SECTION.KEY=VALUE, such as run.steps=500.")
-        _put(settings, path, _value(text.strip()), f"--set {change}")
+        _put(settings, path, _value(text.strip(), change), f"--set {change}")
     return settings
 
 
@@ -88,10 +89,16 @@ def _key(text: str, change: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _value(text: str) -> Any:
+def _value(text: str, change: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
+        # A condition such as day == '2026-11-01' ends with a quote that another one opens.
+        for quote in set(text[:1] + text[-1:]) & {"'", '"'}:
+            if text.count(quote) % 2:
+                raise ConfigError(
+                    f"--set {change} has {quote} without a second one; close it, or leave it out."
+                ) from None
         return text
     # No field takes a date, and a line break in the text could begin another key.
     if list(parsed) != ["value"] or isinstance(parsed["value"], datetime.date | datetime.time):

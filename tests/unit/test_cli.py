@@ -354,3 +354,19 @@ def test_made_data_are_what_the_job_makes(tmp_path, capsys):
     assert (out / "truth.json").read_text() == made.truth.read_text()
     assert main(arguments) == 2 and "already holds" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
+
+
+def test_data_are_made_in_a_folder_of_their_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    for folder, says in (
+        ("mine", "holds 'notes.txt', which is no part of a data set"),
+        ("s3://", "s3:// is no local folder"),
+        ("s3://bucket/clicks", "is no local folder"),
+        ("s3:/bucket", "a folder called 's3:'. Write s3://bucket for a URI"),
+    ):
+        assert main(["make-data", folder, "--rows", "9", "--eval-rows", "2"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]

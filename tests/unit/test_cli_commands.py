@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rayrec.cli.base import Command
-from rayrec.cli.main import COMMANDS, COMPLETE, main
+from rayrec.cli.group import COMMANDS, COMPLETE
+from rayrec.cli.main import main
 from rayrec.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_storage_that_refuses_fails_the_run(
     assert "no room: 'part-00000.parquet'" in error and error.count("\n") == 1
     assert run_command(main, ["--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    slow = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / "click.py").write_text(slow)  # the first import of the command that is not quick
+    done = subprocess.run(
+        [sys.executable, "-m", "rayrec.cli.main", "--help"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_another_os_error_is_a_defect_and_keeps_its_traceback() -> None:

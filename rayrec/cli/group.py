@@ -1,0 +1,146 @@
+"""The `rayrec` command: one group, one subcommand per module of this package.
+
+A subcommand is loaded when it is used, so that `rayrec --help` imports no more than click. To add
+one, write a module with a `command` in it, and one line in COMMANDS. A user's mistake ends in one
+line and code 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
+
+from rayrec.cli.base import CONTEXT, words
+from rayrec.command import DEBUG, run_command
+from rayrec.version import VERSION
+
+COMPLETE = "_RAYREC_COMPLETE"  # the variable by which a shell asks for completions
+COMMANDS = {  # -> what it does; the module of the same name has it as `command`
+    "train": "train a click model, as a run file says",
+    "evaluate": "score a checkpoint",
+    "predict": "write the score of every row, by an artifact or a checkpoint",
+    "export": "make a served artifact of a checkpoint",
+    "serve": "answer requests for an artifact's scores",
+    "inspect": "look into data or a checkpoint",
+    "report": "show runs on one HTML page",
+    "plan": "plan where every table lies, without a cluster",
+    "calibrate": "measure the ranks of a cluster, for plans",
+    "smoke": "see whether a cluster is fit to train",
+    "chaos": "run a job under faults, and compare its tables",
+    "make-data": "write click data whose best possible scores are known",
+    "dashboards": "write boards and alerts for the metrics of runs",
+    "completion": "print the completion script of a shell",
+}
+
+
+class Group(click.Group):
+    """All subcommands, each loaded when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand of a name; None where there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"rayrec.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands, without loading one."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of subcommands, without loading one."""
+        return [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what stands before the subcommand's own arguments.
+
+        Raises:
+            click.UsageError: there is no subcommand, or an unknown one.
+        """
+        # Behind "--" stands the command of another program, with options of its own.
+        end = args.index("--") if "--" in args else len(args)
+        ahead = [word for word in args[:end] if word == DEBUG]
+        rest = [*(word for word in args[:end] if word != DEBUG), *args[end:]]
+        if not rest and not ctx.resilient_parsing:
+            raise click.UsageError("the following arguments are required: COMMAND", ctx)
+        try:
+            # `--debug` may stand anywhere; the subcommand gets it.
+            return super().parse_args(ctx, [*rest[:1], *ahead, *rest[1:]])
+        except click.NoSuchOption as error:
+            raise click.UsageError(f"{words(error)}; COMMAND is required first", ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand of the first word, and what follows it.
+
+        Raises:
+            click.UsageError: there is none of that name.
+        """
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            ask = f" (did you mean {near[0]}?)" if near else ""
+            says = f"argument COMMAND: invalid choice: {args[0]!r}{ask}"
+            raise click.UsageError(f"{says} (choose from {', '.join(COMMANDS)})", ctx)
+        return super().resolve_command(ctx, args)
+
+
+group = Group(
+    "rayrec",
+    help="Sharded embeddings for recommendation models.",
+    context_settings=CONTEXT,
+    subcommand_metavar="COMMAND ...",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="say the version, and end",
+            callback=lambda ctx, _, asked: _say_version(ctx) if asked else None,
+        )
+    ],
+)
+
+
+def _say_version(ctx: click.Context) -> None:
+    print(f"rayrec {VERSION}")
+    ctx.exit(0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code, see `rayrec.command`."""
+    return run_command(_run, argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    asked = os.environ.get(COMPLETE)
+    if asked:
+        return shell_complete(group, {}, "rayrec", COMPLETE, asked)
+    # `click.Group.main` would catch signals and closed output, which `run_command` does.
+    try:
+        with group.make_context("rayrec", list(sys.argv[1:] if argv is None else argv)) as ctx:
+            group.invoke(ctx)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "rayrec"
+        print(f"error: {' '.join(words(error).split())} (see {path} --help)", file=sys.stderr)
+        return 2
+    return 0
