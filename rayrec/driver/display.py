@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rayrec.driver.labels import LabelWatch, undefined
 from rayrec.driver.starvation import SHARE, StarvationWatch
 from rayrec.train.told import (
     Evaluation,
@@ -41,7 +42,7 @@ class Display:
         self.evaluations: list[Evaluation] = []
         self._bar: Any = None
         self._task: Any = None
-        self._starvation = StarvationWatch()
+        self._starvation, self._labels = StarvationWatch(), LabelWatch()
 
     def line(self, text: str) -> None:
         """Say a line, above the bar if there is one."""
@@ -64,6 +65,7 @@ class Display:
         elif isinstance(event, str | Resized | Noticed):
             self.line(str(event))
         elif isinstance(event, Evaluation):
+            self.scored(event.scores)
             self.evaluations.append(event)
             # the job tells of the last one, beside what it was trained on
             if not event.final:
@@ -72,6 +74,13 @@ class Display:
         elif isinstance(event, ProgressReport):
             self.reports.append(event)
             self._report(event)
+
+    def scored(self, scores: object) -> None:
+        """Say once, of the first evaluation, what makes its scores undefined."""
+        if isinstance(scores, Mapping) and not self.evaluations:
+            line = undefined(scores)
+            if line is not None:
+                self.line(line)
 
     def go_back(self, step: int) -> None:
         """Forget what was told of later steps, which will be told again."""
@@ -94,9 +103,10 @@ class Display:
             self._draw(report)
         else:
             self.line(f"step {report.step}/{self.total_steps}  {summary(report)}")
-        hint = self._starvation.see(report)
-        if hint is not None:
-            self.line(hint)
+        is_last = report.step == self.total_steps
+        for hint in (self._starvation.see(report), self._labels.see(report, is_last)):
+            if hint is not None:
+                self.line(hint)
 
     def _draw(self, report: ProgressReport) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

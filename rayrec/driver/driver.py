@@ -290,8 +290,10 @@ class Driver:
             spec = train_spec(self._run, self._model, plan, eval_data=data)
             return Prepared(task(spec=spec), plan)
 
-        ran = self._ranks.do(Display(self._run.progress), prepare, RunLog(None), None, files)
+        display = Display(self._run.progress)
+        ran = self._ranks.do(display, prepare, RunLog(None), None, files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)
+        display.scored(ran.results[0])
         return ran.results[0]

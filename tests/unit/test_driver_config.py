@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from rayrec.driver.answers import death_line
 from rayrec.driver.config import FailureConfig, RunConfig
@@ -16,10 +18,12 @@ from rayrec.driver.rank_start import neighbours
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.optim import Adam
+from rayrec.spec.task import Task
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.optimizer_config import OptimizerConfig
+from rayrec.train.scoring import ONE_BINARY, Scoring
 from rayrec.train.seat import RankAddress, places_on_machines
-from rayrec.train.told import ProgressReport
+from rayrec.train.told import Evaluation, ProgressReport
 
 
 @pytest.mark.parametrize(
@@ -303,6 +307,40 @@ def test_plain_lines_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[s
     display.close()
     Display("off").line("nothing")
     assert capsys.readouterr().out == "step 5/10  1,234 rows/s  loss 0.25000  auc 0.7500\na line\n"
+
+
+def scores(labels: list[int], tasks: tuple[Task, ...] = (), **model: bool) -> dict[str, float]:
+    """The scores of these labels, for every task, as ranks tell them."""
+    told = Scoring(tasks, torch.device("cpu"), SimpleNamespace(**model) if model else None)  # type: ignore[arg-type]
+    logits = torch.zeros(len(labels))
+    told.add({task.name: (logits, torch.tensor(labels)) for task in tasks or ONE_BINARY})
+    return told.scores(told.state())
+
+
+def test_labels_that_are_all_the_same_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(*windows: dict[str, float], evaluation: dict[str, float] | None = None) -> list[str]:
+        display = Display("plain", total_steps=len(windows))
+        for step, window in enumerate(windows, 1):
+            event = ProgressReport(step=step, rows=1, rows_per_s=1.0, loss=0.1, scores=window)
+            display.event(event)
+        for _ in range(2 * (evaluation is not None)):
+            display.event(Evaluation(step=1, scores=evaluation or {}, rows=2, seconds=0.1))
+        return [line for line in capsys.readouterr().out.splitlines() if "labels:" in line]
+
+    mixed, none, all_ = scores([0, 1]), scores([0, 0]), scores([1, 1])
+    assert not lines(mixed, mixed, evaluation=mixed) and not lines(none, all_)
+    assert not lines(none, none, mixed, none)
+    (line,) = lines(none, none, none)
+    assert line.startswith("labels: the label is 0 in all rows so far")
+    many = {**none, "rows": 60_000}
+    (line,) = lines(many, many, many)  # before the end, and once
+    assert line.startswith("labels: the label is 0 in all rows so far")
+    (line,) = lines(mixed, evaluation=all_)
+    assert line.startswith("labels: the label is 1 in all rows of the evaluation: no auc and ne.")
+    tasks = (Task(name="buy"), Task(name="stay", kind="regression"))
+    (line,) = lines(scores([0, 0], tasks))
+    assert "the label of 'buy' is 0 in all" in line and "stay" not in line
+    assert not lines(scores([1, 1], gives_probabilities=False))  # in-batch softmax: all are clicks
 
 
 def test_paths_are_made_absolute_where_they_are_said(tmp_path, monkeypatch):
