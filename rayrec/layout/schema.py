@@ -228,9 +228,13 @@ class FeatureSchema:
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read the schema {path}: {error}. Give the path of a schema.json."
-            ) from error
+            where = " Give the path of a schema.json."
+            if not Path(path).is_absolute():
+                where = (
+                    f" The working directory is {Path.cwd()}, and that of ranks is another than "
+                    "their driver's: give an absolute path, or read the schema in the driver."
+                )
+            raise ConfigError(f"cannot read the schema {path}: {error}.{where}") from error
         return cls.from_json(text, source=str(path))
 
 

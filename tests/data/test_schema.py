@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -168,6 +169,8 @@ def test_contradictions_raise_and_name_their_place(case):
 def test_unreadable_files_are_config_errors(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the schema"):
         FeatureSchema.load(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match=rf"working directory is {Path.cwd()}, and that of ranks"):
+        FeatureSchema.load("none.json")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(ConfigError, match=r"bad\.json is not valid JSON"):
         FeatureSchema.load(tmp_path / "bad.json")

@@ -36,7 +36,7 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.unit.documents import ROOT
+from tests.unit.documents import BLOCKS, ROOT
 
 DOCS = ROOT / "docs"
 SHARDING = (DOCS / "sharding.md").read_text()
@@ -222,3 +222,10 @@ def test_bytes_of_two_hops_are_those_of_the_page(layout, hosts_per_column):
     # in hosts of two ranks half stays on its rank, forward and back
     assert hops["hosts"] == [inside * W // 2] * 2
     assert hops["peers"] == [between * W // 2] * 2  # so does half between two hosts
+
+
+def test_the_model_of_the_walkthrough_is_imported_in_any_working_directory(tmp_path, monkeypatch):
+    """As ranks of a cluster import it, which have no file of the driver's folder at hand."""
+    (code,) = (b.code for b in BLOCKS if (b.page.stem, b.what) == ("walkthrough", "file model.py"))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "model.py", "exec"), {"__name__": "model"})
