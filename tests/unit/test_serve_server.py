@@ -159,11 +159,13 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         ("/predict", {"rows": [], "timeout_ms": -1}, "application/json", "POST", 400, "above 0"),
         ("/predict", {"rows": [], "timeout_ms": "x"}, "application/json", "POST", 400, "a number"),
         ("/predict", b" " * 70_000, "application/json", "POST", 413, "65536"),
-        ("/predict", None, text, "GET", 405, "405"),
-        ("/nothing", None, text, "GET", 404, "404"),
+        ("/predict", None, text, "GET", 405, "GET /predict is not answered; there are POST /pre"),
+        ("/nothing", None, text, "GET", 404, "GET /nothing is not answered; there are POST /pred"),
     ]:
         got, said, _ = server.http(path, body, kind, method)
         assert (got, set(said)) == (status, {"error", "message"}), said
+        of_http = {404: ["NotFound"], 405: ["MethodNotAllowed"]}
+        assert said["error"] in of_http.get(status, ["InputError", "ConfigError"])
         assert says in said["message"] and "\n" not in said["message"], said
 
 

@@ -24,6 +24,7 @@ from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import ARROW_TYPE, Answer, answer_bytes
 
+_PATHS = "there are POST /predict, and GET /health, /ready and /metrics."
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -132,5 +133,10 @@ async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPException as error:
         if error.status < 400:
             raise
+        if error.status in (404, 405):  # no mistake in rows
+            said = f"{request.method} {request.path} is not answered; {_PATHS}"
+            answer = _error(error.status, type(error).__name__.removeprefix("HTTP"), said)
+            answer.headers.update({n: v for n, v in error.headers.items() if n == "Allow"})
+            return answer
         text = error.text or error.reason
         return _error(error.status, InputError.__name__, " ".join(text.split()))
