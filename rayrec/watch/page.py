@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean, median
@@ -17,7 +18,7 @@ from rayrec.checks import absolute_path
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.rates import PARTS
-from rayrec.layout.units import format_count
+from rayrec.layout.units import fit, format_count
 from rayrec.observe.times import STEP_PARTS
 from rayrec.report.charts import Mark, MarkKind
 from rayrec.report.run_page import PartSeconds, RunPicture, render_run_page
@@ -25,6 +26,8 @@ from rayrec.storage import probe_output, write_whole
 from rayrec.watch.curves import charts_of, step_areas
 from rayrec.watch.events import RunEvent, RunEvents, read_events
 from rayrec.watch.numbers import only_scores
+
+LONGEST = 60  # characters of a setting
 
 
 def write_run_page(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> str:
@@ -97,8 +100,11 @@ def _flat(values: Mapping[str, Any], within: str) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{within}{name}.")
-        else:
-            yield f"{within}{name}", value if isinstance(value, str) else json.dumps(value)
+        elif value is not None:
+            text = value if isinstance(value, str) else json.dumps(value)
+            # a schema as text has pages, and a hash tells whether two are the same
+            digest = f" ({zlib.crc32(text.encode()):08x})" if len(text) > LONGEST else ""
+            yield f"{within}{name}", f"{fit(text, LONGEST)}{digest}"
 
 
 def _picture(run: RunEvents, name: str, settings: dict[str, str]) -> RunPicture:

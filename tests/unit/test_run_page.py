@@ -139,7 +139,10 @@ def test_the_table_of_runs_has_a_column_for_each_and_tells_which_settings_differ
         "two": {"name": "two", "seed": 3, "sparse_optimizer": {"name": "sgd", "lr": 0.2}},
         "three": {"name": "three", "seed": 3, "sparse_optimizer": {"name": "sgd", "lr": 0.1}},
     }
-    settings["three"]["ks"] = [1, 2]
+    settings["three"] |= {"ks": [1, 2], "evaluation": {"rows": None, "score": "auc"}}
+    for name, own in settings.items():
+        own.setdefault("evaluation", None)
+        own["schema"] = "x" * 100 + name
     for name, own in settings.items():
         log = EventLog(tmp_path / name)
         log.on_start(replace(info(100, name=name), settings=own))
@@ -151,6 +154,9 @@ def test_the_table_of_runs_has_a_column_for_each_and_tells_which_settings_differ
     assert told["sparse_optimizer.lr"] == ["0.1", "0.2", "0.1"]
     assert told["ks"] == ["-", "-", "[1, 2]"] and told["steps"] == ["50 of 100"] * 3
     assert not {"seed", "name", "sparse_optimizer.name"} & set(told)
+    assert told["evaluation.score"] == ["-", "-", "auc"]
+    assert not {"evaluation", "evaluation.rows"} & set(told)  # None says as much as nothing
+    assert len(set(told["schema"])) == 3 and max(map(len, told["schema"])) < 80
     assert "settings that differ" in told
     one = Path(write_run_page(paths[:1], tmp_path / "page.html")).read_text()
     assert {len(cells) for cells in facts(one).values()} == {1}
