@@ -148,7 +148,7 @@ def facts_of(run: RunEvents) -> dict[str, str]:
         "ranks": str(start.values["world_size"]),
         "lives": str(start.life + 1),
         "began (UTC)": _clock(run.events[0].at),
-        "trained for": _span(_trained_s(run)),
+        "trained for": _span(trained_s(run)),
         "took": _span(_lasted_s(run)),
     }
     speeds = [w.values["rows_per_s"] for w in windows if w.values["rows_per_s"] is not None]
@@ -169,7 +169,7 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _trained_s(run: RunEvents) -> float:
+def trained_s(run: RunEvents) -> float:
     """The seconds of the kept windows, as a result counts them: without the making of tables,
     evaluation and saving.
     """

@@ -11,6 +11,8 @@ CHANGES = [
     ("--set run.steps", "SECTION.KEY=VALUE"),
     ("--set run.stepz=3", "--set run.stepz=3|did you mean steps"),
     ("--set runs.steps=3", "no section runs|did you mean run"),
+    ("--set 'run.name=\"a'", "without a second one"),
+    ("--set run.storage_path=s3:/bucket", "s3://bucket"),
     ("--set run.steps=0", "[run]|steps=0|at least 1"),
     ("--set run.steps=1.5", "steps is 1.5|whole number"),
     ("--set run.timeout_s=0", "[run]|timeout_s=0"),

@@ -14,6 +14,8 @@ import pytest
 
 from jobs import train_dlrm
 from rayrec.cli.main import main
+from rayrec.watch import read_events
+from rayrec.watch.page import trained_s
 from tests.clicks import write_clicks
 
 ROOT = Path(__file__).parents[2]
@@ -117,8 +119,11 @@ def test_runs_are_shown_on_one_page(
 ) -> None:
     for name in ("a", "b"):
         keep = ["--set", f"run.storage_path={tmp_path}", "--set", f"run.name={name}"]
+        keep += ["--result", f"{tmp_path}/{name}.json"]
         assert main(["train", "--data", str(clicks), *SMALL, *keep]) == 0
     capsys.readouterr()
+    told = json.loads((tmp_path / "a.json").read_text())
+    assert trained_s(read_events(tmp_path / "a")) == pytest.approx(told["seconds"], rel=1e-4)
     page = tmp_path / "page.html"
     assert main(["report", f"{tmp_path}/a", f"{tmp_path}/b/events.jsonl", "--out", str(page)]) == 0
     assert capsys.readouterr().out == f"page: {page}\n"
