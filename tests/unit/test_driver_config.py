@@ -313,7 +313,8 @@ def scores(labels: list[int], tasks: tuple[Task, ...] = (), **model: bool) -> di
     """The scores of these labels, for every task, as ranks tell them."""
     told = Scoring(tasks, torch.device("cpu"), SimpleNamespace(**model) if model else None)  # type: ignore[arg-type]
     logits = torch.zeros(len(labels))
-    told.add({task.name: (logits, torch.tensor(labels)) for task in tasks or ONE_BINARY})
+    outputs = {task.name: (logits, torch.tensor(labels)) for task in tasks or ONE_BINARY}
+    told.add(outputs, None)
     return told.scores(told.state())
 
 
