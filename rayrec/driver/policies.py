@@ -239,6 +239,9 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
         hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
         if hung:
             return _frozen(hung, ranks, f"; others then failed with {error.cause}")
+        late = [rank for rank in ranks if not _failed(rank)]
+        if len(late) == 1:
+            return _late(late[0], ranks, error)
     return Blame(
         rank=first.rank,
         host=first.host,
@@ -258,6 +261,19 @@ def _frozen(silent: Sequence[Observation], ranks: Sequence[Observation], more: s
     cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded){more}"
     step = _last_step(ranks)
     return Blame(rank=mute.rank, host=mute.host, cause=cause, step=step, kind="silent")
+
+
+def _late(late: Observation, ranks: Sequence[Observation], error: RankError) -> Blame:
+    """The blame of the one rank that answers and has no error while all others waited for it."""
+    doing = late.poll.phase or late.poll.state if late.poll is not None else "starting"
+    return Blame(
+        rank=late.rank,
+        host=late.host,
+        cause=f"it did not come to where the other ranks waited for it, and still is {doing}",
+        step=_last_step(ranks),
+        # its words differ each time, and the same failure at the same step ends a run
+        also=f"others then failed with {error.cause}",
+    )
 
 
 def _order(rank: Observation) -> tuple[int, float, int]:

@@ -88,6 +88,22 @@ def test_a_stopped_process_is_named_after_the_timeout(
 
 
 @pytest.mark.slow
+def test_a_rank_that_hangs_in_its_forward_is_named(clicks: SyntheticPaths, tmp_path: Path) -> None:
+    """It answers the driver all the while, and rank 0 waits for it in a collective."""
+
+    def hang(rank: int, step: int) -> None:
+        if rank == 1 and step == 4:
+            time.sleep(60.0)
+
+    driver = worlds.driver(
+        clicks, 2, model=worlds.misbehaving(clicks, tmp_path, hang), steps=1000, timeout_s=6.0
+    )
+    with pytest.raises(TrainingFailed, match="still is training; others then failed") as caught:
+        driver.fit()
+    assert caught.value.rank == 1
+
+
+@pytest.mark.slow
 def test_the_cluster_is_free_again_after_a_failure(clicks: SyntheticPaths, tmp_path: Path) -> None:
     import ray
 

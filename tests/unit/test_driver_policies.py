@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.policies import COLLECT_S, GRACE_S, Observation, first_failure, judge
+from rayrec.driver.policies import COLLECT_S, GRACE_S, Observation, answer, first_failure, judge
 from rayrec.errors import (
     CommError,
     ConfigError,
@@ -65,10 +66,25 @@ def test_a_symptom_waits_for_its_cause() -> None:
 
 
 def test_a_symptom_without_cause_is_reported_after_the_grace() -> None:
-    verdict = judge(
-        [failed(0, "CommError: timed out", 1.0, collateral=True), running(1)], GRACE_S + 0.1
-    )
+    symptom = failed(0, "CommError: timed out", 1.0, collateral=True)
+    verdict = judge([symptom, running(1), running(2)], GRACE_S + 0.1)
     assert verdict.failure is not None and verdict.failure.rank == 0
+
+
+def test_the_one_rank_that_the_others_wait_for_is_blamed() -> None:
+    """It hangs in its forward, say, and answers the driver all the while."""
+    ranks = [
+        failed(0, "CommError: timed out", 1.0, collateral=True),
+        running(1),
+        failed(2, "CommError: timed out", 1.1, collateral=True),
+    ]
+    failure = judge(ranks, GRACE_S + 0.1).failure
+    assert failure is not None and (failure.rank, failure.step) == (1, 7)
+    assert str(failure.error(3)) == (
+        "rank 1 of 3 on h failed after step 7: it did not come to where the other ranks waited for "
+        "it, and still is running; others then failed with CommError: timed out"
+    )
+    assert answer(failure, [replace(failure, also="others then failed otherwise")], -1) == "fail"
 
 
 def test_a_silent_rank_is_blamed_for_the_symptoms_of_others() -> None:
