@@ -2,7 +2,8 @@
 
 It receives stacks of a run that stands still and tracebacks of ranks that failed. It lies in the
 run's folder under `logs/` where that is a local folder, else in the system's folder for temporary
-files. The file is made when the first entry is written, so most runs leave none.
+files, where its name cannot be guessed and only its owner reads it. The file is made when the first
+entry is written, so most runs leave none.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ class RunLog:
     Args:
         run_path: absolute folder or URI of the run, or None.
         name: of the run, for the file's name.
+    Attributes:
+        path: of the file; None before the first entry where the run has no local folder.
     """
 
     def __init__(self, run_path: str | None, name: str = "run") -> None:
         stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+        self._prefix = f"rayrec-{name}-{stamp}-"
+        self.path: Path | None = None
         if run_path is not None and not is_uri(run_path):
             self.path = Path(run_path) / "logs" / f"driver-{stamp}.log"
-        else:
-            self.path = Path(tempfile.gettempdir()) / f"rayrec-{name}-{stamp}.log"
         self._lock = threading.Lock()
 
     def write(self, text: str) -> str:
@@ -37,9 +40,19 @@ class RunLog:
         entry = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text.rstrip()}\n"
         with self._lock:
             try:
+                if self.path is None:
+                    # made anew: others may write into the folder, and lay a link to another file
+                    self.path = _new_file(self._prefix)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(entry)
             except OSError as error:
-                return f"no file, since {self.path} cannot be written: {error}"
+                where = self.path or tempfile.gettempdir()
+                return f"no file, since {where} cannot be written: {error}"
         return str(self.path)
+
+
+def _new_file(prefix: str) -> Path:
+    handle, name = tempfile.mkstemp(prefix=prefix, suffix=".log")
+    os.close(handle)
+    return Path(name)

@@ -140,6 +140,7 @@ def test_a_run_that_stands_still_says_where_and_leaves_all_stacks(tmp_path: Path
     ).run()
     (line,) = [line for line in said if "taking a nap" in line and "stacks" in line][:1]
     assert "rank 1 is taking a nap" in line and str(log.path) in line
+    assert log.path is not None
     text = log.path.read_text()
     assert "-- driver" in text and "-- rank 0" in text and "-- rank 1" in text
     assert "in run" in text.split("-- rank 1")[1], "the sleeping line of the task"

@@ -4,6 +4,8 @@ file.
 
 from __future__ import annotations
 
+import stat
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +27,7 @@ def test_a_standstill_is_told_with_the_phase_and_the_stacks(tmp_path: Path) -> N
         "no progress for 0 s while planning; the stacks of the driver and of the ranks are in"
         in said[0]
     )
+    assert log.path is not None
     text = log.path.read_text()
     assert text.count("no progress") == 2, "after the time, and after twice the time"
     assert (
@@ -54,7 +57,7 @@ def test_progress_and_patience_keep_it_quiet(tmp_path: Path) -> None:
     standing_still(said, 1)
     watch.close()
     assert len(said) == 1 and said[0].endswith("s while waiting for room")
-    assert not log.path.exists(), "waiting for room has no stacks to show"
+    assert log.path is not None and not log.path.exists(), "waiting for room has no stacks to show"
 
 
 def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -62,5 +65,19 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert "cannot be written" in RunLog(str(tmp_path / "file"), "a").write("x")
 
 
-def test_a_run_in_an_object_store_logs_to_a_temporary_file() -> None:
-    assert RunLog("s3://bucket/run", "clicks").path.name.startswith("rayrec-clicks-")
+def test_a_run_without_a_local_folder_logs_to_a_file_of_its_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other users write into the folder for temporary files: what they guess may be theirs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one, other = RunLog("s3://bucket/run", "clicks"), RunLog("s3://bucket/run", "clicks")
+    paths = [Path(log.write(text)) for log, text in ((one, "a"), (other, "b"), (one, "c"))]
+    assert paths[0] == paths[2] != paths[1] and len(list(tmp_path.iterdir())) == 2
+    assert all(path.name.startswith("rayrec-clicks-") for path in paths)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in paths)
+    assert [line.split("] ")[1] for line in paths[0].read_text().splitlines()] == ["a", "c"]
+
+
+def test_no_room_for_a_temporary_file_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    assert "/no/such/folder cannot be written" in RunLog(None).write("x")
