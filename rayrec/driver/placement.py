@@ -8,17 +8,20 @@ Ray's own word for its state is in the error.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.head import head
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
-from rayrec.errors import ConfigError
+from rayrec.errors import ClusterError, ConfigError, RayrecError
 
 NOTICE_AFTER_S = 3.0
 WAIT_TURN_S = 0.25
+# nodes that an error names
+MOST_LISTED = 8
 
 
 def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int | None = None) -> str:
@@ -99,10 +102,10 @@ def wait_for_room(
         return
     # a lost node takes a moment to leave the sum
     missing = missing or shortage(scaling, total(check))
-    what = missing or "other work holds the resources"
+    what = missing or crowding(scaling, free(check)) or "Ray has not given it yet"
     notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
     if not comes_in_time(group, wait_s - NOTICE_AFTER_S, check):
-        raise ConfigError(refusal(scaling, group, wait_s, check))
+        raise refusal(scaling, group, wait_s, check)
 
 
 def total(check: Callable[[], None] = lambda: None) -> Mapping[str, float]:
@@ -155,22 +158,60 @@ def comes_in_time(group: Any, timeout_s: float, check: Callable[[], None]) -> bo
 
 def refusal(
     scaling: ScalingConfig, group: Any, waited_s: float, check: Callable[[], None] = lambda: None
-) -> str:
+) -> RayrecError:
     """Why there was no room for the ranks, with Ray's own word for the state of their group."""
-    import ray
     from ray.util.placement_group import placement_group_table
 
     table = head.answer(lambda: placement_group_table(group), check)
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
-    have = shortage(scaling, total(check))
-    left = head.answer(ray.available_resources, check)
-    free = ", ".join(f"{left.get(name, 0.0):g} {name}" for name in scaling.bundle)
-    why = (
-        have or f"Free now: {free}. End what holds the rest, or choose another placement_strategy."
-    )
-    return (
+    why = shortage(scaling, total(check)) or crowding(scaling, free(check))
+    said = (
         f"no room for {scaling.least} ranks of {scaling.bundle} "
-        f"({scaling.placement_strategy}) after {waited_s:.0f} s; Ray says {state}. {why}"
+        f"({scaling.placement_strategy}) after {waited_s:.0f} s; Ray says {state}. "
+    )
+    if why:
+        return ConfigError(said + why)
+    return ClusterError(
+        f"{said}The nodes have room for all of them, so the head of the cluster is slow, or the "
+        "room came just now. Start the run again."
+    )
+
+
+def free(check: Callable[[], None] = lambda: None) -> tuple[Mapping[str, float], ...]:
+    """The resources that are free now, by node; `check` as of `placed`."""
+    from ray._private.state import available_resources_per_node
+
+    return tuple(head.answer(available_resources_per_node, check).values())
+
+
+def crowding(scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Why nodes with such free resources have no room for the ranks now; "" where they have it."""
+    least, strategy, bundle = scaling.least, scaling.placement_strategy, scaling.bundle
+    # sums of fractions of a CPU may be off in their last digits
+    fits = sorted(
+        (int(min((node.get(name, 0.0) + 1e-6) / each for name, each in bundle.items())), i)
+        for i, node in enumerate(nodes)
+    )[::-1]
+    room = sum(ranks for ranks, _ in fits)
+    strict = ""
+    if strategy == "STRICT_PACK" and fits:
+        strict, possible = "on one node", fits[0][0]
+    elif strategy == "STRICT_SPREAD":
+        strict, possible = "on nodes of their own", sum(ranks > 0 for ranks, _ in fits)
+    if strict and possible < least <= room:
+        return (
+            f"{room} ranks have room now, but {possible} have it {strict}, as "
+            f"{strategy} wants it. Choose another placement_strategy, or end what holds the rest."
+        )
+    if room >= least:
+        return ""
+    amounts = (
+        " and ".join(f"{nodes[i].get(name, 0.0):g} {name}" for name in bundle) for _, i in fits
+    )
+    listed = ", ".join(islice(amounts, MOST_LISTED)) + (", ..." if len(fits) > MOST_LISTED else "")
+    return (
+        f"{room} of {least} ranks have room now; free by node: {listed or 'nothing'}. End what holds the "
+        "rest, or give fewer or smaller ranks (num_workers, cpus_per_worker)."
     )
 
 

@@ -29,7 +29,6 @@ from rayrec.driver.placement import (
     wait_for_room,
 )
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
-from rayrec.errors import ConfigError
 
 # how long a run waits at its start for one more place than it has
 SETTLE_S = 2.0
@@ -176,7 +175,7 @@ class Room:
         if room < least:
             refuse_too_much(self._scaling, self._cluster, self._check)
             if waited_s >= limit_s:
-                raise ConfigError(refusal(self._scaling, self._base, waited_s, self._check))
+                raise refusal(self._scaling, self._base, waited_s, self._check)
         if waited_s < NOTICE_AFTER_S:
             self._told = False
         elif not self._told:

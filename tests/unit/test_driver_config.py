@@ -12,7 +12,7 @@ import torch
 from rayrec.driver.answers import death_line
 from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.placement import shortage
+from rayrec.driver.placement import crowding, shortage
 from rayrec.driver.planning import check_plan_word
 from rayrec.driver.rank_start import neighbours
 from rayrec.driver.scaling import ScalingConfig
@@ -246,6 +246,34 @@ def test_a_shortage_is_told_with_numbers_and_a_remedy(
 
 def test_what_fits_is_no_shortage() -> None:
     assert shortage(ScalingConfig(num_workers=4, cpus_per_worker=0.5), {"CPU": 2.0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("free", "strategy", "why"),
+    [
+        ((0.8, 4.0), "PACK", ""),
+        (
+            (1.5, 1.5, 1.8),
+            "PACK",
+            "3 of 4 ranks have room now; free by node: 1.8 CPU, 1.5 CPU, 1.5",
+        ),
+        (
+            (3.0, 2.0),
+            "STRICT_PACK",
+            "5 ranks have room now, but 3 have it on one node, as STRICT_PACK",
+        ),
+        ((3.0, 2.0), "STRICT_SPREAD", "5 ranks have room now, but 2 have it on nodes of their own"),
+        ((1.0,), "STRICT_PACK", "1 of 4 ranks have room"),
+        ((), "PACK", "0 of 4 ranks have room now; free by node: nothing"),
+    ],
+)
+def test_why_there_is_no_room_is_said_by_node(
+    free: tuple[float, ...], strategy: str, why: str
+) -> None:
+    """4.8 free CPUs of three nodes hold no four ranks of a CPU each."""
+    scaling = ScalingConfig(num_workers=4, placement_strategy=strategy)
+    text = crowding(scaling, [{"CPU": cpus} for cpus in free])
+    assert why in text and bool(text) == bool(why)
 
 
 def test_ranks_of_a_node_are_neighbours_and_the_drivers_node_comes_first() -> None:
