@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any
 
 from rayrec.driver.answers import LONGEST_TURN_S
+from rayrec.driver.facts import alive_nodes, node_of
 from rayrec.driver.head import head
 from rayrec.driver.hiring import end_process
 from rayrec.driver.placement import NOTICE_AFTER_S
 from rayrec.driver.rank_start import Crew
-from rayrec.driver.room import Place, alive_nodes, node_of
+from rayrec.driver.room import Place
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import NEXT, Sign, Stage, Standby, home, pause_s, substitutes
 from rayrec.train.seat import RankAddress
@@ -267,7 +268,7 @@ class Bench:
 def _nodes_of(places: Sequence[Place]) -> dict[Place, str]:
     """The node of each place that lies on one that lives."""
     alive = alive_nodes()
-    nodes = {place: node_of(place) for place in places}
+    nodes = {place: node_of(*place) for place in places}
     return {place: node for place, node in nodes.items() if node in alive}
 
 

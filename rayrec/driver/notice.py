@@ -3,7 +3,7 @@
 Ray marks a node as draining when its cloud takes it back, when `ray start --block` gets SIGTERM, or
 when somebody says `ray drain-node`, often with a deadline. A run whose number of ranks may change
 leaves the node: at once where all of its ranks have a place elsewhere, else when the deadline comes
-near. Any other run saves. `draining` asks Ray; the rest is pure, with every time handed in.
+near. Any other run saves. All of it is pure, with every time handed in.
 """
 
 from __future__ import annotations
@@ -49,24 +49,13 @@ class Going(NamedTuple):
         )
 
 
-def draining() -> dict[str, float | None]:
-    """The nodes that will go, by id: when, in wall clock seconds, or None where nobody says.
-
-    It waits for the head; see `head`.
-    """
-    import ray._private.state as state
-
-    ends: Mapping[str, int] = state.state.get_draining_nodes()
-    return {node: at_ms / 1000 if at_ms else None for node, at_ms in ends.items()}
-
-
 def going(
     ends: Mapping[str, float | None], addresses: Sequence[RankAddress], here: str, now: float
 ) -> tuple[Going, ...]:
     """Those nodes that will go which matter to a run.
 
     Args:
-        ends: what `draining` says.
+        ends: what `facts.draining` says.
         addresses: where its ranks live.
         here: the driver's node.
         now: wall clock seconds.

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
+from rayrec.driver.facts import resources
 from rayrec.driver.head import head
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
 from rayrec.errors import ClusterError, ConfigError, RayrecError
@@ -101,8 +102,9 @@ def wait_for_room(
     if comes_in_time(group, min(NOTICE_AFTER_S, wait_s), check):
         return
     # a lost node takes a moment to leave the sum
-    missing = missing or shortage(scaling, total(check))
-    what = missing or crowding(scaling, free(check)) or "Ray has not given it yet"
+    told = head.answer(resources, check)
+    what = missing or shortage(scaling, told.total) or crowding(scaling, told.free)
+    what = what or "Ray has not given it yet"
     notice(f"waiting for room: {what} (up to {wait_s:.0f} s)")
     if not comes_in_time(group, wait_s - NOTICE_AFTER_S, check):
         raise refusal(scaling, group, wait_s, check)
@@ -110,10 +112,7 @@ def wait_for_room(
 
 def total(check: Callable[[], None] = lambda: None) -> Mapping[str, float]:
     """The resources of the cluster as a whole, whoever holds them; `check` as of `placed`."""
-    import ray
-
-    resources: Mapping[str, float] = head.answer(ray.cluster_resources, check)
-    return resources
+    return head.answer(resources, check).total
 
 
 def longest_wait(scaling: ScalingConfig) -> float:
@@ -164,7 +163,8 @@ def refusal(
 
     table = head.answer(lambda: placement_group_table(group), check)
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "unknown"))
-    why = shortage(scaling, total(check)) or crowding(scaling, free(check))
+    told = head.answer(resources, check)
+    why = shortage(scaling, told.total) or crowding(scaling, told.free)
     said = (
         f"no room for {scaling.least} ranks of {scaling.bundle} "
         f"({scaling.placement_strategy}) after {waited_s:.0f} s; Ray says {state}. "
@@ -177,27 +177,27 @@ def refusal(
     )
 
 
-def free(check: Callable[[], None] = lambda: None) -> tuple[Mapping[str, float], ...]:
-    """The resources that are free now, by node; `check` as of `placed`."""
-    from ray._private.state import available_resources_per_node
+def crowding(
+    scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]], ranks: int | None = None
+) -> str:
+    """Why nodes with such free resources have no room for the ranks now; "" where they have it.
 
-    return tuple(head.answer(available_resources_per_node, check).values())
-
-
-def crowding(scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Why nodes with such free resources have no room for the ranks now; "" where they have it."""
-    least, strategy, bundle = scaling.least, scaling.placement_strategy, scaling.bundle
+    Args:
+        ranks: how many; None means the smallest number that a run may have.
+    """
+    least = scaling.least if ranks is None else ranks
+    strategy, bundle = scaling.placement_strategy, scaling.bundle
     # sums of fractions of a CPU may be off in their last digits
     fits = sorted(
         (int(min((node.get(name, 0.0) + 1e-6) / each for name, each in bundle.items())), i)
         for i, node in enumerate(nodes)
     )[::-1]
-    room = sum(ranks for ranks, _ in fits)
+    room = sum(fit for fit, _ in fits)
     strict = ""
     if strategy == "STRICT_PACK" and fits:
         strict, possible = "on one node", fits[0][0]
     elif strategy == "STRICT_SPREAD":
-        strict, possible = "on nodes of their own", sum(ranks > 0 for ranks, _ in fits)
+        strict, possible = "on nodes of their own", sum(fit > 0 for fit, _ in fits)
     if strict and possible < least <= room:
         return (
             f"{room} ranks have room now, but {possible} have it {strict}, as "
@@ -210,8 +210,8 @@ def crowding(scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]]) -> st
     )
     listed = ", ".join(islice(amounts, MOST_LISTED)) + (", ..." if len(fits) > MOST_LISTED else "")
     return (
-        f"{room} of {least} ranks have room now; free by node: {listed or 'nothing'}. End what holds the "
-        "rest, or give fewer or smaller ranks (num_workers, cpus_per_worker)."
+        f"{room} of {least} ranks have room now; free by node: {listed or 'nothing'}. End what "
+        "holds the rest, or give fewer or smaller ranks (num_workers, cpus_per_worker)."
     )
 
 

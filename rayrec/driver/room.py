@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rayrec.driver.cluster import Cluster
+from rayrec.driver.facts import alive_nodes, bundles_on, draining, resources
 from rayrec.driver.head import head
-from rayrec.driver.notice import draining
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
     WAIT_TURN_S,
+    crowding,
     longest_wait,
     placed,
     refusal,
@@ -55,6 +56,8 @@ class Room:
         base: the placement group of the smallest number of ranks.
         notice: told once when a run waits for room.
         check: called several times a second while it waits; what it raises ends the wait.
+    Attributes:
+        say: is `notice`.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class Room:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._scaling, self._cluster, self._base = scaling, cluster, base
-        self._notice, self._check = notice, check
+        self.say, self._check = notice, check
         self._single: list[Any] = []
         self._told = False
         self._looked_at = 0.0
+        # for how many ranks there is no room, since when; no time once that was told
+        self._short: tuple[int, float | None] = (0, None)
 
     def places(self) -> tuple[Place, ...]:
         """The places that exist now, also those that ranks hold; one question for each group.
@@ -149,7 +154,7 @@ class Room:
             there = head.answer(lambda: bundles_on(group, alive_nodes()), self._check)  # noqa: B023
             # a group may lack places that no rank needs now
             if not wanted <= set(there):
-                wait_for_room(self._scaling, self._cluster, group, self._notice, self._check)
+                wait_for_room(self._scaling, self._cluster, group, self.say, self._check)
 
     def shrink_after_s(self, ranks: int) -> float:
         """How long a run of so many ranks waits for a lost place before it goes on with fewer."""
@@ -183,8 +188,29 @@ class Room:
             until = f"at least {least} are needed, up to {limit_s:.0f} s"
             if room >= least:
                 until = f"goes on with {room} after {self.shrink_after_s(ranks):.0f} s"
-            self._notice(f"waiting for room: {room} of {ranks} ranks have a place ({until})")
+            self.say(f"waiting for room: {room} of {ranks} ranks have a place ({until})")
         time.sleep(WAIT_TURN_S)
+
+    def tell_short(self, wanted: int, room: int, now: float) -> None:
+        """Say once, after some seconds, why ranks that were asked for do not come.
+
+        Args:
+            room: places that there are. now: seconds of a steady clock.
+        """
+        if room >= wanted or self._short[0] != wanted:
+            self._short = (wanted, now)
+        since = self._short[1]
+        if since is None or now - since < NOTICE_AFTER_S:
+            return
+        told = head.recent((self, "resources"), resources)
+        if told is not None:
+            self._short = (wanted, None)
+            why = shortage(self._scaling, told.total, wanted)
+            why = why or crowding(self._scaling, told.free, wanted - room) or "Ray gives no more."
+            self.say(
+                f"{wanted} ranks are asked for, and {room} have room: {why} The run goes on "
+                "meanwhile, and grows when there is room."
+            )
 
     def check_places(self, taken: Collection[Place]) -> None:
         """See about once a second that places still exist, where they may be lost for good.
@@ -209,33 +235,6 @@ class Room:
             self._single.clear()
 
         head.aside(close)
-
-
-def alive_nodes() -> frozenset[str]:
-    """The nodes of the cluster that live, by id; like all below, it waits for the head."""
-    import ray
-
-    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
-
-
-def node_of(place: Place) -> str:
-    """The node of a place, which may be gone; "" while the place has none."""
-    from ray.util.placement_group import placement_group_table
-
-    nodes = placement_group_table(place.group).get("bundles_to_node_id", {})
-    return str(nodes.get(place.bundle, ""))
-
-
-def bundles_on(group: Any, alive: Collection[str]) -> list[int]:
-    """The bundles of a placement group that have a place on a node that is alive."""
-    from ray.util.placement_group import placement_group_table
-
-    table = placement_group_table(group)
-    # A pending group has no place yet; one that lost a node keeps its other places.
-    if table.get("state") not in ("CREATED", "RESCHEDULING"):
-        return []
-    nodes = table.get("bundles_to_node_id", {})
-    return sorted(int(bundle) for bundle, node in nodes.items() if node in alive)
 
 
 def choose(there: Sequence[Place], taken: Sequence[Place], ranks: int) -> list[Place]:

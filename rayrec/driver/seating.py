@@ -163,6 +163,8 @@ class Seating:
         if sizing.looks(size, now):
             self._room.ask(sizing.wanted, self._crew.places)
             there = self._room.seen()
+            if sizing.asked:
+                self._room.tell_short(sizing.wanted, len(there), now)
         goal = sizing.goal(size, None if there is None else len(there), now)
         if goal < size:
             self._forget_growth()
@@ -171,6 +173,10 @@ class Seating:
             chosen = choose(there, self._crew.places, goal)
             self._crew.call([place for place in chosen if place not in self._crew.places], task)
             self._growing = goal, now + COMING_S
+            self._room.say(
+                f"room for {goal} ranks: new ones start, and the {size} go on with them from the "
+                "end of a window"
+            )
         if self._growing is None:
             return 0
         goal, latest = self._growing

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.told import Began, Resized
 
+# the cluster needs a moment to make room that is asked for
+LOOK_S = 1.0
+
 
 def seats(
     ranks: int, wanted: int, least: int, room: int, waited_s: float, shrink_after_s: float
@@ -40,6 +43,7 @@ class Sizing:
         grow_after_s: seconds between two looks for more room.
         wanted: ranks that the run would have if there were room: `most`, until somebody asks for
             another number.
+        asked: somebody asked for `wanted`, and it has not come: the run looks each second.
         paused_since: when the ranks were asked to pause for a change, or None.
         leaving: they pause to leave nodes, and go on with the places that there are.
         resizes: how often the run went on with another number of ranks.
@@ -49,13 +53,15 @@ class Sizing:
     most: int
     grow_after_s: float
     wanted: int = 0
+    asked: bool = False
     paused_since: float | None = None
     leaving: bool = False
     resizes: int = 0
     # the ranks and the time when training last began
     _ranks: int = 0
     _next_look: float = 0.0
-    # the room at the last look, or 0
+    _next_asked: float = 0.0
+    # the room at the last look but those for what was asked, or 0
     _room: int = 0
     _paused_at: float | None = None
 
@@ -69,12 +75,13 @@ class Sizing:
 
     def ask(self, ranks: int) -> None:
         """Wish for a number of ranks between least and most; any thread may do so."""
-        self.wanted = ranks
-        self._next_look = 0.0
+        self.wanted, self.asked = ranks, True
+        self._next_asked = 0.0
 
     def looks(self, ranks: int, now: float) -> bool:
         """Whether a run of so many ranks should look for more room now."""
-        return self.wanted > ranks and now >= self._next_look
+        at = min(self._next_asked, self._next_look) if self.asked else self._next_look
+        return self.wanted > ranks and now >= at
 
     def goal(self, ranks: int, room: int | None, now: float) -> int:
         """With how many ranks a run of `ranks` should go on after its next save.
@@ -84,11 +91,13 @@ class Sizing:
         """
         if room is None:
             return min(ranks, self.wanted)
-        self._next_look = now + self.grow_after_s
         goal = min(room, self.wanted)
-        # nodes come one after another, and each growth costs a pause
-        settled = goal == self.wanted or room == self._room
-        self._room = room
+        settled = goal == self.wanted
+        self._next_asked = now + LOOK_S
+        if now >= self._next_look:
+            # nodes come one after another, and each growth costs a pause
+            settled = settled or room == self._room
+            self._room, self._next_look = room, now + self.grow_after_s
         return goal if goal > ranks and settled else ranks
 
     def pause(self, now: float, *, leaving: bool = False) -> None:
@@ -102,7 +111,7 @@ class Sizing:
         """
         if self.leaving or self.wanted == self._ranks:
             return 0
-        self.wanted = self._ranks
+        self.wanted, self.asked = self._ranks, False
         return self._ranks
 
     def start(self) -> None:
@@ -118,6 +127,7 @@ class Sizing:
         before, self._ranks = self._ranks, ranks
         since, self._paused_at = self._paused_at, None
         self._room, self._next_look = 0, now + self.grow_after_s
+        self.asked = self.asked and ranks != self.wanted
         if not before or before == ranks:
             return None
         self.resizes += 1

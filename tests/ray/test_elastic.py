@@ -127,7 +127,8 @@ def shrinks_and_grows(clicks: SyntheticPaths, folder: Path) -> tuple[Plan, Drive
     plan = Plan([(8, 2), (20, 3)])
     model = acting(clicks, folder / "scratch", until_it_grows(folder))
     chosen = options(folder, model=model, callbacks=(plan,), progress="plain")
-    plan.driver = driver = worlds.driver(clicks, (2, 3), **chosen)
+    # what is asked for does not wait for the next look at the cluster
+    plan.driver = driver = worlds.driver(clicks, (2, 3), grow_after_s=3600.0, **chosen)
     return plan, driver
 
 
@@ -164,6 +165,21 @@ def test_a_run_is_resized_by_hand(
     assert [event.values["ranks"] for event in events.of("resize")] == [2, 3]
     with pytest.raises(ConfigError, match="no fit is running"):
         driver.resize(2)
+
+
+def test_a_growth_without_room_says_why(
+    clicks: SyntheticPaths, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The cluster has six CPUs. The steps take 20 s at least, and the line comes after 3."""
+    (tmp_path / "scratch").mkdir()
+    plan = Plan([(8, 3)])
+    model = acting(clicks, tmp_path / "scratch", slowly)
+    chosen = options(tmp_path, model=model, callbacks=(plan,), progress="plain", steps=400)
+    plan.driver = worlds.driver(clicks, (2, 3), cpus_per_worker=worlds.CLUSTER_CPUS / 2, **chosen)
+    assert plan.driver.fit().resizes == 0
+    why = "3 ranks with 3 CPU each need 9 CPU, the cluster has 6."
+    out = capfd.readouterr().out
+    assert out.count(f"3 ranks are asked for, and 2 have room: {why}") == 1
 
 
 def least_memory(driver: Driver, ranks: int) -> int:

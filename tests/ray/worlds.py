@@ -18,6 +18,7 @@ from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
+from rayrec.driver.scaling import GROW_AFTER_S
 
 CPUS_PER_RANK = 1
 CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py
@@ -57,6 +58,7 @@ def driver(
     topology: Any = None,
     placement_timeout_s: float | None = None,
     spares: int = 0,
+    grow_after_s: float = GROW_AFTER_S,
     memory_per_worker: int | None = None,
     **run: Any,
 ) -> Driver:
@@ -79,6 +81,7 @@ def driver(
             cpus_per_worker=cpus_per_worker,
             placement_timeout_s=placement_timeout_s,
             spares=spares,
+            grow_after_s=grow_after_s,
             memory_per_worker=memory_per_worker,
         ),
         RunConfig(**options),

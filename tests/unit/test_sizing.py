@@ -79,6 +79,23 @@ def test_a_wish_is_kept_until_the_next_one() -> None:
     assert run.looks(3, 6.1) and run.goal(3, 4, 6.1) == 4, "asked for, it looks at once"
 
 
+def test_what_was_asked_for_is_looked_for_until_it_comes() -> None:
+    """A cluster has no room in the moment in which it is asked, and a second later it has."""
+    run = Sizing(least=2, most=4, grow_after_s=3600.0)
+    run.began(Began(step=0, path=None), 2, 0.0, lost=False)
+    assert not run.looks(2, 50.0), "nobody asked"
+    run.ask(4)
+    assert run.looks(2, 50.0) and run.goal(2, 2, 50.0) == 2
+    assert not run.looks(2, 50.9) and run.looks(2, 51.0)
+    assert run.goal(2, 3, 51.0) == run.goal(2, 3, 52.0) == 2, "half of it is worth no pause"
+    assert run.goal(2, 4, 53.0) == 4
+    run.began(Began(step=9, path=None), 3, 60.0, lost=False)
+    assert run.looks(3, 61.0), "one is still to come"
+    run.began(Began(step=9, path=None), 4, 70.0, lost=False)
+    run.began(Began(step=9, path=None), 3, 80.0, lost=True)
+    assert not run.looks(3, 3000.0), "it came; what was lost since comes back at its time"
+
+
 def test_ranks_that_are_lost_are_told_of_as_such() -> None:
     run = sizing()
     run.began(Began(step=0, path=None), 4, 0.0, lost=False)
