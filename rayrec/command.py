@@ -5,6 +5,7 @@
 | 0 | done |
 | 1 | the run failed: a rank died, the storage was full |
 | 2 | a mistake of the user's: options, data, a plan, a checkpoint |
+| 3 | the machine or its Ray cluster is in trouble: the same may succeed later |
 | 130, 143 | ended by Ctrl-C or SIGTERM, after saving what the run keeps |
 
 `--debug` shows the traceback behind the line. Needs the standard library only.
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from rayrec.errors import RayrecError, RunInterrupted, TrainingFailed, is_user_mistake
+from rayrec.errors import ClusterError, RayrecError, RunInterrupted, TrainingFailed, is_user_mistake
 
 DEBUG = "--debug"
 # a disk or a quota that is full, a file beyond its limit, a read-only or a broken disk
@@ -93,7 +94,7 @@ def _run(main: Main, argv: Sequence[str] | None) -> int:
         print(f"failed: the storage refuses to write: {one_line(error)}", file=sys.stderr)
         return 1
     except RayrecError as error:
-        code = 2 if is_user_mistake(error) else 1
+        code = 2 if is_user_mistake(error) else 3 if isinstance(error, ClusterError) else 1
         if debug:
             traceback.print_exception(error)
         print(

@@ -17,15 +17,14 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from rayrec.driver import reaper
-from rayrec.driver.head import END_S, SOON_S, head
-from rayrec.errors import ConfigError
+from rayrec.driver.head import SOON_S, head
+from rayrec.errors import ClusterError, ConfigError
 from rayrec.storage import one_line
 
 CONNECT_TIMEOUT_S = 10.0
@@ -55,15 +54,16 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
         num_cpus: CPUs to claim when a private cluster starts; None takes those of the machine.
         address: of the cluster, in place of RAY_ADDRESS; "auto" finds one of this machine.
     Raises:
-        ConfigError: nothing answers at the address, or this process has joined another cluster; or
-            Ray does not start.
+        ConfigError: nothing answers at the address, or this process has joined another cluster, or
+            Ray does not start with what it is told.
+        ClusterError: Ray does not start for another reason, such as a machine that is busy.
     """
     import ray
 
-    head.begin()
     # Who connected also disconnects: this block leaves a connection that it found as it is.
     if ray.is_initialized():
         _check_joined(address)
+        head.begin(ray.get_runtime_context().gcs_address)
         yield _describe()
         return
     named = f"the address {address}"
@@ -79,22 +79,20 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
             stack.enter_context(reaped(reaper.files_of(os.getpid())))
             _start(num_cpus)
         stack.callback(_leave)
+        head.begin(ray.get_runtime_context().gcs_address)
         yield _describe()
 
 
 def _leave() -> None:
-    """Leave a joined cluster, or end a private one; without waiting for a head that is silent."""
+    """Leave a joined cluster, or end a private one."""
     import ray
 
     head.settle()
-    if head.silent_s < SOON_S:
+    if head.silent_s < SOON_S or head.is_gone:
         ray.shutdown()
-        return
-    leaving = threading.Thread(target=ray.shutdown, name="rayrec-leave", daemon=True)
-    leaving.start()
-    leaving.join(END_S)
-    if leaving.is_alive():
-        # Ray would wait once more when the interpreter ends
+    else:
+        # it would wait for the head and hold up every thread meanwhile; the connection ends with
+        # the process
         atexit.unregister(ray.shutdown)
 
 
@@ -124,7 +122,9 @@ def _join(address: str) -> None:
         ray.init(address=address, log_to_driver=True, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        raise ConfigError(
+        # something listens there, and is no head that answers
+        busy = isinstance(error, ConnectionError) and address != "auto"
+        raise (ClusterError if busy else ConfigError)(
             f"cannot join the Ray cluster at {address}: {first} Start a cluster "
             "with `ray start --head`, correct RAY_ADDRESS, or unset it to run on this machine "
             "alone."
@@ -146,10 +146,11 @@ def _start(num_cpus: int | None) -> None:
         )
     # Ray raises what it meets: paths too long, no shared memory, its own time-outs
     except Exception as error:
-        raise ConfigError(
+        asked = isinstance(error, ValueError) or "AF_UNIX" in str(error)
+        raise (ConfigError if asked else ClusterError)(
             f"Ray does not start on this machine: {type(error).__name__}: {one_line(error)}. Mend "
             "that, join a cluster by RAY_ADDRESS, or train one rank without Ray (num_workers=0, "
-            "--local)."
+            "--local)." + ("" if asked else " Where the machine is only busy, try again.")
         ) from error
 
 

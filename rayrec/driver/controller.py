@@ -203,7 +203,7 @@ class Controller:
 
     def _check(self) -> None:
         """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
-        head.tell(self._on_event)
+        head.look(self._on_event)
         if self._placed is None or not self._placed.group.handed_over:
             self._stopping.signals.check()
 
@@ -253,7 +253,7 @@ class Controller:
         return "on"
 
     def _poll(self) -> Turn:
-        head.tell(self._on_event)
+        head.look(self._on_event)
         self._on_poll()
         found = self._running.look(self.placed)
         return self._failed(found) if isinstance(found, Blame) else found
@@ -262,8 +262,7 @@ class Controller:
         """Have the survivors leave the world that failed, and end the processes that do not."""
         if self._failing.is_new:
             self._watch.at("waiting for the other ranks to leave the world that failed")
-        self._stopping.signals.check()
-        head.tell(self._on_event)
+        self._check()
         self._on_poll()
         placed, now = self.placed, time.monotonic()
         return "on" if self._failing.have_left(placed.group, placed.crew, now) else "stay"

@@ -9,6 +9,8 @@ switches of threads.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from rayrec.driver.facts import alive_nodes
 from rayrec.errors import ClusterError
 
 T = TypeVar("T")
@@ -28,19 +31,32 @@ SOON_S = 0.25
 SILENT_S = 5.0
 # silence that ends a wait for an answer
 LIMIT_S = 600.0
+# from one question to the next where nobody else asks
+BEAT_S = 1.0
+PROBE_S = 1.0
+# for so long Ray tries to reach a head that is gone, and ends the process then, with code 1 and
+# without a word of ours
+RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60
 # at the end of a run, for what it gives back
 END_S = 5.0
 
 
 class Head:
-    """What this process asks the head; see `begin`."""
+    """What this process asks the head.
+
+    Attributes:
+        address: host:port of the head; "" where it is not known, or not of interest.
+    """
+
+    address = ""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, address: str = "") -> None:
         """Forget what an earlier connection was told, and what it still waits for."""
+        self.address = address
         self._tasks.put(None)
         self._tasks = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -49,6 +65,7 @@ class Head:
         # since when the thread waits for an answer; when that was told
         self._since: float | None = None
         self._told: float | None = None
+        self._beat_at = self._refused_since = 0.0
 
     def aside(self, do: Callable[[], T]) -> Future[T]:
         """Have something done that asks the head; returns soon, mostly after it was done."""
@@ -107,7 +124,13 @@ class Head:
 
     def settle(self) -> None:
         """Wait until all is done that was asked for, unless the head does not answer."""
-        wait([self.aside(lambda: None)], END_S)
+        if self.silent_s < SOON_S:
+            wait([self.aside(lambda: None)], END_S)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing listens at its address any more."""
+        return bool(self.address) and not listens(self.address, PROBE_S)
 
     @property
     def silent_s(self) -> float:
@@ -115,18 +138,44 @@ class Head:
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
-    def tell(self, say: Callable[[str], None]) -> None:
-        """Say in a line where the head fell silent, or answers again."""
+    def look(self, say: Callable[[str], None]) -> None:
+        """See about once a second whether the head answers, and say where that changes.
+
+        Raises:
+            ClusterError: nothing listens at its address any more.
+        """
+        now = time.monotonic()
+        if now - self._beat_at < BEAT_S:
+            return
+        self._beat_at = now
+        if self.address:
+            self.recent("nodes that live", alive_nodes)
         silent_s = self.silent_s
-        if self._told is None and silent_s >= SILENT_S:
-            self._told = self._since
-            say(
-                f"the driver does not hear from Ray: the cluster's head has not answered for "
-                f"{silent_s:.0f} s; the ranks go on meanwhile, and are watched"
-            )
-        elif self._told is not None and self._since != self._told:
+        if self._told is not None and self._since != self._told:
             told, self._told = self._told, None
-            say(f"the driver hears from Ray again, after {time.monotonic() - told:.0f} s")
+            say(f"the driver hears from Ray again, after {now - told:.0f} s")
+        elif silent_s >= SILENT_S:
+            if self._told is None:
+                self._told, self._refused_since = self._since, 0.0
+                say(
+                    f"the driver does not hear from Ray: the cluster's head has not answered for "
+                    f"{silent_s:.0f} s; the ranks go on meanwhile, and are watched"
+                )
+            self._probe()
+
+    def _probe(self) -> None:
+        if not self.is_gone:
+            self._refused_since = 0.0
+            return
+        now = time.monotonic()
+        self._refused_since = self._refused_since or now
+        limit_s = float(os.environ.get(RECONNECT, RECONNECT_S)) / 2
+        if now - self._refused_since >= limit_s:
+            raise ClusterError(
+                f"the head of the Ray cluster at {self.address} is gone: nothing has listened "
+                f"there for {limit_s:.0f} s. Start the run again once there is a cluster; with "
+                "resume_from='auto' it goes on from its newest checkpoint."
+            )
 
     def _work(self, tasks: SimpleQueue[Task | None]) -> None:
         while (task := tasks.get()) is not None:
@@ -145,6 +194,16 @@ class Head:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+
+def listens(address: str, timeout_s: float) -> bool:
+    """Whether something takes connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
 
 
 def _lost_call() -> type[Exception]:

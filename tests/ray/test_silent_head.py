@@ -9,7 +9,10 @@ after a time that fails the test.
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +24,15 @@ import pytest
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig
 from rayrec.driver.bench import Bench
+from rayrec.driver.head import RECONNECT
 from rayrec.driver.spares import Stage
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.told import Failure, Recovered
+from tests.leftovers import processes_with
 from tests.ray import worlds
 from tests.ray.acting import acting
+from tests.ray.heads import ROOT, started_head
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
 
@@ -171,3 +177,31 @@ def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
     told = run(clicks, tmp_path, server, callbacks=(heard,), spares=1)
     assert heard.heard == [("failure", True), ("recovery", True)]
     assert told == undisturbed
+
+
+def test_a_head_that_is_gone_ends_a_run_that_waits_for_room(
+    private_home: Path, tmp_path: Path, clicks: SyntheticPaths
+) -> None:
+    """With a code and a line, before Ray ends the process with neither."""
+    words = ["--train", str(clicks.train), "--eval", str(clicks.eval)]
+    words += ["--schema", str(clicks.schema), "--ranks", "4", "--placement-timeout", "300"]
+    with started_head(private_home, num_cpus=1) as head:
+        env = {**head.env, "RAY_ADDRESS": head.gcs, "PYTHONPATH": str(ROOT), RECONNECT: "40"}
+        command = [sys.executable, "-m", "jobs.train_dlrm", *words]
+        pipe = subprocess.PIPE
+        job = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=pipe, stderr=pipe)
+        try:
+            assert job.stdout is not None
+            assert any("waiting for room" in line for line in job.stdout)
+            (gcs,) = [pid for pid in processes_with(head.mark) if is_gcs(pid)]
+            os.kill(gcs, signal.SIGKILL)
+            out, errors = job.communicate(timeout=120)
+        finally:
+            job.kill()
+    assert job.returncode == 3, errors
+    assert re.search(r"^failed: the head of the Ray cluster at \S+ is gone: ", errors, re.M), errors
+    assert "the driver does not hear from Ray" in out
+
+
+def is_gcs(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/gcs_server")

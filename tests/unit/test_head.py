@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 
+from rayrec.command import run_command
 from rayrec.driver import head as module
+from rayrec.driver.cluster import connected
 from rayrec.driver.head import Head
+from rayrec.errors import ClusterError
 
 
 @pytest.fixture
@@ -34,6 +38,12 @@ def silent(head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
 
 def number(answer: int) -> Callable[[], int]:
     return lambda: answer
+
+
+def look(head: Head, said: list[str]) -> None:
+    """As the loop of a run does, whenever it was."""
+    head._beat_at = 0.0
+    head.look(said.append)
 
 
 def test_a_question_has_its_newest_answer(head: Head) -> None:
@@ -67,14 +77,61 @@ def test_a_signal_ends_the_wait_for_an_answer(head: Head, silent: threading.Even
 
 def test_silence_and_its_end_are_told_once(head: Head, silent: threading.Event) -> None:
     said: list[str] = []
-    head.tell(said.append)
-    head.tell(said.append)
+    look(head, said)
+    look(head, said)
     assert len(said) == 1 and said[0].startswith("the driver does not hear from Ray: ")
     silent.set()
     head.answer(number(1))
-    head.tell(said.append)
-    head.tell(said.append)
+    look(head, said)
+    look(head, said)
     assert len(said) == 2 and said[1].startswith("the driver hears from Ray again, after ")
+
+
+def test_a_head_that_is_gone_ends_the_run_before_ray_ends_the_process(
+    head: Head, silent: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "alive_nodes", frozenset)
+    monkeypatch.setenv(module.RECONNECT, "1e-6")
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        head.address = f"127.0.0.1:{listening.getsockname()[1]}"
+        for _ in range(3):
+            look(head, said)
+    assert len(said) == 1, "it is overloaded, and there"
+    look(head, said)
+    with pytest.raises(ClusterError, match=rf"cluster at {head.address} is gone"):
+        look(head, said)
+    assert run_command(lambda argv: look(head, said) or 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Exception("The current node timed out during startup."), 3),
+        (ValueError("the object store needs 75 MB"), 2),
+        (OSError("AF_UNIX path length cannot exceed 107 bytes"), 2),
+    ],
+)
+def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_users(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray waits for 30 s before it says so, which a test cannot."""
+    import ray
+
+    def fails(**options: object) -> None:
+        raise error
+
+    def main(argv: object) -> int:
+        with connected():
+            return 0
+
+    monkeypatch.setattr(ray, "init", fails)
+    for name in ("RAY_AUTH_MODE", "RAY_worker_niceness"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert run_command(main, []) == code
+    said = capsys.readouterr().err
+    assert "Ray does not start on this machine" in said and ("try again" in said) == (code == 3)
 
 
 def test_what_a_question_raises_is_raised_where_its_answer_is_wanted(head: Head) -> None:
