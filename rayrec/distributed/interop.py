@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
+from rayrec.comm import plain
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.state import TableShards, whole_table
 from rayrec.errors import InputError, ShapeError
@@ -128,11 +129,7 @@ def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | No
             continue
         # one table at a time, so that rank 0 holds no more than the result
         local = [ShardState(s.shard, s.weight.detach().cpu()) for s in tables[key].local()]
-        gathered: list[Any] = [None] * world if rank == 0 else []
-        if world > 1:
-            dist.gather_object(local, gathered if rank == 0 else None)
-        else:
-            gathered = [local]
+        gathered = plain.gather(local) if world > 1 else [local]
         if rank == 0:
             name = tables[key].name
             parts = [state for part in gathered for state in part]

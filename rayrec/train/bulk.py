@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import torch
-import torch.distributed as dist
 
+from rayrec.comm import plain
 from rayrec.data import FileDataset
 from rayrec.data.origin import RowOrigin
 from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name
@@ -112,8 +112,7 @@ def _gathered(mine: pa.Table | None, part: Part) -> list[pa.Table]:
     everyone: list[pa.Table | None] = [mine]
     # Ranks without rows of a batch send None, since the gather is a collective.
     if part.world_size > 1:
-        everyone = [None] * part.world_size if part.rank == 0 else []
-        dist.gather_object(mine, everyone or None)
+        everyone = plain.gather(mine)
     return [rows for rows in everyone if rows is not None]
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rayrec.comm.choose import exchange_for, host_identity
 from rayrec.comm.exchange import Exchange, LocalExchange
@@ -145,12 +144,8 @@ class HandOverTask:
         if not there or sorted(place for place, _ in there) != list(range(there[0][1])):
             raise CommError(f"only {len(there)} ranks still keep tables of the world before")
         first = next(rank for rank, place in enumerate(places) if place is not None)
-        box: list[Any] = [None]
-        if held is not None and rank == first:
-            box = [replace(held, states=())]
-        if dist.is_initialized():
-            dist.broadcast_object_list(box, src=first)
-        common: Held = box[0]
+        own = None if held is None or rank != first else replace(held, states=())
+        common: Held = gather_objects(own)[first]
         group = self.group_size or self.ranks
         states = [] if held is None else held.states
         pieces, sent = pass_on(

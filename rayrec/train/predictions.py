@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch.distributed as dist
 from pyarrow import fs
 from torch import Tensor
 
+from rayrec.comm import plain
 from rayrec.data.origin import RowOrigin
 from rayrec.errors import ConfigError, InputError, SaveError
 from rayrec.storage import one_line, resolve
@@ -88,9 +88,7 @@ class PredictionWriter:
         parts: list[Any] = [mine]
         # Ranks without rows of a batch send None, since the gather is a collective.
         if self._world_size > 1:
-            everyone: list[Any] | None = [None] * self._world_size if self._rank == 0 else None
-            dist.gather_object(mine, everyone)
-            parts = everyone or []
+            parts = plain.gather(mine)
         self._waiting += [part for part in parts if part is not None and part.num_rows]
         if sum(part.num_rows for part in self._waiting) >= GROUP_ROWS:
             self._write()

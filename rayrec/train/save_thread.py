@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rayrec.comm import plain
 from rayrec.comm.process_group import new_group, shutdown_sockets
 
 # how long a rank that leaves its world waits for its thread to notice
@@ -32,9 +33,7 @@ class SaveThread:
         """The values of all ranks' threads, on every rank."""
         if self._group is None:
             return [value]
-        everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, value, group=self._group)
-        return everyone
+        return plain.all_gather(value, self._group)
 
     def given_up(self) -> bool:
         """Whether what is being written shall end at once, with an error."""

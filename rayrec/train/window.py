@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rayrec.comm import plain
 from rayrec.machine.memory import resident_bytes
 from rayrec.spec.task import Task
 from rayrec.train.scoring import Scoring, by_task
@@ -188,6 +189,4 @@ def gather_objects(value: Any, /) -> list[Any]:
     """The values of all ranks, on every rank."""
     if not dist.is_initialized():
         return [value]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
+    return plain.all_gather(value)

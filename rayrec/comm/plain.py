@@ -1,0 +1,199 @@
+"""Values that ranks tell each other: plain data, of which nothing is unpickled.
+
+torch's object collectives unpickle what a peer sends, which runs whatever code it names. Here a
+value is JSON, followed by the raw bytes of its tensors and Arrow tables. It may hold what JSON has,
+tuples, dicts with any keys, ranges, bytes, tensors, tables, and dataclasses and NamedTuples of
+rayrec. A gather costs one pass over the value, a small collective for the sizes, and one that is as
+long as the longest value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rayrec.errors import CommError
+
+_HEADER = struct.Struct("<q")
+_PACKAGE = "rayrec."
+
+
+def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The values of all ranks of a group, on every rank."""
+    sent, sizes = _sent(value, group)
+    width = max(sizes)
+    everyone = sent.new_empty(len(sizes) * width)
+    dist.all_gather(list(everyone.split(width)), _padded(sent, width), group=group)
+    return [_decoded(row, size) for row, size in zip(everyone.split(width), sizes, strict=True)]
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all ranks of the default group on rank 0, and nothing on the others."""
+    sent, sizes = _sent(value, None)
+    width, rows = max(sizes), None
+    if dist.get_rank() == 0:
+        rows = list(sent.new_empty(len(sizes) * width).split(width))
+    dist.gather(_padded(sent, width), rows)
+    return [_decoded(row, size) for row, size in zip(rows or [], sizes, strict=False)]
+
+
+def encode(value: Any) -> bytes:
+    """A value as bytes.
+
+    Raises:
+        TypeError: it holds something of another kind.
+    """
+    buffers: list[bytes] = []
+    text = json.dumps(_plain(value, buffers), separators=(",", ":")).encode()
+    sizes = [len(text), *map(len, buffers)]
+    head = json.dumps(sizes).encode()
+    return b"".join([_HEADER.pack(len(head)), head, text, *buffers])
+
+
+def decode(data: bytes | bytearray | memoryview) -> Any:
+    """The value that `encode` was given."""
+    view = memoryview(data)
+    (length,) = _HEADER.unpack_from(view)
+    start = _HEADER.size + length
+    parts = []
+    for size in json.loads(bytes(view[_HEADER.size : start])):
+        parts.append(view[start : start + size])
+        start += size
+    return _value(json.loads(bytes(parts[0])), parts[1:])
+
+
+def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
+    """What this rank sends, and the sizes of all."""
+    on_gpu = dist.get_backend(group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    sent = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(device)
+    own = torch.tensor([len(sent)], device=device)
+    sizes = own.new_empty(dist.get_world_size(group))
+    dist.all_gather(list(sizes.split(1)), own, group=group)
+    return sent, sizes.tolist()
+
+
+def _padded(sent: Tensor, width: int) -> Tensor:
+    return torch.cat([sent, sent.new_zeros(width - len(sent))])
+
+
+def _decoded(row: Tensor, size: int) -> Any:
+    return decode(row[:size].cpu().numpy().data)
+
+
+def _plain(value: Any, buffers: list[bytes]) -> Any:
+    """A value as JSON has it: lists and what has no parts as they are, else {kind: parts}."""
+
+    def inner(one: Any) -> Any:
+        return _plain(one, buffers)
+
+    def buffer(data: bytes) -> int:
+        buffers.append(data)
+        return len(buffers) - 1
+
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [inner(one) for one in value]
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": [dtype, list(value.shape), buffer(raw.numpy().tobytes())]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": buffer(bytes(value))}
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, Mapping):
+        return {"dict": [[inner(key), inner(one)] for key, one in value.items()]}
+    name = f"{type(value).__module__}:{type(value).__qualname__}"
+    if dataclasses.is_dataclass(value) and name.startswith(_PACKAGE):
+        given = [one.name for one in dataclasses.fields(value) if one.init]
+        return {"fields": [name, {one: inner(getattr(value, one)) for one in given}]}
+    if isinstance(value, tuple):
+        parts = [inner(one) for one in value]
+        return {"tuple": parts} if type(value) is tuple else {"named": [name, parts]}
+    if type(value).__name__ == "Table":
+        import pyarrow as pa
+
+        if isinstance(value, pa.Table):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, value.schema) as stream:
+                stream.write_table(value)
+            return {"table": buffer(sink.getvalue().to_pybytes())}
+    raise TypeError(f"ranks tell each other plain values, and {name} is none")
+
+
+def _value(plain: Any, buffers: list[memoryview]) -> Any:
+    """What `_plain` was given."""
+    if isinstance(plain, list):
+        return [_value(one, buffers) for one in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, parts),) = plain.items()
+    return _KINDS[kind](parts, buffers)
+
+
+def _tensor(parts: Any, buffers: list[memoryview]) -> Tensor:
+    dtype, shape, number = parts
+    kind = _dtype(dtype)
+    if not len(buffers[number]):
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(buffers[number]), dtype=kind).reshape(shape)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CommError(f"a rank sent a tensor of type {name!r}, which torch does not have")
+    return found
+
+
+def _table(number: int, buffers: list[memoryview]) -> Any:
+    import pyarrow as pa
+
+    # the bytes are of a buffer that is used again
+    return pa.ipc.open_stream(pa.py_buffer(bytes(buffers[number]))).read_all()
+
+
+def _class(name: str) -> type:
+    """A dataclass or NamedTuple of rayrec; a peer may name no other."""
+    module, _, path = name.partition(":")
+    found: Any = None
+    if name.startswith(_PACKAGE):
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part, None)
+    if (
+        not isinstance(found, type)
+        or found.__module__ != module
+        or not (dataclasses.is_dataclass(found) or issubclass(found, tuple))
+    ):
+        raise CommError(f"a rank sent a value of the kind {name!r}, which is no data of rayrec")
+    return found
+
+
+_KINDS: dict[str, Callable[[Any, list[memoryview]], Any]] = {
+    "tensor": _tensor,
+    "dtype": lambda name, buffers: _dtype(name),
+    "bytes": lambda number, buffers: bytes(buffers[number]),
+    "range": lambda parts, buffers: range(*parts),
+    "dict": lambda parts, buffers: {
+        _value(key, buffers): _value(one, buffers) for key, one in parts
+    },
+    "fields": lambda parts, buffers: _class(parts[0])(
+        **{name: _value(one, buffers) for name, one in parts[1].items()}
+    ),
+    "tuple": lambda parts, buffers: tuple(_value(one, buffers) for one in parts),
+    "named": lambda parts, buffers: _class(parts[0])(*(_value(one, buffers) for one in parts[1])),
+    "table": _table,
+}

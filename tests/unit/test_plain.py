@@ -1,0 +1,94 @@
+"""What ranks tell each other comes out as it went in, and nothing that a peer sends is run."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+import rayrec
+from rayrec.checkpoint import ShardState
+from rayrec.comm import plain
+from rayrec.errors import CommError
+from rayrec.layout import Shard, ShardingPlan, TableLayout, TablePlacement
+from rayrec.observe.times import PartTimes, RankTimes
+from rayrec.shards.undo import Point
+from rayrec.train.random_state import random_state, set_random_state
+
+HALVES = TableLayout((0, 4, 10), (0, 4), ((0,), (1,)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1, -(2**62), True, 0.1, "a\udc80\n", b"\0", (), (1, [2]), range(3, 9, 2)],
+        {"a": {1: (2, None)}, (0, "b"): [], 3: {}},
+        [Point(7, 12), ((Point(1, 2),), 2**61)],
+        ShardingPlan(world_size=2, tables={"t": TablePlacement(layout=HALVES)}),
+        RankTimes(parts={"input": PartTimes(0.1, 1e-9)}, step_s=3.5),
+        [math.inf, torch.bfloat16],
+        pa.table({"a": [[1, 2], None], "b": ["x", "y"]}),
+    ],
+)
+def test_a_value_comes_out_as_it_went_in(value: Any) -> None:
+    found = plain.decode(plain.encode(value))
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_keep_their_bits(dtype: torch.dtype) -> None:
+    for tensor in (torch.tensor(3).to(dtype), torch.zeros(0, 4, dtype=dtype)):
+        found = plain.decode(plain.encode([tensor]))[0]
+        assert found.dtype == dtype and found.shape == tensor.shape and torch.equal(found, tensor)
+    strided = torch.arange(12).reshape(3, 4).to(dtype).t()
+    shard = Shard(table="t", rows=range(4), cols=range(3), rank=0)
+    found = plain.decode(plain.encode(ShardState(shard, strided)))
+    assert found.shard == shard and torch.equal(found.weight, strided)
+    found.weight.fill_(1)
+
+
+def test_generators_go_on_from_what_was_told() -> None:
+    state = random_state(torch.device("cpu"))
+    told = plain.decode(plain.encode([state, state]))[1]
+    first = torch.rand(3)
+    set_random_state(told, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_what_is_not_plain_is_refused_where_it_is_told() -> None:
+    for value in (object(), {1}, print, ValueError("x"), pickle.Pickler):
+        with pytest.raises(TypeError, match="plain values"):
+            plain.encode([value])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("named", "os:system"),
+        ("fields", "subprocess:Popen"),
+        ("named", "rayrec.comm.plain:importlib.import_module"),
+        ("fields", "rayrec.comm.plain:decode"),
+        ("fields", "rayrec.storage:resolve"),
+        ("named", "rayrec.errors:RayrecError"),
+    ],
+)
+def test_a_peer_names_no_code(kind: str, name: str) -> None:
+    text = json.dumps({kind: [name, {} if kind == "fields" else ["true"]]}).encode()
+    sizes = json.dumps([len(text)]).encode()
+    with pytest.raises(CommError, match="no data of rayrec"):
+        plain.decode(len(sizes).to_bytes(8, "little") + sizes + text)
+
+
+def test_no_collective_of_the_package_unpickles() -> None:
+    """torch's object collectives unpickle what a peer sends."""
+    pickling = re.compile(r"\b(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?\(")
+    files = Path(rayrec.__file__).parent.rglob("*.py")
+    assert not [str(file) for file in files if pickling.search(file.read_text())]
