@@ -48,7 +48,7 @@ class RankGroup:
         check: Callable[[], None] = lambda: None,
         silence_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._crew, self._scaling, self._check = crew, scaling, check
+        self._crew, self._scaling, self.check = crew, scaling, check
         self._silence_s = silence_s
         self._awake: set[Any] = set()  # who has said to be done with importing
         self.forget()
@@ -293,7 +293,7 @@ class RankGroup:
         heartbeat = Heartbeat(self._actors, self.addresses, self._silence_s(), self._awake)
 
         def check() -> None:
-            self._check()
+            self.check()
             heartbeat.check()
 
         return answers(asked, self.addresses, self.world_size, what, timeout_s, check)

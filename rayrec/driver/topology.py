@@ -7,7 +7,7 @@ the ranks of the node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rayrec.driver.head import head
@@ -34,7 +34,7 @@ def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topo
     elif scaling.use_gpu:
         memory = tuple(int(free * (1 - GPU_RESERVE)) for free in group.gpu_memory(timeout_s))
     else:
-        memory = _cpu_memory(group, _node_memory())
+        memory = _cpu_memory(group, _node_memory(group.check))
     speeds = DEFAULT_SPEEDS[device]
     return Topology(
         hosts=group.hosts,
@@ -59,10 +59,10 @@ def read_topology(path: str) -> Topology:
         raise ConfigError(f"cannot read the topology {path}: {error}.") from None
 
 
-def _node_memory() -> dict[str, float]:
+def _node_memory(check: Callable[[], None]) -> dict[str, float]:
     import ray
 
-    alive = [node for node in head.answer(ray.nodes) if node["Alive"]]
+    alive = [node for node in head.answer(ray.nodes, check) if node["Alive"]]
     return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
 
 
