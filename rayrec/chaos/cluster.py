@@ -24,7 +24,7 @@ from pathlib import Path
 from rayrec.chaos.job import Job
 from rayrec.driver import reaper
 from rayrec.driver.cluster import reaped
-from rayrec.errors import RayrecError
+from rayrec.errors import ClusterError, RayrecError
 from rayrec.train.progress import SHOWN_IN
 
 PORTS = (
@@ -82,7 +82,7 @@ class PrivateCluster:
         """Start all nodes, and wait until they are up.
 
         Raises:
-            RayrecError: Ray does not start; with its last line.
+            ClusterError: Ray does not start; with its last line.
         """
         words = ["--head", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
         if self.nodes > 1:
@@ -94,7 +94,7 @@ class PrivateCluster:
             try:
                 self._head = self._start("head", [*words, *options], deadline)
                 break
-            except RayrecError:
+            except ClusterError:
                 if attempt == STARTS - 1 or time.monotonic() > deadline:
                     raise
         self.env["RAY_ADDRESS"] = f"127.0.0.1:{ports['--port']}"
@@ -175,7 +175,7 @@ class PrivateCluster:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 said = log.read_text(errors="replace").split()
-                raise RayrecError(
+                raise ClusterError(
                     f"Ray does not start on this machine in {START_S:.0f} s: "
                     f"{' '.join(said[-30:]) or 'it says nothing'}"
                 )
@@ -190,7 +190,7 @@ def private_cluster(job: Job, nodes: int) -> Iterator[PrivateCluster]:
     Args:
         nodes: 1, or 2 of which each holds half of the ranks, and of the spares.
     Raises:
-        RayrecError: Ray does not start.
+        ClusterError: Ray does not start.
     """
     cpus = max(1.0, (-(-job.ranks // nodes) + -(-job.spares // nodes)) * job.cpus)
     # the paths of Ray's sockets have room for 107 bytes

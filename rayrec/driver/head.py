@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from rayrec.driver.facts import alive_nodes
 from rayrec.errors import ClusterError
+from rayrec.storage import one_line
 
 T = TypeVar("T")
 Task = tuple[Callable[[], Any], Future[Any]]
@@ -107,7 +108,7 @@ class Head:
         Args:
             check: called several times a second meanwhile; what it raises ends the wait.
         Raises:
-            ClusterError: there was none for `LIMIT_S` seconds.
+            ClusterError: there was none for `LIMIT_S` seconds, or the call was lost.
             whatever `ask` raises.
         """
         future = self.aside(ask)
@@ -120,7 +121,12 @@ class Head:
                 )
             check()
             wait([future], SOON_S)
-        return future.result()
+        try:
+            return future.result()
+        except _lost_call() as error:
+            raise ClusterError(
+                f"the head of the Ray cluster does not answer: {one_line(error)}. Begin again."
+            ) from error
 
     def settle(self) -> None:
         """Wait until all is done that was asked for, unless the head does not answer."""

@@ -152,4 +152,6 @@ def test_a_lost_call_is_silence_and_no_error(head: Head) -> None:
 
     assert head.recent("nodes", number(3)) == 3
     assert head.recent("nodes", lost) == 3 and head.silent_s > 0
+    with pytest.raises(ClusterError, match="does not answer: connection reset"):
+        head.answer(lost)
     assert head.recent("nodes", number(4)) == 4 and head.silent_s == 0
