@@ -92,12 +92,20 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
     help="rows that may wait in a replica; beyond them requests are refused",
 )
 @click.option(
+    "--lame-duck",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="time to answer as before, and say that it is not ready, after SIGTERM",
+)
+@click.option(
     "--drain",
     type=Checked(arguments.seconds, "seconds"),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="time to answer what is there, after SIGTERM",
+    help="time to answer what is there, after that",
 )
 def command(
     artifact: str | None,
@@ -114,6 +122,7 @@ def command(
     threads: int,
     max_batch_rows: int,
     queue_rows: int,
+    lame_duck: float,
     drain: float,
 ) -> None:
     """Answer requests for scores until SIGTERM or Ctrl-C.
@@ -137,6 +146,7 @@ def command(
         threads=threads,
         max_batch_rows=max_batch_rows,
         queue_rows=queue_rows,
+        lame_duck_s=lame_duck,
         drain_s=drain,
         poll_s=poll or 1.0,
         strict=not in_place,

@@ -210,10 +210,18 @@ class Predictor:
         Raises:
             InputError, ConfigError: as `predict`; or a column is on both sides.
         """
+        return self.score(self.read_candidates(user, candidates))
+
+    def read_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Request:
+        """What `predict_candidates` takes, checked, as the tensors that `score` takes.
+
+        Raises:
+            InputError, ConfigError: as `predict_candidates`.
+        """
         schema = self._known_schema()
         one: Rows = [user] if isinstance(user, Mapping) else user
         if len(candidates) == 0:
-            return self.predict([])
+            return self.read([])
         columns = user_columns(one, candidates, schema)
         if columns not in self._splits:
             if len(self._splits) >= _MOST_SPLITS:
@@ -221,10 +229,8 @@ class Predictor:
             self._splits[columns] = CandidateSplit(schema, columns)
         split = self._splits[columns]
         if split.is_whole and self._takes_strides():
-            request = split.request(one, candidates, self._ids_are_checked)
-        else:
-            request = self._request(broadcast(one, candidates, schema), None)
-        return self._finish(self._run(request), as_logits=False)
+            return split.request(one, candidates, self._ids_are_checked)
+        return self._request(broadcast(one, candidates, schema), None)
 
     def _takes_strides(self) -> bool:
         """Whether keys may have different numbers of bags until they reach the collections."""

@@ -15,14 +15,15 @@ from typing import Any
 from rayrec.errors import ConfigError, ServingError
 from rayrec.serve.artifact import local_folder
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.server.body import as_json, asked, type_trouble
+from rayrec.serve.server.body import type_trouble, written
 from rayrec.serve.server.faults import fault_of
 from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.reading import Reading
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
-from rayrec.serve.wire import ARROW_TYPE, Answer, Columns, answer_bytes, request_bytes
+from rayrec.serve.wire import ARROW_TYPE, Answer, Columns, request_bytes
 from rayrec.storage import one_line
 
 
@@ -75,12 +76,13 @@ class Deployed:
         schema = served_schema(predictor, artifact)
         predictor.warm()
         self._most_bytes, self._broken = settings.max_bytes, Event()
-        self._reader = RequestReader(request_columns(schema), settings.max_rows)
+        reader = RequestReader(request_columns(schema), settings.max_rows)
+        self._reading = Reading(reader, settings.queue_bytes)
         metrics = Metrics(version_of(predictor)[0])
         self._queue = ScoringQueue(predictor, settings, metrics, self._broken.set)
 
     async def __call__(self, request: Any) -> Any:
-        """Answer HTTP: JSON, or an Arrow stream, as /predict of `rayrec serve`."""
+        """Answer HTTP as /predict of `rayrec serve` does."""
         from starlette.responses import JSONResponse, Response
 
         kind = request.headers.get("content-type", "").partition(";")[0]
@@ -91,18 +93,16 @@ class Deployed:
         if trouble:
             return JSONResponse({"error": "InputError", "message": trouble}, status)
         try:
-            answer = await self._queue.score(*asked(self._reader, kind, body))
+            answer = await self._queue.score(*await self._reading.read(kind, body))
         except Exception as error:
             fault = fault_of(error)
             return JSONResponse({"error": fault.error, "message": fault.text}, fault.status)
-        if kind == ARROW_TYPE:
-            return Response(answer_bytes(answer), media_type=ARROW_TYPE)
-        return JSONResponse(as_json(answer))
+        return Response(written(answer, kind), media_type=kind)
 
     async def ask(self, rows: Columns, timeout_s: float | None = None) -> Answer:
         """Answer a handle, as `rayrec.serve.Client.ask`; without `timeout_s` it waits for ever."""
-        data = request_bytes(rows)
-        return await self._queue.score(self._reader.read(data), len(data), timeout_s)
+        asked = await self._reading.read(ARROW_TYPE, request_bytes(rows))
+        return await self._queue.score(asked.rows, asked.size, timeout_s)
 
     def check_health(self) -> None:
         """Tell Ray Serve whether to start another one in its place."""

@@ -26,6 +26,8 @@ from rayrec.quant import mark_checked
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage import one_line
 
+_MOST_REPEATED = 1 << 26  # bytes of one user's columns beside all candidates
+
 Rows: TypeAlias = "pa.RecordBatch | pa.Table | Sequence[Mapping[str, Any]]"
 
 
@@ -213,12 +215,17 @@ def broadcast(user: Rows, candidates: Rows, schema: FeatureSchema) -> pa.RecordB
     """The candidates' rows, each with the columns of the user beside its own.
 
     Raises:
-        InputError: there is not one row of the user.
+        InputError: there is not one row of the user, or it is too large to be repeated so often.
     """
     one = _one_batch(arrow_rows(user, schema, "the user"))
     many = _one_batch(arrow_rows(candidates, schema, "the candidates"))
     if one.num_rows != 1:
         raise InputError(f"the user has {one.num_rows} rows; give the one row of one user.")
+    if one.nbytes * many.num_rows > _MOST_REPEATED:
+        raise InputError(
+            f"the user's row has {one.nbytes} bytes, and this model needs it beside each of "
+            f"{many.num_rows} candidates; ask for fewer at a time."
+        )
     again = pa.array(np.zeros(many.num_rows, np.int64))
     arrays = [*(column.take(again) for column in one.columns), *many.columns]
     return pa.RecordBatch.from_arrays(arrays, names=[*one.schema.names, *many.schema.names])

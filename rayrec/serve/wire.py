@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rayrec.errors import InputError, ServingError
 from rayrec.storage import one_line
 
-SERVICE, METHOD = "rayrec.Serving", "Predict"
+SERVICE, METHOD, SCORE_METHOD = "rayrec.Serving", "Predict", "Score"
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 SCORE = "score"  # the column of a model without named tasks
 _VERSION, _STEP, _TASKS = b"rayrec.version", b"rayrec.step", b"rayrec.tasks"
@@ -51,12 +51,21 @@ def request_bytes(rows: Columns) -> bytes:
         rows: an Arrow record batch or table; a dict from column to a list or array of B values; or
             a list of B dicts from column to value.
     Raises:
-        InputError: names the column whose values have no one type, or whose length is another.
+        InputError: names the column whose values have no one type, or whose length is another; or
+            no stream holds them.
     """
     data = rows if isinstance(rows, pa.RecordBatch | pa.Table) else _batch_of(rows)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, data.schema) as writer:
-        writer.write(data)
+    try:
+        # a server takes a bounded number of batches
+        data = data.combine_chunks() if isinstance(data, pa.Table) else data
+        with pa.ipc.new_stream(sink, data.schema) as writer:
+            writer.write(data)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"the request cannot be written as an Arrow stream: {one_line(error)}. Give numbers, "
+            "text, or lists of either."
+        ) from error
     written: bytes = sink.getvalue().to_pybytes()
     return written
 
@@ -72,9 +81,11 @@ def _batch_of(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> pa.Recor
     return record_batch(columns_of(rows))
 
 
-def columns_of(rows: Sequence[Any]) -> dict[str, list[Any]]:
+def columns_of(rows: Sequence[Any], wanted: Sequence[str] | None = None) -> dict[str, list[Any]]:
     """Rows as columns.
 
+    Args:
+        wanted: the columns that are taken; None takes all.
     Raises:
         InputError: a row is no dict, or has not the columns of the first.
     """
@@ -90,7 +101,10 @@ def columns_of(rows: Sequence[Any]) -> dict[str, list[Any]]:
                 f"only one of rows 0 and {number} of the request has {sorted(different)[0]!r}; "
                 "write None where a value is not known."
             )
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    names = list(rows[0]) if rows else []
+    if wanted is not None:
+        names = [name for name in wanted if rows and name in rows[0]]
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
@@ -102,6 +116,11 @@ def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
     arrays: list[pa.Array] = []
     names = list(columns)
     for name, values in columns.items():
+        if not isinstance(name, str) or not _is_unicode(name):
+            raise InputError(
+                f"column {name!r} of the request has no name of text that UTF-8 can hold; name it "
+                "as the schema does."
+            )
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
             raise InputError(
                 f"column {name!r} of the request is of {type(values).__name__}; give a list or an "
@@ -122,6 +141,15 @@ def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
             )
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be encoded, which one with a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def answer_bytes(answer: Answer) -> bytes:

@@ -21,10 +21,44 @@ def streams(rows: pa.Table) -> list[bytes]:
         request_bytes(one[:1]),
         request_bytes(one[:0]),
         request_bytes(text),
-        request_bytes(pa.Table.from_batches(one.to_batches(max_chunksize=3))),
+        _stream(one.to_batches(max_chunksize=3)),
         # without a schema
         list(pa.ipc.MessageReader.open_stream(request_bytes(one)))[1].serialize().to_pybytes(),
     ]
+
+
+def _stream(batches: list[pa.RecordBatch], **options: bool) -> bytes:
+    sink = pa.BufferOutputStream()
+    given = pa.ipc.IpcWriteOptions(**options)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=given) as writer:
+        for batch in batches:
+            writer.write(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def in_batches(names: list[str], count: int) -> bytes:
+    """Columns of lists, in so many record batches of one row."""
+    lists = pa.array([[1, 2]])
+    return _stream([pa.RecordBatch.from_arrays([lists] * len(names), names=names)] * count)
+
+
+def sharing(names: list[str]) -> bytes:
+    """Two columns of numbers, both of which have the bytes of the first."""
+    numbers = pa.array([0.5] * 32)
+    data = _stream([pa.RecordBatch.from_arrays([numbers, numbers], names=names)])
+    # the header has the places and the sizes of four buffers
+    places = struct.pack("<8q", 0, 0, 0, 256, 256, 0, 256, 256)
+    assert data.count(places) == 1
+    return data.replace(places, struct.pack("<8q", 0, 0, 0, 256, 256, 0, 0, 256))
+
+
+def with_delta() -> bytes:
+    """A column whose dictionary grows in the second batch."""
+    kind = pa.dictionary(pa.int32(), pa.string())
+    words = [pa.array(["a"]), pa.array(["a", "b"])]
+    arrays = [pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), each) for each in words]
+    batches = [pa.RecordBatch.from_arrays([each.cast(kind)], names=["user"]) for each in arrays]
+    return _stream(batches, emit_dictionary_deltas=True)
 
 
 def mutated(message: bytes, rng: random.Random) -> bytes:

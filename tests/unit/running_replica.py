@@ -92,7 +92,8 @@ def running(predictor: Predictor, **settings: Any) -> Iterator[Running]:
     thread.start()
 
     async def start() -> Replica:
-        replica = Replica(predictor, ServerSettings(port=0, http_port=0, **settings))
+        free = {"port": 0, "http_port": 0, "lame_duck_s": 0}
+        replica = Replica(predictor, ServerSettings(**free | settings))
         await replica.start()
         return replica
 

@@ -82,11 +82,11 @@ def command(artifact: Path, *options: str) -> list[str]:
 
 
 @contextmanager
-def replicated(artifact: Path) -> Iterator[Server]:
+def replicated(artifact: Path, *options: str) -> Iterator[Server]:
     """A server of two replicas of an artifact."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     process = subprocess.Popen(
-        command(artifact, "--replicas", "2", "--port", "0"),
+        command(artifact, "--replicas", "2", "--port", "0", *options),
         # a server that is killed leaves the folder of its numbers
         env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(artifact.parent), MARK: mark},
         stdout=subprocess.PIPE,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
+import urllib.error
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,8 @@ import pytest
 from rayrec.serve import Predictor
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
-from tests.unit.serve_worlds import an_artifact
-from tests.unit.served_processes import Load, command, replicated, wait_for
+from tests.unit.serve_worlds import an_artifact, rows
+from tests.unit.served_processes import Asking, Load, Server, command, replicated, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,6 +61,74 @@ def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
         assert not load.wrong
         assert not processes_with(one.mark)
         assert one.process.stderr.read() == ""
+
+
+def test_a_replica_that_hangs_is_replaced_while_others_go_on(artifact):
+    with replicated(artifact) as one, Load(one, Predictor.load(artifact)) as load:
+        wait_for(lambda: load.right > 100)
+        victim, other = one.replicas()
+        os.kill(victim, signal.SIGSTOP)
+        wait_for(lambda: victim not in one.replicas() and len(one.replicas()) == 2)
+        assert other in one.replicas()
+        line = one.process.stderr.readline()
+        assert line.startswith("replica ") and " hangs: silent for 2" in line
+        assert f"(process {victim}) ended with code -9" in one.process.stderr.readline()
+        right = load.right
+        wait_for(lambda: load.right > right + 100)
+    assert not load.wrong
+
+
+class KeptAlive(Asking):
+    """HTTP clients, each with a connection that it keeps until it is told to close it."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        super().__init__([f"127.0.0.1:{server.http_port}"] * count)
+        self.right, self.told, self.lost = 0, 0, []
+
+    def ask(self, address: str) -> None:
+        link = http.client.HTTPConnection(address, timeout=200)
+        body = json.dumps({"columns": rows(2, 1).drop_columns(["click"]).to_pydict()})
+        while not self.ended.wait(0.02):
+            try:
+                link.request("POST", "/predict", body, {"content-type": "application/json"})
+                answer = link.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                self.lost.append(error)
+                return
+            assert answer.status == 200
+            self.right += 1
+            if answer.getheader("connection") == "close":
+                self.told += 1
+                return
+
+
+def test_a_client_that_keeps_its_connection_loses_no_request_at_the_end(artifact):
+    with replicated(artifact, "--lame-duck", "8") as one, KeptAlive(one, 8) as clients:
+        wait_for(lambda: clients.right > 100)
+        one.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: clients.told == 8 or clients.lost)
+        # others are still answered, and told to go elsewhere
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            one.get("/ready")
+        assert json.loads(one.get("/health"))["status"] == "alive"
+        assert one.process.wait(200) == 0
+    assert not clients.lost
+
+
+def test_a_replica_without_file_descriptors_says_it_in_a_line(artifact):
+    with replicated(artifact) as one, ExitStack() as stack:
+        for pid in one.replicas():
+            used = len(os.listdir(f"/proc/{pid}/fd"))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 2, used + 2))
+        for _ in range(40):
+            link = stack.enter_context(socket.create_connection(("127.0.0.1", one.http_port)))
+            link.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        line = one.process.stderr.readline()
+        assert line.startswith("socket.accept() out of system resource: [Errno 24]")
+        one.process.kill()
+        rest = one.process.stderr.read()
+        assert "Traceback" not in rest and rest.count("\n") < 10
 
 
 def test_replicas_end_with_a_server_that_is_killed(artifact):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,10 +23,12 @@ from rayrec.errors import (
     UnavailableError,
 )
 from rayrec.serve import Client, export
-from rayrec.serve.server import needed
+from rayrec.serve.server import needed, reading
+from rayrec.serve.server.reading import Reading
 from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import METHOD, SERVICE, Answer, answer_bytes, read_answer, request_bytes
-from tests.unit.bad_requests import mutated, streams
+from tests.unit.bad_requests import in_batches, mutated, sharing, streams, with_delta
 from tests.unit.running_replica import HeldPredictor, running
 from tests.unit.serve_worlds import a_world, rows
 
@@ -139,9 +143,20 @@ def test_rows_that_are_none_are_told_by_the_client(client):
         ({"a": [1], "b": [1, 2]}, "column 'b' of the request has 2 values and column 'a' has 1"),
         ({"a": "xyz"}, "column 'a' of the request is of str"),
         ({"a": [1, "x"]}, "column 'a' of the request holds values of several types"),
+        ({"\ud800": [1]}, r"column '\\ud800' of the request has no name of text that UTF-8"),
+        ({5: [1]}, "column 5 of the request has no name"),
+        ({"a": ["\ud800"]}, "surrogates not allowed"),
+        ({"a": [nested(90)]}, "cannot be written as an Arrow stream: Max recursion depth"),
     ]:
         with pytest.raises(InputError, match=says):
             client.predict(given)
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def test_what_http_cannot_take_is_said_in_json(server, asked):
@@ -156,6 +171,18 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         ("/predict", {"rows": 5}, "application/json", "POST", 400, "give one of"),
         ("/predict", {"rows": [5]}, "application/json", "POST", 400, "row 0 of the request is of"),
         ("/predict", {"columns": {"item": 5}}, "application/json", "POST", 400, "is of int"),
+        ("/predict", {"columns": {"item": [nested(90)]}}, "application/json", "POST", 400, "Max"),
+        ("/predict", {"columns": {"\ud800": [1]}}, "application/json", "POST", 400, "'user' is mi"),
+        (
+            "/predict",
+            {"rows": [], "user": 5},
+            "application/json",
+            "POST",
+            400,
+            "the user is a JSON",
+        ),
+        ("/predict", {"rows": [{}] * 600}, "application/json", "POST", 400, "at most 500"),
+        ("/predict", b"\x0a\xff", "application/x-protobuf", "POST", 400, "no protobuf message"),
         ("/predict", {"rows": [], "timeout_ms": -1}, "application/json", "POST", 400, "above 0"),
         ("/predict", {"rows": [], "timeout_ms": "x"}, "application/json", "POST", 400, "a number"),
         ("/predict", b" " * 70_000, "application/json", "POST", 413, "65536"),
@@ -176,14 +203,14 @@ def test_too_large_a_request_is_refused(client, asked):
         client.predict({"item": np.zeros(501, np.int8)})
 
 
-def ask_bytes(channel: grpc.Channel, message: bytes) -> str:
-    """OK, or the name of the status code, of raw bytes."""
+def ask_bytes(channel: grpc.Channel, data: bytes) -> str:
+    """OK, or the name of the status code and the text, of raw bytes."""
     try:
-        read_answer(channel.unary_unary(f"/{SERVICE}/{METHOD}")(message, timeout=200))
+        read_answer(channel.unary_unary(f"/{SERVICE}/{METHOD}")(data, timeout=200))
         return "OK"
     except grpc.RpcError as error:
-        assert error.details() and "\n" not in error.details(), message
-        return error.code().name
+        assert error.details() and "\n" not in error.details(), data
+        return f"{error.code().name}: {error.details()}"
 
 
 def of_nulls(count: int) -> pa.Array:
@@ -201,15 +228,70 @@ def test_bytes_that_stand_for_much_memory_are_refused(server, asked):
     with pa.ipc.new_stream(zipped, asked.schema, options=options) as writer:
         writer.write(asked)
     with grpc.insecure_channel(server.address) as channel:
-        for message in (
-            request_bytes(nulls),
-            request_bytes(pa.record_batch({"item": listed})),
-            request_bytes(pa.record_batch({"item": folded})),
-            zipped.getvalue().to_pybytes(),
-            b"",
+        for data, says in (
+            (request_bytes(nulls), "has 2147483647 rows and at most 500"),
+            (request_bytes(pa.record_batch({"item": listed})), "has a null inside the list"),
+            (request_bytes(pa.record_batch({"item": folded})), "has type run_end_encoded"),
+            (zipped.getvalue().to_pybytes(), "is compressed"),
+            # a million columns could have the bytes of one, and a copy each
+            (sharing(["age", "price"]), "buffers of the request share bytes"),
+            (sharing(["other", "another"]), "buffers of the request share bytes"),
+            (in_batches(["seen", "seen"], 2), "column 'seen' occurs 2 times"),
+            (in_batches(["seen"], 257), "has 257 record batches and at most 256"),
+            (with_delta(), "adds to a dictionary"),
+            (b"", "is empty"),
         ):
-            assert ask_bytes(channel, message) == "INVALID_ARGUMENT"
+            told = ask_bytes(channel, data)
+            assert told.startswith("INVALID_ARGUMENT: ") and says in told
         assert ask_bytes(channel, request_bytes(asked)) == "OK"
+
+
+def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked, monkeypatch):
+    reads, goes_on = reading.asked, threading.Event()
+    entered: list[bytes] = []
+
+    def slow(*given):
+        entered.append(given[-1])
+        assert goes_on.wait(100)
+        return reads(*given)
+
+    monkeypatch.setattr(reading, "asked", slow)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            ask = pool.submit(server.http, "/predict", {"columns": asked.to_pydict()})
+            wait_for(lambda: entered)
+            for path in ("/health", "/ready", "/metrics"):
+                assert server.http(path)[0] == 200
+            assert not ask.done()
+        finally:
+            goes_on.set()
+        assert ask.result()[0] == 200
+
+
+def test_what_waits_to_be_read_has_a_bound(monkeypatch):
+    goes_on, body = threading.Event(), b" " * 60
+    monkeypatch.setattr(reading, "asked", lambda *_: goes_on.wait(100))
+
+    async def main() -> None:
+        one = Reading(RequestReader([], 1), 100)
+        first = asyncio.create_task(one.read("application/json", body))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="60 bytes wait to be read, and 100 may"):
+            await one.read("application/json", body)
+        goes_on.set()
+        assert await first
+        assert await one.read("application/json", body)
+        one.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_without_file_descriptors_says_it_in_a_line(server, capfd):
+    said = {"message": "socket.accept() out of system resource", "exception": OSError(24, "full")}
+    for _ in range(200):
+        server.loop.call_soon_threadsafe(server.loop.call_exception_handler, said)
+    assert server.http("/health")[0] == 200
+    assert capfd.readouterr().err == "socket.accept() out of system resource: [Errno 24] full\n"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +304,7 @@ def test_a_replica_outlives_any_bytes(server, client, predictor, asked, count):
     seen = set()
     with grpc.insecure_channel(server.address) as channel:
         for _ in range(count):
-            seen.add(ask_bytes(channel, mutated(rng.choice(whole), rng)))
+            seen.add(ask_bytes(channel, mutated(rng.choice(whole), rng)).split(":")[0])
     assert seen <= {"OK", "INVALID_ARGUMENT"} and "INVALID_ARGUMENT" in seen
     np.testing.assert_allclose(client.predict(asked), predictor.predict(asked), **CLOSE)
 
@@ -353,7 +435,7 @@ def test_a_replica_that_ends_answers_what_it_has(predictor, asked):
             ]
             wait_for(lambda: server.replica.queue._rows == 160)
             ended = server.stop()
-            wait_for(lambda: not server.replica.http.is_ready)
+            wait_for(lambda: not server.replica.health.is_ready)
             with pytest.raises((UnavailableError, DeadlineError)):
                 client.predict(asked, timeout_s=0.5)
             assert not ended.done()

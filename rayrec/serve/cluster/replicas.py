@@ -141,7 +141,7 @@ class Replicas:
         for slot in alive:
             slot.actor.stop.remote()
         serving = [slot.serving for slot in alive if slot.serving is not None]
-        seconds = self._settings.drain_s
+        seconds = self._settings.end_s
         done = (
             ray.wait(serving, num_returns=len(serving), timeout=seconds + 5)[0] if serving else []
         )

@@ -1,78 +1,134 @@
-"""Bodies of HTTP: what is asked, and the answer, as JSON for people or as an Arrow stream."""
+"""Bodies of requests and answers: JSON for people, Arrow streams, or protobuf with such in it."""
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from rayrec import checks
 from rayrec.errors import InputError
+from rayrec.serve.protobuf import PROTOBUF_TYPE, ROWS, SCORES, USER, fields_of, message
 from rayrec.serve.server.untrusted import RequestReader
-from rayrec.serve.wire import ARROW_TYPE, Answer, columns_of, record_batch, request_bytes
+from rayrec.serve.wire import (
+    ARROW_TYPE,
+    Answer,
+    answer_bytes,
+    columns_of,
+    record_batch,
+    request_bytes,
+)
 
 JSON_TYPE = "application/json"
+_TYPES = (JSON_TYPE, ARROW_TYPE, PROTOBUF_TYPE)
 
 
 class Asked(NamedTuple):
-    """A request: its rows, its size in bytes as an Arrow stream, and how long the caller waits."""
+    """A request.
+
+    Attributes:
+        rows: to score; the candidates where there is a user.
+        size: in bytes, as Arrow streams.
+        timeout_s: how long the caller waits; None for ever.
+        user: one row of the columns that are the same for all rows; None where rows have all.
+    """
 
     rows: pa.RecordBatch
     size: int
-    timeout_s: float | None
+    timeout_s: float | None = None
+    user: pa.RecordBatch | None = None
 
 
 def type_trouble(content_type: str) -> str:
     """Why bodies of a type are not read, or ""."""
-    if content_type in (JSON_TYPE, ARROW_TYPE):
+    if content_type in _TYPES:
         return ""
-    return f"content-type {content_type} is not read; send {JSON_TYPE} or {ARROW_TYPE}."
+    return f"content-type {content_type} is not read; send {', '.join(_TYPES)}."
 
 
 def asked(reader: RequestReader, content_type: str, body: bytes) -> Asked:
-    """Read a body of one of the two types.
+    """Read a body of one of the types.
 
     Raises:
         InputError: it is no whole Arrow stream, or no JSON of columns or rows.
     """
     if content_type == ARROW_TYPE:
-        return Asked(reader.read(body), len(body), None)
-    given = _json_object(body)
+        return Asked(reader.read(body), len(body))
+    if content_type == PROTOBUF_TYPE:
+        fields = fields_of(body)
+        user = reader.read(fields[USER]) if USER in fields else None
+        return Asked(reader.read(fields.get(ROWS, b"")), len(body), user=user)
+    return _of_json(reader, _json_object(body))
+
+
+def _of_json(reader: RequestReader, given: dict[str, Any]) -> Asked:
     timeout_s = given.pop("timeout_ms", None)
     if timeout_s is not None:
         timeout_s = checks.positive("timeout_ms", timeout_s) / 1000
         checks.seconds("timeout_ms / 1000", timeout_s)
+    user = given.pop("user", None)
+    if user is not None and not isinstance(user, dict):
+        raise InputError(
+            f"the user is a JSON {type(user).__name__}; give one row, an object from column to "
+            "value."
+        )
     if set(given) == {"columns"} and isinstance(given["columns"], dict):
         columns = given["columns"]
     elif set(given) == {"rows"} and isinstance(given["rows"], list):
-        columns = columns_of(given["rows"])
+        reader.check_rows(len(given["rows"]))
+        columns = columns_of(given["rows"], reader.columns)
     else:
         raise InputError(
             f"the body has the fields {sorted(given)}; give one of "
             '"columns": {"name": [value, ...]} and "rows": [{"name": value}, ...].'
         )
-    # the same checks as for bytes: text of JSON can be as wrong
-    whole = request_bytes(record_batch(columns))
-    return Asked(reader.read(whole), len(whole), timeout_s)
+    rows, size = _read(reader, columns)
+    if user is None:
+        return Asked(rows, size, timeout_s)
+    one, more = _read(reader, {name: [value] for name, value in user.items()})
+    return Asked(rows, size + more, timeout_s, one)
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON data."""
+def _read(reader: RequestReader, columns: Mapping[str, Any]) -> tuple[pa.RecordBatch, int]:
+    """Columns as a batch, with the checks of bytes: text of JSON can be as wrong."""
+    kept = {name: columns[name] for name in reader.columns if name in columns}
+    for values in kept.values():
+        if isinstance(values, Sequence):
+            reader.check_rows(len(values))
+    whole = request_bytes(record_batch(kept))
+    return reader.read(whole), len(whole)
+
+
+def written(answer: Answer, content_type: str) -> bytes:
+    """An answer as a body of the type of the request."""
+    if content_type == ARROW_TYPE:
+        return answer_bytes(answer)
+    if content_type == PROTOBUF_TYPE:
+        return message({SCORES: answer_bytes(answer)})
     scores: Any = answer.scores
     listed = (
         {name: part.tolist() for name, part in scores.items()}
         if isinstance(scores, dict)
         else scores.tolist()
     )
-    return {"scores": listed, "version": answer.version, "step": answer.step}
+    said = {"scores": listed, "version": answer.version, "step": answer.step}
+    return json.dumps(said).encode()
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
+    was_on = gc.isenabled()
+    # no value of JSON is in a cycle, and looking for one while a million are made takes seconds
+    gc.disable()
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is no JSON: {error}.") from error
+    finally:
+        if was_on:
+            gc.enable()
     if not isinstance(given, dict):
         raise InputError(f"the body is a JSON {type(given).__name__}; send an object.")
     return given

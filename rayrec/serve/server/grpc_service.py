@@ -1,4 +1,8 @@
-"""The gRPC side of a replica: one method, bytes in and bytes out, without generated code."""
+"""The gRPC side of a replica: bytes in and bytes out, without generated code.
+
+Predict takes an Arrow stream and answers with one; Score takes and answers the messages of
+deploy/serving/serving.proto. `grpc.health.v1` says what /ready says.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,33 @@ import grpc
 import grpc.aio
 
 from rayrec.errors import UnavailableError
+from rayrec.serve.protobuf import PROTOBUF_TYPE
+from rayrec.serve.server.body import written
 from rayrec.serve.server.faults import CANCELLED, OK, fault_of
+from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.reading import Reading
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import RequestReader
-from rayrec.serve.wire import METHOD, SERVICE, answer_bytes
+from rayrec.serve.wire import ARROW_TYPE, METHOD, SCORE_METHOD, SERVICE
 
 
 class GrpcService:
-    """Answers /rayrec.Serving/Predict.
+    """Answers /rayrec.Serving/Predict and Score, and /grpc.health.v1.Health/Check and Watch.
 
-    Args:
-        reader: of the columns that a request has.
     Attributes:
         port: at which it listens, after `start`.
     """
 
     def __init__(
-        self, queue: ScoringQueue, reader: RequestReader, settings: ServerSettings, metrics: Metrics
+        self,
+        queue: ScoringQueue,
+        reading: Reading,
+        health: Health,
+        settings: ServerSettings,
+        metrics: Metrics,
     ) -> None:
-        self._queue, self._reader = queue, reader
+        self._queue, self._reading = queue, reading
         self._settings, self._metrics = settings, metrics
         self._server = grpc.aio.server(
             options=[
@@ -39,9 +49,12 @@ class GrpcService:
             ]
         )
         # no serializers: the handler takes and gives bytes
-        handler = grpc.unary_unary_rpc_method_handler(self._predict)
-        generic = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
-        self._server.add_generic_rpc_handlers([generic])
+        handlers = {
+            METHOD: grpc.unary_unary_rpc_method_handler(self._predict),
+            SCORE_METHOD: grpc.unary_unary_rpc_method_handler(self._score),
+        }
+        generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        self._server.add_generic_rpc_handlers([generic, health.handler()])
         self.port = settings.port
 
     async def start(self) -> None:
@@ -62,14 +75,22 @@ class GrpcService:
         await self._server.stop(seconds)
 
     async def _predict(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return await self._answer(message, ARROW_TYPE, context)
+
+    async def _score(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return await self._answer(message, PROTOBUF_TYPE, context)
+
+    async def _answer(self, message: bytes, kind: str, context: grpc.aio.ServicerContext) -> bytes:
         start = perf_counter()
         outcome = CANCELLED
         try:
-            rows = self._reader.read(message)
-            answer = await self._queue.score(rows, len(message), context.time_remaining())
-            written = answer_bytes(answer)
+            asked = await self._reading.read(kind, message)
+            answer = await self._queue.score(
+                asked.rows, asked.size, context.time_remaining(), asked.user
+            )
+            body = written(answer, kind)
             outcome = OK
-            return written
+            return body
         except Exception as error:
             fault = fault_of(error)
             outcome = fault.outcome

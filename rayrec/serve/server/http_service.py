@@ -1,9 +1,10 @@
 """The HTTP side of a replica: JSON for people, Arrow for programs, and what a host asks.
 
 POST /predict    {"columns": {"user": [7]}} or {"rows": [{"user": 7}]}, with "timeout_ms" where
-                 the caller does not wait for ever; or an Arrow stream, answered by one
+                 the caller does not wait for ever, and "user": {"age": 30} with what is the same
+                 for all rows; or an Arrow stream, or deploy/serving/serving.proto, answered by such
 GET /health      200 while the process works
-GET /ready       200 while it takes requests, 503 before its end
+GET /ready       200 while it is to be given requests, 503 before its end
 GET /metrics     for Prometheus
 """
 
@@ -16,13 +17,13 @@ from time import perf_counter
 from aiohttp import web
 
 from rayrec.errors import InputError, UnavailableError
-from rayrec.serve.server.body import as_json, asked, type_trouble
+from rayrec.serve.server.body import type_trouble, written
 from rayrec.serve.server.faults import CANCELLED, OK, fault_of
+from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import CONTENT_TYPE, Metrics
+from rayrec.serve.server.reading import Reading
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import RequestReader
-from rayrec.serve.wire import ARROW_TYPE, Answer, answer_bytes
 
 _PATHS = "there are POST /predict, and GET /health, /ready and /metrics."
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,25 +32,28 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpService:
     """Answers the paths above.
 
-    Args:
-        reader: of the columns that a request has.
     Attributes:
         port: at which it listens, after `start`.
-        is_ready: what /ready says.
     """
 
     def __init__(
-        self, queue: ScoringQueue, reader: RequestReader, settings: ServerSettings, metrics: Metrics
+        self,
+        queue: ScoringQueue,
+        reading: Reading,
+        health: Health,
+        settings: ServerSettings,
+        metrics: Metrics,
     ) -> None:
-        self._queue, self._reader = queue, reader
+        self._queue, self._reading, self._health = queue, reading, health
         self._settings, self._metrics = settings, metrics
-        self.port, self.is_ready = settings.http_port, False
+        self.port = settings.http_port
         self.chain: Callable[[], dict[str, str]] = dict
         app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
         app.router.add_post("/predict", self._predict)
-        app.router.add_get("/health", self._health)
+        app.router.add_get("/health", self._alive)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._text)
+        app.on_response_prepare.append(self._say_last)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=settings.drain_s, handle_signals=False
         )
@@ -67,11 +71,9 @@ class HttpService:
         except OSError as error:
             raise UnavailableError(f"HTTP cannot listen at {host}:{port}: {error}.") from error
         self.port = self._runner.addresses[0][1]
-        self.is_ready = True
 
     async def stop(self) -> None:
         """Take no more requests, and wait for the answers of those that are here."""
-        self.is_ready = False
         await self._runner.cleanup()
 
     async def _predict(self, request: web.Request) -> web.Response:
@@ -82,8 +84,9 @@ class HttpService:
             trouble = type_trouble(request.content_type)
             if trouble:
                 raise web.HTTPUnsupportedMediaType(text=trouble)
-            answer = await self._queue.score(*asked(self._reader, request.content_type, body))
-            response = _response(answer, request.content_type)
+            kind = request.content_type
+            answer = await self._queue.score(*await self._reading.read(kind, body))
+            response = web.Response(body=written(answer, kind), content_type=kind)
             outcome = OK
             return response
         except web.HTTPException:
@@ -99,24 +102,25 @@ class HttpService:
         finally:
             self._metrics.answered("http", outcome, perf_counter() - start)
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _say_last(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Have a client open another connection, where this one is about to be closed."""
+        if not self._health.is_ready:
+            response.force_close()
+            # aiohttp has written its own header by now
+            response.headers["connection"] = "close"
+
+    async def _alive(self, _: web.Request) -> web.Response:
         version, step = self._queue.version
         said = {"status": "alive", "version": version, "step": step, "pid": os.getpid()}
         return web.json_response(said | self.chain())
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if not self.is_ready:
+        if not self._health.is_ready:
             return _error(503, UnavailableError.__name__, "the replica is about to end.")
         return web.json_response({"status": "ready", "version": self._queue.version[0]})
 
     async def _text(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"content-type": CONTENT_TYPE})
-
-
-def _response(answer: Answer, content_type: str) -> web.Response:
-    if content_type == ARROW_TYPE:
-        return web.Response(body=answer_bytes(answer), content_type=ARROW_TYPE)
-    return web.json_response(as_json(answer))
 
 
 def _error(status: int, error: str, text: str) -> web.Response:

@@ -1,24 +1,29 @@
 """`Replica`: one process that answers, from its first request to its end.
 
-Its event loop reads and writes messages; one more thread scores (`scoring`). At SIGTERM it takes no
-more requests, answers those that it has, and ends with code 0.
+Its event loop takes and sends messages; one more thread reads large ones (`reading`), and one
+scores (`scoring`). At SIGTERM it says that it is not ready, answers as before for a while, in which
+proxies and clients turn to others, takes no more requests then, answers those that it has, and ends
+with code 0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 
 import torch
 
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.complaints import Complaints
 from rayrec.serve.server.following import Following
 from rayrec.serve.server.grpc_service import GrpcService
+from rayrec.serve.server.health import Health
 from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.reading import Reading
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
@@ -49,8 +54,10 @@ class Replica:
         metrics = Metrics(version_of(predictor)[0] if lead is None else None)
         self.queue = ScoringQueue(predictor, settings, metrics, self._fail)
         reader = RequestReader(request_columns(schema), settings.max_rows)
-        self.grpc = GrpcService(self.queue, reader, settings, metrics)
-        self.http = HttpService(self.queue, reader, settings, metrics)
+        self._reading = Reading(reader, settings.queue_bytes)
+        self.health = Health()
+        common = self.queue, self._reading, self.health, settings, metrics
+        self.grpc, self.http = GrpcService(*common), HttpService(*common)
         self.following: Following | None = None
         if lead is not None and parent is not None:
             self.following = Following(lead, parent, metrics)
@@ -62,12 +69,17 @@ class Replica:
         Raises:
             UnavailableError: an address cannot be had.
         """
+        asyncio.get_running_loop().set_exception_handler(Complaints())
         await self.grpc.start()
         await self.http.start()
+        self.health.set_ready(True)
 
     async def stop(self) -> None:
-        """Take no more requests, answer those that are here, and end the thread."""
+        """Send callers elsewhere, take no more requests, answer those here, and end the threads."""
         most = self.settings.drain_s
+        self.health.set_ready(False)
+        if not self.code:  # of a defect, after which nothing is scored
+            await asyncio.sleep(self.settings.lame_duck_s)
         if self.following is not None:
             self.following.close()
         try:
@@ -76,6 +88,7 @@ class Replica:
                 await self.queue.drain()
         except TimeoutError:
             self.code = 1
+        self._reading.close()
         self.queue.close()
 
     def _fail(self) -> None:
@@ -87,6 +100,7 @@ def run_replica(
     predictor: Predictor,
     settings: ServerSettings,
     ready: Callable[[], None],
+    pulse: Callable[[], Coroutine[None, None, None]],
     lead: Lead | None = None,
     parent: Connection | None = None,
 ) -> int:
@@ -94,6 +108,7 @@ def run_replica(
 
     Args:
         ready: called once requests are taken.
+        pulse: runs beside all else, so that somebody sees that the event loop goes on.
         lead, parent: as for `Replica`.
     Raises:
         UnavailableError: an address cannot be had.
@@ -103,6 +118,7 @@ def run_replica(
 
     async def answer() -> int:
         replica = Replica(predictor, settings, lead, parent)
+        beating = asyncio.create_task(pulse())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, replica.ended.set)
@@ -112,6 +128,7 @@ def run_replica(
         ready()
         await replica.ended.wait()
         await replica.stop()
+        beating.cancel()
         return replica.code
 
     return asyncio.run(answer())

@@ -2,7 +2,8 @@
 
 There is no timer. When the thread is free it takes the requests that wait, up to a bound of rows,
 reads those with equal columns as one table and scores it in one call. So a lone request waits for
-nobody, and under load the price of a call is shared. Where such a table cannot be read, its
+nobody, and under load the price of a call is shared. A user with candidates is a call of its own,
+in which the user's features are looked up once. Where such a table cannot be read, its
 requests are scored one by one, so that an error names the row of its own request and no other
 request has it.
 
@@ -38,6 +39,7 @@ class _Job:
     size: int
     cost: int
     future: asyncio.Future[Answer]
+    user: pa.RecordBatch | None
 
 
 Outcome = Answer | Exception
@@ -72,20 +74,27 @@ class ScoringQueue:
         """Name and step of the weights that the next request is scored with."""
         return version_of(self._predictor)
 
-    async def score(self, rows: pa.RecordBatch, size: int, timeout_s: float | None) -> Answer:
+    async def score(
+        self,
+        rows: pa.RecordBatch,
+        size: int,
+        timeout_s: float | None,
+        user: pa.RecordBatch | None = None,
+    ) -> Answer:
         """Wait for the scores of B rows.
 
         Args:
             rows: the columns of the request.
             size: bytes of the request.
             timeout_s: seconds that the caller waits; None for ever.
+            user: one row of the columns that the rows lack; None where they have all.
         Raises:
             OverloadedError: too much waits already.
             DeadlineError: the time passed first; a request that still waits is not scored then.
             UnavailableError: the replica is about to end.
             InputError: names column, row and value of the first bad entry.
         """
-        job = self._add(rows, size)
+        job = self._add(rows, size, user)
         if timeout_s is None:
             return await job.future
         timer = self._loop.call_later(max(0.0, timeout_s), _expire, job, timeout_s)
@@ -94,7 +103,7 @@ class ScoringQueue:
         finally:
             timer.cancel()
 
-    def _add(self, rows: pa.RecordBatch, size: int) -> _Job:
+    def _add(self, rows: pa.RecordBatch, size: int, user: pa.RecordBatch | None) -> _Job:
         if self._is_closed:
             raise UnavailableError("the replica is about to end; ask again for another one.")
         # an empty request waits as well
@@ -107,7 +116,7 @@ class ScoringQueue:
                 f"{self._rows} rows of {self._bytes} bytes wait already, and {most.queue_rows} "
                 f"rows or {most.queue_bytes} bytes may; ask again a little later."
             )
-        job = _Job(rows, size, cost, self._loop.create_future())
+        job = _Job(rows, size, cost, self._loop.create_future(), user)
         with self._changed:
             self._jobs.append(job)
             self._rows += cost
@@ -155,11 +164,14 @@ class ScoringQueue:
         return jobs
 
     def _outcomes(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
-        """Score requests; those with equal columns together."""
-        kinds: list[tuple[pa.Schema, list[_Job]]] = []
+        """Score requests; those with equal columns together, and each user alone."""
+        kinds: list[tuple[pa.Schema | None, list[_Job]]] = []
         for job in jobs:
+            if job.user is not None:
+                kinds.append((None, [job]))
+                continue
             for schema, own in kinds:
-                if schema.equals(job.rows.schema):
+                if schema is not None and schema.equals(job.rows.schema):
                     own.append(job)
                     break
             else:
@@ -168,7 +180,7 @@ class ScoringQueue:
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         try:
-            scores, name, step = self._score([job.rows for job in jobs])
+            scores, name, step = self._score([job.rows for job in jobs], jobs[0].user)
         except Exception as error:
             if len(jobs) == 1:
                 return [(jobs[0], error)]
@@ -181,12 +193,17 @@ class ScoringQueue:
             start = stop
         return outcomes
 
-    def _score(self, parts: list[pa.RecordBatch]) -> tuple[Scores, str, int]:
+    def _score(
+        self, parts: list[pa.RecordBatch], user: pa.RecordBatch | None
+    ) -> tuple[Scores, str, int]:
         """(sum of B,) float32, or by name of the task; and the version that gave them."""
         rows = parts[0]
         if len(parts) > 1:
             (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches() or [rows]
-        request = self._predictor.read(rows)
+        if user is None:
+            request = self._predictor.read(rows)
+        else:
+            request = self._predictor.read_candidates(user, rows)
         scores, name, step = self._predictor.score_and_version(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))

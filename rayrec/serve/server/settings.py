@@ -31,7 +31,9 @@ class ServerSettings:
         max_rows: rows of one request at most.
         max_bytes: bytes of one request at most.
         queue_rows: rows that may wait in one replica; beyond them a request is refused.
-        drain_s: seconds that requests have to be answered after the server was told to end.
+        lame_duck_s: seconds in which a server that was told to end says that it is not ready, and
+            answers as before.
+        drain_s: seconds that requests have to be answered afterwards.
         poll_s: of a server that follows a chain, seconds between two looks for a publication.
         strict: of such a server, keep two copies of the tables, so that no batch meets rows of two
             versions.
@@ -50,6 +52,7 @@ class ServerSettings:
     max_rows: int = 16384
     max_bytes: int = 4 << 20
     queue_rows: int = 16384
+    lame_duck_s: float = 1.0
     drain_s: float = 30.0
     poll_s: float = 1.0
     strict: bool = True
@@ -63,6 +66,8 @@ class ServerSettings:
             checks.whole_number(name, getattr(self, name), 1, 1 << 20)
         checks.whole_number("max_bytes", self.max_bytes, 1 << 10, 1 << 30)
         checks.whole_number("queue_rows", self.queue_rows, 1, 1 << 30)
+        if self.lame_duck_s != 0:
+            checks.seconds("lame_duck_s", self.lame_duck_s)
         checks.seconds("drain_s", self.drain_s)
         checks.seconds("poll_s", self.poll_s)
         if self.port and self.port == self.http_port:
@@ -77,6 +82,11 @@ class ServerSettings:
     def queue_bytes(self) -> int:
         """Bytes of requests that may wait in one replica."""
         return 16 * self.max_bytes
+
+    @property
+    def end_s(self) -> float:
+        """Seconds from the word to end until a replica has ended, at most."""
+        return self.lame_duck_s + self.drain_s
 
     @property
     def is_local(self) -> bool:

@@ -1,4 +1,4 @@
-"""`serve`: forks the replicas of a server, and starts again what dies.
+"""`serve`: forks the replicas of a server, and starts again what dies or hangs.
 
 The parent loads the artifact, so that a mistake is told before anything is started, and forks: the
 replicas share what it has loaded, need no start of their own, and have the same weights whatever
@@ -10,13 +10,10 @@ The parent holds them (`held`).
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext
@@ -25,19 +22,17 @@ from typing import Any
 
 import torch
 
-from rayrec.errors import RayrecError, ServingError
+from rayrec.errors import ServingError
 from rayrec.machine.memory import tune_malloc
 from rayrec.serve.chain.following import FollowingPredictor
-from rayrec.serve.memory import populate
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.forked import SIGNALS, run_forked, say
 from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
-from rayrec.serve.server.served import served_schema, tables_of
+from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
+from rayrec.serve.server.served import served_schema
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.storage import one_line
 
-_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-_PARENT_DEATH_SIGNAL = 1  # prctl's name of it
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _SOUND_S = 30.0  # a replica that lived so long is started again without a longer wait
 _MOST_FAILED_STARTS = 3
@@ -108,6 +103,7 @@ class Supervisor:
         self._predictor, self._settings = predictor, settings
         self._context: ForkContext = multiprocessing.get_context("fork")
         self._slots = [_Slot(number) for number in range(settings.replicas)]
+        self._pulses = Pulses(settings.replicas)
         self._lead: Lead | None = None
         if isinstance(predictor, FollowingPredictor):
             self._lead = Lead(predictor, settings.poll_s)
@@ -117,7 +113,7 @@ class Supervisor:
 
     def run(self, name: str) -> None:
         """Serve until SIGTERM or SIGINT; `name` is what the first line calls the artifact."""
-        before = {one: signal.signal(one, self._on_signal) for one in _SIGNALS}
+        before = {one: signal.signal(one, self._on_signal) for one in SIGNALS}
         try:
             for slot in self._slots:
                 self._start(slot)
@@ -139,16 +135,20 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         slot.said, theirs = self._context.Pipe()
         slot.process = self._context.Process(
-            target=_replica,
-            args=(self._predictor, self._settings, slot.number, theirs, os.getpid(), self._lead),
+            target=run_forked,
+            args=(
+                *(self._predictor, self._settings, slot.number, theirs, os.getpid()),
+                *(self._pulses, self._lead),
+            ),
             name=f"rayrec-serve-{slot.number}",
         )
+        self._pulses.begin(slot.number)
         # the child opens its ears itself
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             slot.process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         theirs.close()
         slot.is_ready, slot.started = False, time.monotonic()
 
@@ -168,23 +168,35 @@ class Supervisor:
                 self._bury(slot)
             elif slot.process is None and self._due(slot) <= time.monotonic():
                 self._start(slot)
+        if self._pulses.due_s() == 0:
+            self._end_what_hangs()
         if self._lead is not None and self._was_ready:
             self._follow(self._lead)
 
-    def _timeout(self) -> float | None:
-        """Seconds until something has to be done; None where nothing is known of."""
+    def _end_what_hangs(self) -> None:
+        """Kill the replicas that have been silent for too long, which starts them again."""
+        alive = {s.number: s.process for s in self._slots if s.process is not None}
+        silent = self._pulses.look({n: p.pid for n, p in alive.items() if p.pid is not None})
+        for number, seconds in silent.items():
+            if seconds > (SILENT_S if self._slots[number].is_ready else STARTING_S):
+                say(f"replica {number} hangs: silent for {seconds:.0f} s; it is killed")
+                alive[number].kill()
+
+    def _timeout(self) -> float:
+        """Seconds until something has to be done."""
         now = time.monotonic()
         due = [self._due(slot) - now for slot in self._slots if slot.process is None]
+        due.append(self._pulses.due_s())
         if self._lead is not None and self._was_ready:
             due.append(self._lead.timeout())
-        return max(0.0, min(due)) if due else None
+        return max(0.0, min(due))
 
     def _follow(self, lead: Lead) -> None:
         """Bring the replicas to the next version, where there is one."""
         for number in lead.late():
             process = self._slots[number].process
             if process is not None:
-                print(f"replica {number} hangs; it is killed", file=sys.stderr, flush=True)
+                say(f"replica {number} does not change over; it is killed")
                 process.kill()
         lead.turn({slot.number: slot.said for slot in self._slots if slot.said is not None})
 
@@ -226,11 +238,9 @@ class Supervisor:
                 )
         if time.monotonic() - slot.started > _SOUND_S:
             slot.wait_s = _FIRST_WAIT_S
-        print(
+        say(
             f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}; "
-            f"it is started again in {slot.wait_s:.1f} s",
-            file=sys.stderr,
-            flush=True,
+            f"it is started again in {slot.wait_s:.1f} s"
         )
         if self._lead is not None:
             self._lead.heard(slot.number)
@@ -245,43 +255,12 @@ class Supervisor:
         alive = [slot.process for slot in self._slots if slot.process is not None]
         for process in alive:
             process.terminate()
-        end = time.monotonic() + self._settings.drain_s + 5
+        end = time.monotonic() + self._settings.end_s + 5
         for process in alive:
             process.join(max(0.0, end - time.monotonic()))
         late = [process for process in alive if process.exitcode != 0]
         if late:
             raise ServingError(
                 f"{len(late)} of {len(alive)} replicas did not end by themselves within "
-                f"{self._settings.drain_s:g} s; some requests were not answered."
+                f"{self._settings.end_s:g} s; some requests were not answered."
             )
-
-
-def _replica(
-    predictor: Predictor,
-    settings: ServerSettings,
-    number: int,
-    said: Connection,
-    parent: int,
-    lead: Lead | None,
-) -> None:
-    """What a forked process does; ends the process."""
-    for one in _SIGNALS:
-        signal.signal(one, signal.SIG_DFL)
-    with suppress(OSError, AttributeError):
-        # a parent that is killed can end nobody
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-    # here and not in the parent: gRPC does not survive a fork, and prometheus_client looks for the
-    # folder of its numbers when it is imported
-    from rayrec.serve.server.replica import run_replica
-
-    for data in tables_of(predictor):
-        populate(data)
-    try:
-        code = run_replica(predictor, settings, lambda: said.send_bytes(b"ready"), lead, said)
-    except RayrecError as error:
-        print(f"replica {number}: {one_line(error)}", file=sys.stderr, flush=True)
-        code = 1
-    sys.stdout.flush()
-    os._exit(code)

@@ -2,9 +2,9 @@
 
 An Arrow stream says itself where its buffers begin and how long they are. Arrow checks that they
 lie inside of the message; offsets, text and dictionaries are checked here, in full, before anything
-reads them. A few bytes must not stand for a lot of memory either: compressed bodies are refused, so
-are types that repeat values, and the rows have a bound. So what a request takes is a small multiple
-of its bytes and rows.
+reads them. A few bytes must not stand for a lot of memory either. So refused are compressed bodies,
+buffers that share bytes, columns that occur twice, types that repeat values, and dictionaries that
+grow; batches and rows have a bound. What a request takes is a small multiple of its bytes and rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rayrec.data.column_types import is_list, is_text
+from rayrec.data.column_types import is_list, is_text, missing
 from rayrec.errors import InputError
 from rayrec.storage import one_line
 
 _ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
 # schemas that are remembered, and bytes of one of them at most
 _MOST_KEPT, _LARGEST_KEPT = 64, 1 << 16
+# each takes time for its columns and their dictionaries, however few rows it has
+_MOST_BATCHES = 256
 
 
 class _Layout(NamedTuple):
@@ -46,7 +48,7 @@ class RequestReader:
     """
 
     def __init__(self, columns: Sequence[str], most_rows: int) -> None:
-        self._columns, self._most_rows = list(columns), most_rows
+        self.columns, self._most_rows = tuple(columns), most_rows
         # most requests have one of a few schemas, whose check takes longer than all the rest
         self._layouts: dict[bytes, _Layout] = {}
 
@@ -54,8 +56,8 @@ class RequestReader:
         """Read one Arrow IPC stream.
 
         Raises:
-            InputError: the bytes are no such stream, are compressed, hold too many rows or a column
-                of a type that is not read.
+            InputError: the bytes are no such stream, or stand for more than they are, or hold too
+                many rows, a column twice or one of a type that is not read.
         """
         if not data:
             raise InputError("the request is empty; send one Arrow IPC stream with the columns.")
@@ -75,22 +77,24 @@ class RequestReader:
         reader = pa.ipc.open_stream(pa.py_buffer(data), options=_ALIGNED)
         messages = pa.ipc.MessageReader.open_stream(data)
         layout = self._layout(messages.read_next_message(), reader)
+        batches = 0
         for message in messages:
-            if _is_compressed(message):
-                raise InputError("the request is compressed; send the Arrow stream as it is.")
-        table = reader.read_all()
-        if table.num_rows > self._most_rows:
+            batches += message.type == "record batch"
+            _check_buffers(message)
+        if batches > _MOST_BATCHES:
             raise InputError(
-                f"the request has {table.num_rows} rows and at most {self._most_rows} are taken; "
-                "send them in several requests."
+                f"the request has {batches} record batches and at most {_MOST_BATCHES} are taken; "
+                "combine them."
             )
+        table = reader.read_all()
+        self.check_rows(table.num_rows)
         if layout.at is not None:
             table = table.select(layout.at).replace_schema_metadata(None)
         table.validate(full=True)
-        batches = table.combine_chunks().to_batches()
-        if not batches:
+        parts = table.combine_chunks().to_batches()
+        if not parts:
             return pa.RecordBatch.from_pylist([], schema=table.schema)
-        batch: pa.RecordBatch = batches[0]
+        batch: pa.RecordBatch = parts[0]
         for number in layout.of_nulls:
             # they take no bytes, and may be of any length
             if len(batch.column(number).values):
@@ -100,16 +104,31 @@ class RequestReader:
                 )
         return batch
 
+    def check_rows(self, count: int) -> None:
+        """Refuse a request of too many rows.
+
+        Raises:
+            InputError: it has more than are taken.
+        """
+        if count > self._most_rows:
+            raise InputError(
+                f"the request has {count} rows and at most {self._most_rows} are taken; send them "
+                "in several requests."
+            )
+
     def _layout(self, message: pa.Message, reader: pa.RecordBatchReader) -> _Layout:
         key = message.metadata.to_pybytes()
-        if key in self._layouts:
-            return self._layouts[key]
+        known = self._layouts.get(key)  # requests are read in two threads
+        if known is not None:
+            return known
         schema = reader.schema
         places: dict[str, list[int]] = {}
         for number, name in enumerate(schema.names):
             places.setdefault(name, []).append(number)
-        # a name that stands there twice is kept twice, which the reader of the schema tells
-        at = [number for name in self._columns for number in places.get(name, ())]
+        for name in self.columns:
+            if len(places.get(name, ())) > 1:
+                raise InputError(missing(name, schema, "row 0 of the request"))
+        at = [places[name][0] for name in self.columns if name in places]
         fields = [schema.field(number) for number in at]
         for field in fields:
             _check_type(field.name, field.type)
@@ -127,14 +146,17 @@ class RequestReader:
         return layout
 
 
-def _is_compressed(message: pa.Message) -> bool:
-    """Whether the buffers of a message are compressed, which its header says.
+def _check_buffers(message: pa.Message) -> None:
+    """See that the bytes of a message stand for themselves, as its header says.
 
     The header is a flatbuffer of Arrow's Message, which Arrow has verified: a table holds the
     distance to its list of fields, and that the place of each field, or 0.
+
+    Raises:
+        InputError: its buffers are compressed or share bytes, or it adds to a dictionary.
     """
     if message.type not in ("record batch", "dictionary"):
-        return False
+        return
     header = memoryview(message.metadata)
 
     def field(table: int, number: int) -> int:
@@ -151,8 +173,26 @@ def _is_compressed(message: pa.Message) -> bool:
 
     batch = follow(field(follow(0), 2))
     if message.type == "dictionary":
+        grows = field(batch, 2)
+        if grows and header[grows]:
+            # every batch after it would have a copy of the whole
+            raise InputError("the request adds to a dictionary; send each dictionary whole.")
         batch = follow(field(batch, 1))
-    return field(batch, 3) != 0
+    if field(batch, 3):
+        raise InputError("the request is compressed; send the Arrow stream as it is.")
+    buffers = field(batch, 2)
+    if not buffers:
+        return
+    listed = follow(buffers)
+    first, count = listed + 4, struct.unpack_from("<I", header, listed)[0]
+    taken = 0
+    for start, size in sorted(struct.iter_unpack("<qq", header[first : first + 16 * count])):
+        if size and start < taken:
+            raise InputError(
+                "buffers of the request share bytes, so that it stands for more than it is; write "
+                "every column by itself."
+            )
+        taken = max(taken, start + size)
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:

@@ -1,0 +1,36 @@
+"""What an event loop complains of, in a line, and not again within seconds.
+
+A process without file descriptors would otherwise write hundreds of tracebacks a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from rayrec.storage import one_line
+
+_AGAIN_S = 10.0
+_MOST_KEPT = 100
+
+
+class Complaints:
+    """An exception handler of an event loop."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, error = context["message"], context.get("exception")
+        now = time.monotonic()
+        if now < self._said.get(message, 0.0):
+            return
+        if len(self._said) >= _MOST_KEPT:
+            self._said.clear()
+        self._said[message] = now + _AGAIN_S
+        if isinstance(error, OSError):
+            print(f"{message}: {one_line(error)}", file=sys.stderr, flush=True)
+        else:
+            loop.default_exception_handler(context)

@@ -1,0 +1,68 @@
+"""What a forked process does: it becomes a replica, and ends with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from rayrec.errors import RayrecError
+from rayrec.serve.memory import populate
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.leading import Lead
+from rayrec.serve.server.pulse import Pulses
+from rayrec.serve.server.served import tables_of
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.storage import one_line
+
+SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_PARENT_DEATH_SIGNAL = 1  # prctl's name of it
+
+
+def say(line: str) -> None:
+    """Print a line about the replicas to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_forked(
+    predictor: Predictor,
+    settings: ServerSettings,
+    number: int,
+    said: Connection,
+    parent: int,
+    pulses: Pulses,
+    lead: Lead | None,
+) -> None:
+    """What a forked process does; ends the process."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_DFL)
+    with suppress(OSError, AttributeError):
+        # a parent that is killed can end nobody
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    # here and not in the parent: gRPC does not survive a fork, and prometheus_client looks for the
+    # folder of its numbers when it is imported
+    from rayrec.serve.server.replica import run_replica
+
+    for data in tables_of(predictor):
+        populate(data)
+    # what is here stays, so that no collection of garbage looks at it again
+    gc.freeze()
+    try:
+        code = run_replica(
+            *(predictor, settings),
+            ready=lambda: said.send_bytes(b"ready"),
+            pulse=lambda: pulses.beat(number),
+            lead=lead,
+            parent=said,
+        )
+    except RayrecError as error:
+        say(f"replica {number}: {one_line(error)}")
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)

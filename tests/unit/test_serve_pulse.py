@@ -1,0 +1,85 @@
+"""The parent of replicas tells one that hangs from one that has no core."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+
+import pytest
+
+from rayrec.serve.server import pulse
+from rayrec.serve.server.pulse import Pulses, core_wait_s
+from tests.unit.served_processes import wait_for
+
+FORK = multiprocessing.get_context("fork")
+
+
+@contextmanager
+def forked(target, *given) -> Iterator[BaseProcess]:
+    process = FORK.Process(target=target, args=given)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def beats(pulses: Pulses) -> None:
+    asyncio.run(pulses.beat(0))
+
+
+def test_a_process_that_is_stopped_is_silent_until_it_goes_on(monkeypatch):
+    monkeypatch.setattr(pulse, "TURN_S", 0.02)
+    pulses = Pulses(1)
+    pulses.begin(0)
+    with forked(beats, pulses) as process:
+        pids = {0: process.pid}
+        wait_for(lambda: pulses._steps[0] > 3)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.1)  # a step that was on its way
+        pulses.look(pids)
+        silent = [pulses.look(pids)[0] for _ in range(25) if not time.sleep(0.02)]
+        assert silent == sorted(silent) and silent[-1] > 0.25
+        os.kill(process.pid, signal.SIGCONT)
+        wait_for(lambda: pulses.look(pids)[0] == 0)
+
+
+def spin(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
+
+
+def test_a_process_that_waits_for_a_core_is_not_silent(monkeypatch):
+    """Three that want one core all the time: each waits for most of the time, as on a busy host."""
+    core = min(os.sched_getaffinity(0))
+    with forked(spin, core) as one, forked(spin, core), forked(spin, core):
+        if not os.path.exists(f"/proc/{one.pid}/task/{one.pid}/schedstat"):
+            pytest.skip("the kernel does not count how long threads wait for a core")
+        wait_for(lambda: core_wait_s(one.pid) > 0.2)
+    pulses = Pulses(1)
+    # it waits for a core as long as somebody looks, and takes no step
+    waited = iter(range(1, 1000))
+    monkeypatch.setattr(pulse, "core_wait_s", lambda pid: float(next(waited)))
+    for _ in range(30):
+        time.sleep(0.005)
+        assert pulses.look({0: 1}) == {0: 0.0}
+
+
+def test_time_in_which_nobody_looked_is_nobodys_silence(monkeypatch):
+    monkeypatch.setattr(pulse, "TURN_S", 0.01)
+    pulses = Pulses(1)
+    time.sleep(0.2)
+    # of a process that is not there, which waits for no core
+    assert 0 < pulses.look({0: 2**22 + 1})[0] <= 0.02
+    assert pulses.due_s() <= 0.01
+    pulses.begin(0)
+    pulses._steps[0] += 1
+    assert pulses.look({0: 2**22 + 1}) == {0: 0.0}
