@@ -9,7 +9,9 @@ It needs grpcio, pyarrow and numpy, and no torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rayrec.errors import (
     ConfigError,
@@ -20,7 +22,17 @@ from rayrec.errors import (
     ServingError,
     UnavailableError,
 )
-from rayrec.serve.wire import METHOD, SERVICE, Answer, Columns, Scores, read_answer, request_bytes
+from rayrec.serve.protobuf import ROWS, SCORES, USER, fields_of, message
+from rayrec.serve.wire import (
+    METHOD,
+    SCORE_METHOD,
+    SERVICE,
+    Answer,
+    Columns,
+    Scores,
+    read_answer,
+    request_bytes,
+)
 from rayrec.storage import one_line
 
 _RAISED: dict[str, type[RayrecError]] = {
@@ -74,7 +86,8 @@ class Client:
             ],
         )
         # no serializers: bytes in, bytes out
-        self._call = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
+        self._predict = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
+        self._score = self._channel.unary_unary(f"/{SERVICE}/{SCORE_METHOD}")
 
     def predict(self, rows: Columns, *, timeout_s: float | None = None) -> Scores:
         """The scores of B rows.
@@ -96,12 +109,39 @@ class Client:
 
     def ask(self, rows: Columns, *, timeout_s: float | None = None) -> Answer:
         """As `predict`, with the version of the weights beside the scores."""
+        return read_answer(self._sent(self._predict, request_bytes(rows), timeout_s))
+
+    def predict_candidates(
+        self,
+        user: Mapping[str, Any] | Columns,
+        candidates: Columns,
+        *,
+        timeout_s: float | None = None,
+    ) -> Scores:
+        """The scores of N candidates for one user, whose columns are sent and looked up once.
+
+        Args:
+            user: the columns that are the same for all candidates: a dict from column to value, or
+                one row as `predict` takes rows.
+            candidates: N rows of all other columns, as `predict` takes them.
+            timeout_s: as for `predict`.
+        Returns:
+            (N,) float32, as `predict`.
+        Raises:
+            RayrecError: as `predict`; an InputError where a column is on both sides.
+        """
+        one = [user] if isinstance(user, Mapping) else user
+        sent = message({ROWS: request_bytes(candidates), USER: request_bytes(one)})
+        answer = fields_of(self._sent(self._score, sent, timeout_s))
+        return read_answer(answer.get(SCORES, b"")).scores
+
+    def _sent(self, call: Any, request: bytes, timeout_s: float | None) -> bytes:
         timeout = self._timeout_s if timeout_s is None else timeout_s
         try:
-            written = self._call(request_bytes(rows), timeout=timeout)
+            answer: bytes = call(request, timeout=timeout)
         except self._error as error:
             raise self._raised(error.code().name, error.details() or "") from error
-        return read_answer(written)
+        return answer
 
     def _raised(self, code: str, text: str) -> RayrecError:
         if _TOO_LARGE in text:

@@ -1,4 +1,5 @@
-"""deploy/kuberay against what KubeRay's resource definitions say, and against cluster.yaml.
+"""deploy/kuberay against what KubeRay's resource definitions say, and against cluster.yaml;
+deploy/serving against Kubernetes' types, and against the server.
 
 `kuberay_facts.json` has the fields with their types, and where they were read.
 """
@@ -224,3 +225,65 @@ def test_the_job_is_one_that_goes_on_by_itself(job):
 def _gpu_groups(job: dict[str, Any]) -> list[dict[str, Any]]:
     workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     return [group for group in workers if "num-gpus" in group["rayStartParams"]]
+
+
+@pytest.fixture(scope="module")
+def serving() -> dict[str, dict[str, Any]]:
+    """What deploy/serving/kubernetes.yaml holds, by kind."""
+    import yaml
+
+    text = (FOLDER.parent / "serving" / "kubernetes.yaml").read_text()
+    return {loaded["kind"]: loaded for loaded in yaml.safe_load_all(text)}
+
+
+def test_kubernetes_knows_every_field_of_the_server(serving):
+    versions = {"Deployment": "apps/v1", "Service": "v1", "PodDisruptionBudget": "policy/v1"}
+    assert {kind: loaded["apiVersion"] for kind, loaded in serving.items()} == versions
+    for kind, loaded in serving.items():
+        assert list(troubles(loaded, kind, kind)) == []
+    wrong = copy.deepcopy(serving["Deployment"])
+    container(wrong["spec"])["readinessProbe"]["grpc"] = {"service": "x"}
+    assert list(troubles(wrong, "Deployment", "D")) == [
+        "D.spec.template.spec.containers[0].readinessProbe.grpc has no port"
+    ]
+
+
+def test_pods_of_the_server_end_after_their_last_answer(serving):
+    from rayrec.cli.serve import command
+    from rayrec.serve.server.pulse import SILENT_S
+
+    spec = serving["Deployment"]["spec"]
+    pod, only = spec["template"]["spec"], container(spec)
+    assert only["command"][:2] == ["rayrec", "serve"]
+    # refuses what the command does not take
+    given = command.make_context("serve", list(only["command"][2:])).params
+    assert given["artifact"].startswith(only["volumeMounts"][0]["mountPath"] + "/")
+    assert given["host"] == "0.0.0.0", "other pods ask"
+    end_s = given["lame_duck"] + given["drain"]
+    assert pod["terminationGracePeriodSeconds"] > end_s + 5, (
+        "the server waits five more for replicas"
+    )
+    ready, live = only["readinessProbe"], only["livenessProbe"]
+    assert 2 * ready["periodSeconds"] * ready["failureThreshold"] < given["lame_duck"]
+    assert live["periodSeconds"] * live["failureThreshold"] > 3 * SILENT_S, (
+        "a replica hangs: not all"
+    )
+    ports = {"grpc": given["port"], "http": given["http_port"]}
+    assert {each["name"]: each["containerPort"] for each in only["ports"]} == ports
+    assert ready["grpc"]["port"] == only["startupProbe"]["grpc"]["port"] == ports["grpc"]
+    assert (live["httpGet"]["port"], live["httpGet"]["path"]) == (ports["http"], "/health")
+    service = serving["Service"]["spec"]
+    assert {each["name"]: each["targetPort"] for each in service["ports"]} == ports
+    labels = spec["template"]["metadata"]["labels"]
+    budget = serving["PodDisruptionBudget"]["spec"]
+    assert labels == spec["selector"]["matchLabels"] == service["selector"]
+    assert labels == budget["selector"]["matchLabels"]
+    assert budget["minAvailable"] < spec["replicas"]
+
+
+def test_the_image_of_the_server_is_that_of_this_version(serving, cluster):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    image = container(serving["Deployment"]["spec"])["image"]
+    assert image.endswith(f":{project['version']}-ray{cluster['spec']['rayVersion']}-serve")
+    text = (FOLDER.parent / "serving" / "kubernetes.yaml").read_text()
+    assert "EXTRA=cpu,serve" in text and "serve" in project["optional-dependencies"]

@@ -1,0 +1,278 @@
+"""A server answers what deploy/serving says, asked by clients that know nothing of rayrec."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import grpc
+import jsonschema
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+from rayrec import errors
+from rayrec.errors import InputError
+from rayrec.serve import Predictor
+from rayrec.serve.protobuf import fields_of, message
+from rayrec.serve.server.body import _TYPES
+from rayrec.serve.server.faults import _KINDS
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import _MOST_BATCHES
+from rayrec.serve.wire import request_bytes
+from tests.unit.documents import ROOT
+from tests.unit.running_replica import running
+from tests.unit.serve_worlds import an_artifact, rows
+
+SAID = (ROOT / "deploy/serving/serving.proto").read_text()
+API = yaml.safe_load((ROOT / "deploy/serving/openapi.yaml").read_text())
+USER = ["user", "age", "seen"]
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a product of matrices depends on their size in its last bits
+
+
+def messages_of(text: str) -> dict[str, type]:
+    """The messages of a .proto file, all fields of which are bytes, as protobuf's own classes."""
+    plain = re.sub(r"//.*", "", text)
+    package = re.search(r"package (\w+);", plain)[1]
+    file = descriptor_pb2.FileDescriptorProto(name="said.proto", package=package, syntax="proto3")
+    for name, body in re.findall(r"message (\w+) \{([^}]*)\}", plain):
+        kind = file.message_type.add(name=name)
+        fields = re.findall(r"bytes (\w+) = (\d+);", body)
+        assert fields and body.count(";") == len(fields), "only bytes are read here"
+        for field, number in fields:
+            kind.field.add(name=field, number=int(number), type=12, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    names = [f"{package}.{kind.name}" for kind in file.message_type]
+    found = [pool.FindMessageTypeByName(name) for name in names]
+    return {kind.name: message_factory.GetMessageClass(kind) for kind in found}
+
+
+MESSAGES = messages_of(SAID)
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory) -> Predictor:
+    return Predictor.load(an_artifact(tmp_path_factory.mktemp("served")))
+
+
+@pytest.fixture(scope="module")
+def server(predictor):
+    with running(predictor, queue_rows=400) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def asked() -> pa.Table:
+    return rows(20, 5).drop_columns(["click"])
+
+
+def stream(data: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def table(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
+
+
+def sides(asked: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """One user, candidates without its columns, and both beside each other."""
+    user, candidates = asked[3:4].select(USER), asked.drop_columns(USER)
+    whole = candidates
+    for name in USER:
+        whole = whole.append_column(name, pa.concat_tables([user] * len(asked))[name])
+    return user, candidates, whole
+
+
+def test_a_client_made_of_the_proto_file_is_answered(server, predictor, asked):
+    service = re.search(r"service (\w+) \{\s*[^{]*?rpc (\w+)\((\w+)\) returns \((\w+)\);", SAID)
+    path = f"/rayrec.{service[1]}/{service[2]}"
+    request, response = MESSAGES[service[3]], MESSAGES[service[4]]
+    user, candidates, whole = sides(asked)
+    with grpc.insecure_channel(server.address) as channel:
+        score = channel.unary_unary(
+            path,
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        for given, same in (
+            (request(rows=stream(asked)), asked),
+            (request(rows=stream(candidates), user=stream(user)), whole),
+            (request(rows=stream(candidates[:0]), user=stream(user)), whole[:0]),
+        ):
+            got = table(score(given, timeout=200).scores)
+            assert got.column_names == ["score"] and got["score"].type == pa.float32()
+            np.testing.assert_allclose(got["score"], predictor.predict(same), **CLOSE)
+            said = got.schema.metadata
+            assert {name.decode() for name in said} == set(
+                re.findall(r"rayrec\.[a-z]+(?=  )", SAID)
+            )
+            assert json.loads(said[b"rayrec.tasks"]) == [""] and int(said[b"rayrec.step"]) == 7
+        for given, says in (
+            (request(), "the request is empty"),
+            (request(rows=stream(candidates), user=stream(asked[:2].select(USER))), "2 rows"),
+            (request(rows=stream(asked), user=stream(user)), "is in the user's row and in the"),
+            (request(rows=stream(candidates.drop_columns(["item"])), user=stream(user)), "'item'"),
+        ):
+            with pytest.raises(grpc.RpcError, match=says) as caught:
+                score(given, timeout=200)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_numbers_of_the_files_are_those_of_the_server():
+    own, text = ServerSettings(), " ".join(SAID.replace("//", "").split())
+    assert f"At most {own.max_rows} rows, {_MOST_BATCHES} record batches and 4 MiB" in text
+    assert own.max_bytes == 4 << 20
+    codes = {code for _, code, _ in _KINDS.values()} | {"INTERNAL", "CANCELLED"}
+    assert set(re.findall(r"[A-Z]{2,}_?[A-Z]{3,}", SAID)) == codes
+    post = API["paths"]["/predict"]["post"]
+    assert post["requestBody"]["description"] == f"At most 4 MiB and {own.max_rows} rows."
+    assert set(post["requestBody"]["content"]) == set(post["responses"]["200"]["content"])
+    assert set(post["requestBody"]["content"]) == set(_TYPES)
+    statuses = {str(status) for _, _, status in _KINDS.values()} | {"200", "413", "415", "500"}
+    assert set(post["responses"]) == statuses
+    named = API["components"]["schemas"]["Error"]["properties"]["error"]["enum"]
+    assert set(named) == {kind.__name__ for kind in _KINDS} | {"ServingError"}
+    assert all(hasattr(errors, name) for name in named)
+
+
+def check(value: object, place: str) -> None:
+    """Compare a value with a schema of the document."""
+    registry = Registry().with_resource(
+        "urn:api", Resource(contents=API, specification=DRAFT202012)
+    )
+    schema = {"$ref": f"urn:api#/{place}"}
+    jsonschema.Draft202012Validator(schema, registry=registry).validate(value)
+
+
+def test_http_answers_what_its_document_says(server, predictor, asked):
+    user, candidates, whole = sides(asked)
+    one = user.to_pylist()[0]
+    bodies = [
+        ({"columns": asked.to_pydict()}, asked),
+        ({"rows": asked.to_pylist(), "timeout_ms": 200_000}, asked),
+        ({"columns": candidates.to_pydict(), "user": one}, whole),
+        ({"rows": candidates.to_pylist(), "user": one}, whole),
+    ]
+    for body, same in bodies:
+        check(body, "components/schemas/Request")
+        status, said, _ = server.http("/predict", body)
+        assert status == 200, said
+        check(said, "components/schemas/Answer")
+        np.testing.assert_allclose(said["scores"], predictor.predict(same), **CLOSE)
+    for kind, body in (
+        ("application/vnd.apache.arrow.stream", stream(asked)),
+        (
+            "application/x-protobuf",
+            MESSAGES["ScoreRequest"](rows=stream(asked)).SerializeToString(),
+        ),
+    ):
+        status, said, headers = server.http("/predict", body, kind)
+        assert status == 200 and headers["content-type"] == kind
+        scores = said if "arrow" in kind else MESSAGES["ScoreResponse"].FromString(said).scores
+        np.testing.assert_allclose(table(scores)["score"], predictor.predict(asked), **CLOSE)
+    for body, kind, status in (
+        ({"rows": 5}, "application/json", 400),
+        ({"rows": asked.to_pylist(), "user": one}, "application/json", 400),
+        (b"x", "text/plain", 415),
+    ):
+        got, said, _ = server.http("/predict", body, kind)
+        assert got == status
+        check(said, "components/schemas/Error")
+    for bad in ({"rows": 5}, {}, {"rows": [], "columns": {}}, {"rows": [], "timeout_ms": 0}):
+        with pytest.raises(jsonschema.ValidationError):
+            check(bad, "components/schemas/Request")
+    for path, what in API["paths"].items():
+        if "get" in what:
+            status, said, headers = server.http(path)
+            (kind, wanted), *_ = what["get"]["responses"]["200"]["content"].items()
+            assert status == 200 and headers["content-type"].startswith(kind)
+            if kind == "application/json":
+                check(said, wanted["schema"]["$ref"].removeprefix("#/"))
+
+
+def test_the_client_and_the_predictor_score_candidates_alike(server, predictor, asked):
+    user, candidates, whole = sides(asked)
+    wanted = predictor.predict(whole)
+    with server.client() as client:
+        for one in (user, user.to_pylist()[0]):
+            scores = client.predict_candidates(one, candidates)
+            np.testing.assert_allclose(scores, wanted, **CLOSE)
+        with pytest.raises(InputError, match="'age' is in the user's row and in the candidates"):
+            client.predict_candidates(user, asked)
+
+
+STATUS = {"SERVING": b"\x08\x01", "NOT_SERVING": b"\x08\x02", "SERVICE_UNKNOWN": b"\x08\x03"}
+
+
+def test_a_replica_that_ends_says_so_and_answers(predictor, asked):
+    """While it is a lame duck: not ready by gRPC and HTTP, and all requests are answered."""
+    check_path, watch_path = ("/grpc.health.v1.Health/" + name for name in ("Check", "Watch"))
+    names = (b"", b"\x0a\x0erayrec.Serving")
+
+    with running(predictor) as server, grpc.insecure_channel(server.address) as channel:
+        ask = channel.unary_unary(check_path)
+        assert [ask(name, timeout=200) for name in names] == [STATUS["SERVING"]] * 2
+        for name, code in ((b"\x0a\x01x", "NOT_FOUND"), (b"\xff", "INVALID_ARGUMENT")):
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(name, timeout=200)
+            assert caught.value.code().name == code
+        body = {"columns": asked.to_pydict()}
+        assert "connection" not in server.http("/predict", body)[2]
+        watches = [channel.unary_stream(watch_path)(name, timeout=200) for name in names]
+        assert [next(watch) for watch in watches] == [STATUS["SERVING"]] * 2
+        (unknown,) = channel.unary_stream(watch_path)(b"\x0a\x01x", timeout=200)
+        assert unknown == STATUS["SERVICE_UNKNOWN"]
+        server.loop.call_soon_threadsafe(server.replica.health.set_ready, False)
+        assert [list(watch) for watch in watches] == [[STATUS["NOT_SERVING"]]] * 2
+        assert ask(b"", timeout=200) == STATUS["NOT_SERVING"]
+        assert server.http("/ready")[:2] == (
+            503,
+            {"error": "UnavailableError", "message": "the replica is about to end."},
+        )
+        wanted = predictor.predict(asked)
+        status, said, headers = server.http("/predict", body)
+        assert (status, headers["connection"]) == (200, "close")
+        np.testing.assert_allclose(said["scores"], wanted, **CLOSE)
+        with server.client() as client:
+            np.testing.assert_allclose(client.predict(asked), wanted, **CLOSE)
+
+
+@pytest.mark.seeds(range(20))
+def test_messages_are_those_of_protobuf(seed):
+    rng = random.Random(seed)
+    parts = {name: rng.randbytes(rng.choice([0, 1, 127, 128, 20_000])) for name in ("rows", "user")}
+    whole = MESSAGES["ScoreRequest"](**parts).SerializeToString()
+    assert message({1: parts["rows"], 2: parts["user"]}) == whole
+    assert fields_of(whole) == {n: part for n, part in enumerate(parts.values(), 1) if part}
+    # fields that are not known, of all kinds
+    other = b"\x18\xff\xff\x03" + b"\x21" + b"8" * 8 + b"\x2d4444" + b"\x32\x01x"
+    assert fields_of(other + whole + other) == {**fields_of(whole), 6: b"x"}
+    for _ in range(20):
+        cut = bytearray(whole[: rng.randrange(len(whole) + 1)])
+        if cut:
+            cut[rng.randrange(min(8, len(cut)))] = rng.randrange(256)
+        try:
+            fields_of(bytes(cut))
+        except InputError as error:
+            assert "no protobuf message at byte" in str(error)
+
+
+def test_a_user_that_is_repeated_too_often_is_refused(predictor, asked, monkeypatch):
+    """Where the model needs the user's columns beside each candidate."""
+    monkeypatch.setattr(predictor, "_takes_strides", lambda: False)
+    user, candidates, whole = sides(asked)
+    scores = predictor.predict_candidates(user, candidates)
+    np.testing.assert_allclose(scores, predictor.predict(whole), **CLOSE)
+    large = user.set_column(2, "seen", pa.array([[1] * 1_000_000]))
+    with pytest.raises(InputError, match=r"has 80\d+ bytes, and this model needs it beside each"):
+        predictor.predict_candidates(large, candidates)
+    assert len(request_bytes(large)) > 8_000_000
