@@ -5,8 +5,10 @@ matters. The bias is rounded down to float16 and the scale up, and only then cod
 against the rounded two. A packer that computes codes first spoils rows of small values, whose
 float16 scale has few bits. A table whose values are so small that even the rounded scale would be
 coarse is multiplied by a power of two before it is packed; the lookup divides by it again, and both
-are exact. So the error of a value is at most 1.05 times half a step of a perfect scale, for rows of
-1e-6 as for rows of 1e3, as long as the row's offset is not more than 32 times its range.
+are exact. So the error of a value is at most 1.05 times half a step of a perfect scale, for tables
+of 1e-13 as for tables of 1e4, of the rows that have a range of at least 2e-8 (INT4: 2e-9) of the
+largest value of their table and an offset of at most 32 times their range. One power serves a whole
+table, so the scale of a smaller row is coarse: its error is at most 1e-12 of that value more.
 
     # N rows of a chunk, D width of the table
 """

@@ -69,6 +69,26 @@ def test_rounding_costs_at_most_1_05_of_a_perfect_scale(stored, kind, exponent):
         assert (error <= 1.05 * perfect + rows.abs().amax(1) * 2**-10 / stored.top_code).all()
 
 
+@pytest.mark.parametrize("largest", [1e-13, 1e-9, 3e-5, 1.9, 7e3, 6e4])
+@pytest.mark.parametrize(("stored", "least"), [(QuantType.INT8, 2e-8), (QuantType.INT4, 2e-9)])
+def test_rows_beside_much_larger_ones_keep_the_bound_in_a_stated_range(stored, least, largest):
+    generator = torch.Generator().manual_seed(5)
+    for part in (1e-3, least, least / 30, least / 1000):
+        rows = (torch.rand((2000, 16), generator=generator) - 0.5) * (largest * part)
+        rows[:, 0], rows[:, 1], rows[7] = -largest * part / 2, largest * part / 2, largest
+        span = TableRange("t", stored)
+        span.add(rows, 0)
+        back = unpack_rows(pack_rows(rows, stored, span.power()), stored, 16, span.power())
+        error = (back.double() - rows.double()).abs().amax(1)
+        perfect = (rows.amax(1) - rows.amin(1)).double() / (2 * stored.top_code)
+        small = torch.arange(2000) != 7
+        inside = part >= least
+        more = 0.0 if inside else 1e-12 * largest
+        assert (error <= 1.05 * perfect + more)[small].all(), (part, (error / perfect)[small].max())
+        # the page says where the bound ends, since there it does
+        assert inside or part > least / 100 or (error > 1.05 * perfect)[small].any()
+
+
 @pytest.mark.parametrize("stored", list(QuantType))
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.7e-6, 0.1, 812.3, -65504.0])
 def test_rows_of_one_value_come_back(stored, value):
