@@ -29,7 +29,7 @@ _CHUNK_VALUES = 1 << 18  # packed at a time, so that intermediate results stay i
 # float16 numbers are whole multiples of 2**-24; a scale of 40 of them is within 2.5 percent
 _COARSE_SCALE = 40 * 2.0**-24
 _NORMAL = 2.0**-13
-_MAX_POWER = 60
+MAX_POWER = 60
 
 
 class TableRange:
@@ -99,7 +99,7 @@ class TableRange:
         if step >= (_COARSE_SCALE if self._kind.top_code else _NORMAL):
             return 0
         wanted = math.ceil(math.log2(_NORMAL / step))
-        return max(0, min(wanted, math.floor(math.log2(LARGEST / self.largest)), _MAX_POWER))
+        return max(0, min(wanted, math.floor(math.log2(LARGEST / self.largest)), MAX_POWER))
 
     def _refused(self, row: int, values: Tensor) -> InputError:
         where = f"row {row} of table {self._table!r}"

@@ -33,6 +33,7 @@ from rayrec.quant import (
 )
 from rayrec.quant.tables import laid_out
 from rayrec.serve.dense_file import loaded_dense
+from rayrec.serve.files import read_plain
 from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, StoredFile
 from rayrec.serve.memory import TableMemory, populate, read_ahead
 from rayrec.serve.signing import SigningKey
@@ -184,7 +185,7 @@ def read_manifest(folder: Path, name: str = MANIFEST, key: SigningKey | None = N
         ArtifactError: there is none, or none of this version, or it is not signed with the key.
     """
     try:
-        text = (folder / name).read_bytes()
+        text = read_plain(folder / name)
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             f"{folder} has no file {MANIFEST}: the path is wrong, or the export was cut short. "

@@ -17,6 +17,7 @@ from typing import Any
 from rayrec.errors import ArtifactError
 from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import PackedTable, QuantType
+from rayrec.quant.packing import MAX_POWER
 from rayrec.serve.compiled import Target
 
 MANIFEST = "manifest.json"
@@ -32,6 +33,17 @@ class StoredFile:
     path: str
     bytes: int
     sha256: str
+
+    def check(self) -> None:
+        """See that it can be a file.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it cannot.
+        """
+        if type(self.bytes) is not int or self.bytes < 0:
+            raise ValueError(f"file {self.path!r} has {self.bytes!r} bytes")
+        if b"\0" in self.path.encode():
+            raise ValueError(f"file {self.path!r} has a null character")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +213,7 @@ class Manifest:
 
     def _check_places(self, where: str) -> None:
         for file in self.files():
-            if type(file.bytes) is not int or file.bytes < 0:
-                raise ValueError(f"file {file.path!r} has {file.bytes!r} bytes")
-            if b"\0" in file.path.encode():
-                raise ValueError(f"file {file.path!r} has a null character")
+            file.check()
             if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
                 raise ArtifactError(
                     f"{where}/{MANIFEST} names file {file.path!r}, which lies outside of the "
@@ -215,7 +224,7 @@ class Manifest:
             sizes = packed.rows, packed.width
             # lookups read memory by these numbers
             whole = all(type(number) is int for number in (*sizes, packed.power, table.offset))
-            if not whole or min(sizes) < 1:
+            if not whole or min(sizes) < 1 or not 0 <= packed.power <= MAX_POWER:
                 raise ValueError(
                     f"table {packed.name!r} has {packed.rows!r} rows of width {packed.width!r}, "
                     f"power {packed.power!r}, at byte {table.offset!r}"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rayrec.checks import absolute_path
 from rayrec.errors import ArtifactError, ConfigError
+from rayrec.serve.files import open_plain
 from rayrec.storage import one_line
 
 SUFFIX = ".hmac"
@@ -101,7 +102,7 @@ class SigningKey:
         """
         beside = path.with_name(path.name + SUFFIX)
         try:
-            with beside.open("rb") as file:
+            with open_plain(beside) as file:
                 said = file.read(256).split()
         except OSError as error:
             raise ArtifactError(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayrec.errors import ArtifactError
+from rayrec.serve.files import open_plain
 from rayrec.serve.manifest import StoredFile, StoredTable
 from rayrec.storage import one_line
 
@@ -57,7 +58,7 @@ def _read(
     path, place, digest = folder / file.path, 0, hashlib.sha256()
     buffer = memoryview(bytearray(min(_PIECE, file.bytes)))
     try:
-        stream = open(path, "rb", buffering=0)  # noqa: SIM115
+        stream = open_plain(path)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {one_line(error)}. {_AGAIN}") from None
     with stream:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +19,7 @@ from rayrec.serve.artifact import DENSE
 from rayrec.serve.chain.judging import Verdict
 from rayrec.serve.dense_file import dense_bytes, loaded_dense
 from rayrec.serve.signing import SigningKey
+from tests.unit.bad_texts import distorted, sealed
 from tests.unit.documents import ROOT
 from tests.unit.published_worlds import assert_equal, published_world
 from tests.unit.serve_worlds import World, a_model, a_world, rows
@@ -131,33 +127,11 @@ def test_a_manifest_with_sizes_that_no_table_has_is_refused(copied, sizes):
         Predictor.load(copied, trusted=False)
 
 
-VALUES = (None, -1, 0, 2**31, 10**30, 1.5, "", "x", [], {}, True, ["a"], {"a": 1}, "\ud800", "\0")
-
-
-def places(value: object, place: tuple = ()) -> Iterator[tuple]:
-    """The places of all values in a JSON document."""
-    named = value.items() if isinstance(value, dict) else ()
-    for key, inner in named or (enumerate(value) if isinstance(value, list) else ()):
-        yield (*place, key)
-        yield from places(inner, (*place, key))
-
-
 @pytest.mark.seeds(range(30))
 def test_a_manifest_with_any_two_values_changed_is_one_error(seed, copied):
     rng, text = random.Random(seed), (copied / "manifest.json").read_text()
     for _ in range(20):
-        body = json.loads(text)
-        body.pop("sha256")
-        for place in rng.sample(list(places(body)), 2):
-            inner = body
-            with suppress(LookupError, TypeError):  # the other one was above it
-                for key in place[:-1]:
-                    inner = inner[key]
-                inner[place[-1]] = copy.deepcopy(rng.choice(VALUES))
-        # an index that met a dict has become a key of it, and keys of JSON are text
-        body = json.loads(json.dumps(body))
-        body["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        (copied / "manifest.json").write_text(json.dumps(body))
+        (copied / "manifest.json").write_text(sealed(distorted(text, rng)))
         try:
             Predictor.load(copied, trusted=False).predict(ASKED)
         except RayrecError as error:

@@ -55,7 +55,8 @@ class TableCopies:
     def apply(self, changes: Sequence[ChangedRows]) -> None:
         """Take some rows as a new version; they were checked before."""
         into, newest = self.tables(self.resting), self.tables(self.active)
-        if self._lacks_all:
+        lacks_all, self._lacks_all = self._lacks_all, len(self.data) > 1  # until all is written
+        if lacks_all:
             self.data[self.resting].copy_(self.data[self.active])
         for number, rows, _ in self._lacks:
             _write(into.rows_of(number), rows, newest.rows_of(number), rows)

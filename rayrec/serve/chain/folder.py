@@ -15,6 +15,7 @@ from pathlib import Path
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
 from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
+from rayrec.serve.files import read_plain
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
 
@@ -66,7 +67,7 @@ class ChainFolder:
         """
         folder = self.folder(kind, seq)
         try:
-            text = (folder / PUBLICATION).read_bytes()
+            text = read_plain(folder / PUBLICATION)
         except OSError as error:
             raise ArtifactError(
                 f"{folder}/{PUBLICATION} cannot be read: {one_line(error)}. Copy it again."

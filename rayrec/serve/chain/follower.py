@@ -9,7 +9,7 @@ version and says why.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -27,6 +27,7 @@ from rayrec.serve.dense_file import loaded_dense
 from rayrec.serve.manifest import Manifest
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_stored
+from rayrec.storage import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Follower:
         self.position = Position.at(publication, None)
         self._powers = [table.power for table in self.artifact.packed.tables]
         dense = opened.content[opened.manifest.dense.path]
+        self._shapes = _shapes(opened.dense())
         self.version = self._version(publication, dense)
 
     def _newest_base(self) -> tuple[Publication, Artifact]:
@@ -172,6 +174,12 @@ class Follower:
         except ArtifactError as error:
             self._stay(Verdict.DAMAGED, str(error))
             return None
+        # a whole publication of somebody else's may contradict itself in any way, and whoever
+        # follows goes on
+        except Exception as error:
+            why = f"{type(error).__name__}: {one_line(error)}"
+            self._stay(Verdict.DAMAGED, f"{kind}-{seq:08d} contradicts itself ({why})")
+            return None
         if version is not None:
             self.position = Position.at(publication, self.position)
             self.version = version
@@ -200,7 +208,7 @@ class Follower:
             changes += read_rows(folder, changed, tables[number], number)
         assert publication.dense is not None, "a delta has a dense part"
         dense = read_stored(folder, publication.dense)
-        loaded_dense(dense, str(folder / publication.dense.path), trusted=self._trusted)
+        self._check_dense(dense, str(folder / publication.dense.path))
         self.free(self.copies.resting)
         self.copies.apply(changes)
         return self._version(publication, dense)
@@ -211,15 +219,17 @@ class Follower:
         Raises:
             ArtifactError: a file is missing or damaged.
         """
-        artifact = self._opened(publication)
-        if not _alike(self.artifact.manifest, artifact.manifest):
+        # before its tables are read, which would be done again at each look
+        if not _alike(self.artifact.manifest, self._manifest(publication)):
             self._stay(
                 Verdict.OTHER,
                 f"{publication.name} has other tables, types, features or outputs; start anew",
             )
             return None
-        dense = artifact.content[artifact.manifest.dense.path]
-        artifact.dense()
+        artifact = self._opened(publication)
+        path = artifact.manifest.dense.path
+        dense = artifact.content[path]
+        self._check_dense(dense, str(artifact.folder / path))
         self.free(self.copies.resting)
         self.copies.load(artifact.packed)
         self._powers = [table.power for table in artifact.packed.tables]
@@ -232,10 +242,25 @@ class Follower:
             ArtifactError: a file is missing or damaged, or the artifact is another one.
         """
         folder = self.folder.folder(BASE, publication.seq)
+        return read_artifact(folder, self._manifest(publication), trusted=self._trusted)
+
+    def _manifest(self, publication: Publication) -> Manifest:
+        folder = self.folder.folder(BASE, publication.seq)
         manifest = read_manifest(folder)
         if manifest.sha256 != publication.artifact:
             raise ArtifactError(f"{folder} holds another artifact than it was published with.")
-        return read_artifact(folder, manifest, trusted=self._trusted)
+        return manifest
+
+    def _check_dense(self, dense: bytes, where: str) -> None:
+        """See that a dense part is one of this model, before any row is written.
+
+        Raises:
+            ArtifactError: it is damaged, or has other parameters.
+        """
+        shapes = _shapes(loaded_dense(dense, where, trusted=self._trusted))
+        if shapes != self._shapes:
+            name = sorted(map(str, shapes.items() ^ self._shapes.items()))[0]
+            raise ArtifactError(f"{where} has other parameters than the base, such as {name}.")
 
     def _version(self, publication: Publication, dense: bytes) -> Version:
         return Version(
@@ -272,6 +297,10 @@ def _alike(one: Manifest, other: Manifest) -> bool:
         )
 
     return shape(one) == shape(other)
+
+
+def _shapes(dense: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
+    return {name: (tensor.dtype, *tensor.shape) for name, tensor in dense.items()}
 
 
 def _size(table: PackedTable) -> tuple[object, ...]:

@@ -148,12 +148,21 @@ class Publication:
         return publication
 
     def _check_places(self, where: str) -> None:
+        texts = self.kind, self.run, self.parent, self.artifact, *(t.name for t in self.tables)
+        numbers = self.seq, self.from_step, self.to_step, *(t.rows for t in self.tables)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a name is no text")
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+            raise ValueError("a number is no whole one")
+        if type(self.time) not in (int, float) or not 0 <= self.time < 1e18:
+            raise ValueError(f"the time is {self.time!r}")
         if place_of(self.name) is None or (self.kind == DELTA) != (self.dense is not None):
             raise ArtifactError(
                 f"{where}/{PUBLICATION} is of kind {self.kind!r} and number {self.seq!r}, which no "
                 "publication is."
             )
         for file in self.files():
+            file.check()
             if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
                 raise ArtifactError(
                     f"{where}/{PUBLICATION} names file {file.path!r}, which lies outside of the "

@@ -82,13 +82,20 @@ def read_rows(
         content = read_stored(folder, file)
         try:
             whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+            if whole.schema.names != ["row", "packed"] or whole.schema.types != [
+                pa.int64(),
+                pa.binary(table.row_bytes),
+            ]:
+                raise ValueError(f"its columns are {' '.join(str(whole.schema).split())}")
             whole.validate(full=True)
+            if any(column.null_count for column in whole.columns):
+                raise ValueError("it has nulls")
             whole = whole.combine_chunks()
             rows = torch.from_numpy(np.array(whole.column("row").to_numpy(), copy=True))
             packed = _bytes_of(whole.column("packed"), table.row_bytes)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise ArtifactError(f"{folder}/{file.path} is no file of rows: {error}.") from error
-        is_ascending = bool((rows.diff() > 0).all())
+        is_ascending = bool((rows[1:] > rows[:-1]).all())
         if len(rows) and not (is_ascending and int(rows[0]) >= 0 and int(rows[-1]) < table.rows):
             raise ArtifactError(
                 f"{folder}/{file.path} holds rows that table {table.name!r} of {table.rows} rows "
@@ -104,8 +111,6 @@ def read_rows(
 
 def _bytes_of(column: pa.ChunkedArray, row_bytes: int) -> Tensor:
     """(U, row_bytes) uint8 of a column of fixed-size binary."""
-    if column.type != pa.binary(row_bytes):
-        raise ValueError(f"rows of {column.type}, not of {row_bytes} bytes")
     parts = [
         np.frombuffer(chunk.buffers()[1], np.uint8)[
             chunk.offset * row_bytes : (chunk.offset + len(chunk)) * row_bytes

@@ -1,0 +1,41 @@
+"""Opening files of a folder that others can write to, so that nobody waits for them for ever.
+
+A pipe in the place of a file would hold whoever opens it, a device would never end, and a file of
+any size can be made of nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+
+_MOST_BYTES = 64 << 20
+
+
+def open_plain(path: Path) -> FileIO:
+    """Open a plain file to read.
+
+    Raises:
+        OSError: it is not there, or is something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return open(descriptor, "rb", buffering=0)
+
+
+def read_plain(path: Path) -> bytes:
+    """The bytes of a small file, such as a manifest.
+
+    Raises:
+        OSError: as `open_plain`, or it is too large to be one.
+    """
+    with open_plain(path) as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES} bytes", str(path))
+    return text
