@@ -178,6 +178,10 @@ def test_a_replica_that_is_killed_returns_and_all_are_ended(two_hosts: Head, art
             wait_for(lambda: load.right[address] > right[address] + 20)
             assert load.right[other] > right[other]
             assert load.unavailable[address] > 0 and load.unavailable[other] == 0
+            os.kill(int(again[2]), signal.SIGSTOP)
+            lines.until(rf"replica {number} hangs: silent for 6\d s; it is killed$")
+            assert int(lines.until(READY)[2]) != int(again[2])
+            wait_for(lambda: load.right[address] > right[address] + 60)
             process.send_signal(signal.SIGTERM)
             assert process.wait(200) == 0, lines.all()
         assert not load.wrong

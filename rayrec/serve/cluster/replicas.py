@@ -21,6 +21,7 @@ from rayrec.storage import one_line
 
 _LOOK_S = 0.25
 _ANSWER_S = 2.0
+_SILENT_S = 60.0  # one that has answered, and does not for so many seconds of looking, hangs
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _MOST_FAILED_STARTS = 3
 
@@ -36,6 +37,7 @@ class _Slot:
         is_lost: its process is gone, and the next one has not answered yet.
         failed: how often it was lost, or did not serve, since it answered last.
         due: when its call of `serve` is to be repeated.
+        silent_s: for how long somebody has looked since it answered last.
     """
 
     number: int
@@ -46,6 +48,7 @@ class _Slot:
     is_lost: bool = False
     failed: int = 0
     due: float = 0.0
+    silent_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -119,11 +122,17 @@ class Replicas:
                 slot.asked = slot.actor.where.remote()
             if slot.serving is None and slot.due <= time.monotonic():
                 self._serve(slot)
-        asked = [slot.asked for slot in self._slots]
+        asked, began = [slot.asked for slot in self._slots], time.monotonic()
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+        # time in which this process did not run is nobody's silence
+        looked_s = min(time.monotonic() - began, _ANSWER_S)
         for slot in self._slots:
             if slot.asked in answered:
+                slot.silent_s = 0.0
                 self._hear(slot)
+            elif slot.where is not None:
+                slot.silent_s += looked_s
+                self._end_if_it_hangs(slot)
             if slot.serving is not None and ray.wait([slot.serving], timeout=0)[0]:
                 self._ended(slot)
         time.sleep(_LOOK_S)
@@ -209,6 +218,15 @@ class Replicas:
             f"{where.http}",
             flush=True,
         )
+
+    def _end_if_it_hangs(self, slot: _Slot) -> None:
+        """Have Ray start a replica again that is silent for too long."""
+        import ray
+
+        if slot.silent_s >= _SILENT_S:
+            _say(f"{slot.name} hangs: silent for {slot.silent_s:.0f} s; it is killed")
+            slot.silent_s = 0.0
+            ray.kill(slot.actor, no_restart=False)
 
     def _lost(self, slot: _Slot, why: str) -> None:
         """Say that a replica is lost, which Ray starts again.
