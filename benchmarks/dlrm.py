@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from benchmarks import report
 from benchmarks.ranks import ModelStep, Step, System, Turns, compare, time_in_turns
-from benchmarks.systems import available, plan_of, sharded_by_torchrec
+from benchmarks.systems import available, plan_of, planned_by_torchrec
 from benchmarks.workload import Workload
 
 DENSE, BELOW, ABOVE = 13, (512, 256), (512, 256, 1)
@@ -197,7 +197,7 @@ def _torchrec(
     model = DLRM(
         collection, DENSE, [*BELOW, work.dim], list(ABOVE), dense_device=torch.device("cpu")
     )
-    sharded = sharded_by_torchrec(model, EmbeddingBagCollectionSharder, work, num_ranks)
+    sharded = planned_by_torchrec(model, EmbeddingBagCollectionSharder, work, num_ranks)()
     dense_parameters = dict(in_backward_optimizer_filter(sharded.named_parameters()))
     optimizer = CombinedOptimizer(
         [

@@ -113,7 +113,7 @@ def time_in_turns(
         RankEndedError: a rank ended. RuntimeError: it did not answer in time.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
-    groups = {name: _Ranks(name, system) for name, system in systems.items()}
+    groups = {name: Ranks(name, system) for name, system in systems.items()}
     try:
         found: dict[str, list[np.ndarray]] = {name: [] for name in groups}
         steps = {
@@ -185,7 +185,7 @@ def join(rank: int, num_ranks: int, tell: Callable[[int], object], ask: Callable
     init_process_group(store, rank, num_ranks, timeout_s=TIMEOUT_S)
 
 
-class _Ranks:
+class Ranks:
     """The processes of one system."""
 
     def __init__(self, name: str, system: System) -> None:

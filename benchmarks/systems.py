@@ -9,7 +9,7 @@ together. A system whose package is not importable is left out.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -137,11 +137,11 @@ def plan_of(tables, kind: str, work: Workload, world_size: int):  # type: ignore
     )
 
 
-def sharded_by_torchrec(
+def planned_by_torchrec(
     model: nn.Module, sharder_type: Any, work: Workload, world_size: int, kind: str = "table_wise"
-) -> Any:
-    """TorchRec's DistributedModelParallel over tables t0, t1 ..., with its own planner held to one
-    kind; row-wise Adagrad in the backward.
+) -> Callable[[], Any]:
+    """What makes TorchRec's DistributedModelParallel over tables t0, t1 ..., by a plan that its own
+    planner has made, held to one kind; row-wise Adagrad in the backward.
 
     Args:
         sharder_type: of the model's collections.
@@ -181,7 +181,7 @@ def sharded_by_torchrec(
     group = dist.group.WORLD
     plan = planner.collective_plan(model, [sharder], group)
     env = ShardingEnv.from_process_group(group)
-    return DistributedModelParallel(
+    return lambda: DistributedModelParallel(
         module=model, env=env, device=torch.device("cpu"), plan=plan, sharders=[sharder]
     )
 
@@ -225,13 +225,13 @@ def torchrec_step(
         else EmbeddingBagCollection(device=device, tables=tables)
     )
     kind = variant if variant == "data_parallel" else "table_wise"
-    sharded = sharded_by_torchrec(
+    sharded = planned_by_torchrec(
         model,
         EmbeddingCollectionSharder if sequence else EmbeddingBagCollectionSharder,
         work,
         world_size,
         kind,
-    )
+    )()
     dense = (
         torch.optim.Adagrad(sharded.parameters(), lr=work.lr) if kind == "data_parallel" else None
     )

@@ -7,7 +7,8 @@ and number of ranks. A table with real rows is copied from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.fused_collection import FusedCollection
+from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.distributed.program.options import EngineOptions
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.modules.init import fill
+from rayrec.modules.init import fills
 from rayrec.optim import SparseOptimizer, optimizer_of
 
 Collection = EmbeddingBagCollection | EmbeddingCollection | FusedCollection
@@ -115,9 +117,12 @@ def shard_embeddings(
     )
     # only this rank's rectangles are made or copied; no rank holds a whole table
     makes_values = engine.options.initialize and not engine.options.adopt
+    tasks: list[Task] = []
     for state in engine.shard_states() if makes_values else ():
         table, child = configs[state.shard.table]
-        _fill(state, table, weight_of(child, table.name), seed)
+        tasks += _fills(state, table, weight_of(child, table.name), seed)
+    # the host's threads, wherever the rows lie
+    Workers(torch.get_num_threads()).run(tasks)
     sharded: dict[nn.Module, nn.Module] = {}
     for i, child in enumerate(collections.values()):
         sharded[child] = _sharded(engine, i, child)
@@ -174,10 +179,12 @@ def _sharded(engine: ShardedEmbeddings, index: int, collection: Any) -> nn.Modul
     return kind(engine, index, collection)
 
 
-@torch.no_grad()
-def _fill(state: ShardState, table: BaseEmbeddingConfig, source: Tensor, seed: int) -> None:
+def _fills(
+    state: ShardState, table: BaseEmbeddingConfig, source: Tensor, seed: int
+) -> Sequence[Task]:
+    """What gives a shard its first rows."""
     rows, cols = state.shard.rows, state.shard.cols
     if source.is_meta:
-        fill(state.weight, seed, table, rows, cols)
-    else:
-        state.weight.copy_(source[rows.start : rows.stop, cols.start : cols.stop])
+        return fills(state.weight, seed, table, rows, cols)
+    given = source.detach()[rows.start : rows.stop, cols.start : cols.stop]
+    return [partial(state.weight.detach().copy_, given)]

@@ -199,7 +199,7 @@ def _draw(function: Any, args: Any, kwargs: Mapping[str, Any], lanes_RC: np.ndar
     """Random numbers of one operator, from 32 random bits each."""
     if function in (_aten.uniform_.default, _aten.rand_like.default):
         # 24 bits fill a float32's mantissa
-        bits = (lanes_RC >> np.uint32(8)).astype(np.float32)
+        bits = (lanes_RC >> np.uint32(8)).view(np.int32).astype(np.float32)
         share = torch.from_numpy(bits * np.float32(2.0**-24))
         if function is _aten.rand_like.default:
             return share

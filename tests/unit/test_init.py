@@ -4,9 +4,12 @@ rectangle of the whole.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import init as torch_init
@@ -35,6 +38,40 @@ def random_range(rng: random.Random, size: int) -> range:
     return range(start, stop)
 
 
+def value_of(seed: int, table: EmbeddingBagConfig, row: int, col: int) -> np.float32:
+    """One initial value by itself: 24 of the bits of its own counter, between the bounds."""
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{table.name}".encode()).digest()[:16], "little")
+    words = np.random.Philox(key=key, counter=row + (col // 8 << 64)).random_raw(4)
+    bits = words.view("<u4")[col % 8] >> 8
+    low, high = table.init_bounds()
+    value = np.float32(bits) * np.float32((high - low) / 2**24) + np.float32(low)
+    return min(max(value, np.float32(low)), np.float32(high))
+
+
+# the largest numbers between the second pair would be rounded beyond the bound
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (100.2533, 100.2538)])
+def test_every_value_is_that_of_its_own_counter(low, high):
+    table = config(400, 20, weight_init_min=low, weight_init_max=high)
+    got = table_values(3, table, range(5, 305), range(3, 17))
+    for row, col in itertools.product(range(5, 305), range(3, 17)):
+        assert got[row - 5, col - 3] == value_of(3, table, row, col)
+    assert float(got.max()) <= np.float32(high)
+
+
+@pytest.mark.parametrize("init_fn", [None, partial(torch_init.normal_, std=1.0)])
+def test_the_tasks_of_a_weight_give_the_same_in_any_order(init_fn, monkeypatch):
+    table = config(210, 12, init_fn=init_fn)
+    whole = table_values(2, table, range(210), range(12))
+    monkeypatch.setattr(init, "_TASK_VALUES", 12 * 100)
+    monkeypatch.setattr(init, "_CHUNK_VALUES", 12 * 30)
+    weight = torch.zeros(210, 12)
+    tasks = init.fills(weight, 2, table)
+    assert len(tasks) == 3
+    for task in reversed(tasks):
+        task()
+    assert torch.equal(weight, whole)
+
+
 @pytest.mark.seeds(range(30))
 def test_any_rectangle_equals_that_of_the_whole(seed):
     rng = random.Random(seed)
@@ -47,7 +84,7 @@ def test_any_rectangle_equals_that_of_the_whole(seed):
 
 
 def test_rectangles_that_cross_a_chunk_equal_the_whole():
-    size = init._CHUNK_ROWS
+    size = init._CHUNK_VALUES // 12
     table = config(2 * size + 5, 12)
     whole = table_values(0, table, range(table.num_embeddings), range(12))
     for rows in (range(size - 3, size + 3), range(1, 2 * size + 4)):
@@ -183,12 +220,10 @@ def test_draws_of_an_init_fn_are_independent_and_follow_seed_and_name():
     base = table_values(1, config(init_fn=normal), rows, cols)
     assert not torch.equal(base, table_values(2, config(init_fn=normal), rows, cols))
     assert not torch.equal(base, table_values(1, config(name="u", init_fn=normal), rows, cols))
-    tall = config(init._CHUNK_ROWS + 9, 4, init_fn=normal)
+    size = init._CHUNK_VALUES // 4
+    tall = config(size + 9, 4, init_fn=normal)
     whole = table_values(0, tall, range(tall.num_embeddings), range(4))
-    assert torch.equal(
-        whole[-11:-7],
-        table_values(0, tall, range(init._CHUNK_ROWS - 2, init._CHUNK_ROWS + 2), range(4)),
-    )
+    assert torch.equal(whole[-11:-7], table_values(0, tall, range(size - 2, size + 2), range(4)))
 
 
 @pytest.mark.parametrize(
