@@ -4,7 +4,8 @@ same numbers bit for bit, also when the run is resumed in its middle.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,33 @@ def run(rank: int, world_size: int, spec: TrainSpec, body: Any = loop, **asks: A
     return LoopTask(spec=spec, loop=body).run(context), log.events
 
 
+@dataclass(frozen=True)
+class CountsClicks:
+    """A model that says its loss is the mean over clicks."""
+
+    make: Callable[[], torch.nn.Module]
+
+    def __call__(self) -> torch.nn.Module:
+        module = self.make()
+        module.loss_count = lambda batch: batch.labels.sum()  # type: ignore[assignment]
+        return module
+
+
 def both(rank: int, world_size: int, folder: Path, out: Path) -> None:
+    spec = spec_of(folder, world_size)
     spec = replace(
-        spec_of(folder, world_size),
+        spec,
+        # on several ranks a count of the model's own takes the place of rows
+        model=CountsClicks(spec.model) if world_size > 1 else spec.model,
+        report_every_s=3600.0,
         run_path=str(out / str(world_size)),
         checkpoint=CheckpointConfig(every_n_steps=6, at_end=False),
     )
-    with RankTrainer(replace(spec, run_path=None)) as trainer:
-        trainer.run()
+    told: list[Any] = []
+    with RankTrainer(spec) as trainer:
+        trainer.run(on_event=told.append)
         wanted = whole_numbers(trainer)
+    spec = replace(spec, run_path=f"{spec.run_path}-own")
     outcome, events = run(rank, world_size, spec)
     path = f"{spec.run_path}/step-00000006"
     assert read_manifest(path).step == 6 and outcome.steps == 13
@@ -66,6 +85,10 @@ def both(rank: int, world_size: int, folder: Path, out: Path) -> None:
     for got in NUMBERS[-2:]:
         assert not [name for name in wanted if not torch.equal(got[name], wanted[name])]
     if rank == 0:
+        mine, theirs = (
+            [e.loss for e in found if isinstance(e, ProgressReport)] for found in (events, told)
+        )
+        assert mine == theirs
         last = [e for e in events if isinstance(e, ProgressReport)][-1]
         assert last.step == 13 and last.scores["mine"] == 1.5
         assert last.auc is not None and outcome.rows == trainer.rows
