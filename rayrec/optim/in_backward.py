@@ -3,8 +3,8 @@ the sharded runtime reads the marks.
 
 The call is that of `torch.distributed.optim._apply_optimizer_in_backward`, and its classes may be
 torch's or this package's. A mark is a value on the parameter and does nothing by itself: tables
-that are not sharded train with an outer optimizer as ever. A copy of a module (copy.deepcopy,
-pickle) loses its marks, as in torch.
+that are not sharded train with an outer optimizer as ever. Marks that torch's own function has made
+are read as well. A copy of a module (copy.deepcopy, pickle) loses its marks, as in torch.
 """
 
 from __future__ import annotations
@@ -69,8 +69,22 @@ def apply_optimizer_in_backward(
 
 
 def optimizer_of(parameter: Tensor) -> SparseOptimizer | None:
-    """Return the optimizer that a table's weight is marked with, or None."""
-    return getattr(parameter, _MARK, None)
+    """Return the optimizer that a table's weight is marked with, by this package or by torch.
+
+    Raises:
+        ConfigError: torch's mark has no counterpart in the lookup kernels, or there are two.
+    """
+    own = getattr(parameter, _MARK, None)
+    # torch keeps them in two lists beside each other
+    kinds = getattr(parameter, "_optimizer_classes", ())
+    marks = map(as_sparse_optimizer, kinds, getattr(parameter, "_optimizer_kwargs", ()))
+    found = list(dict.fromkeys(mark for mark in (own, *marks) if mark is not None))
+    if len(found) > 1:
+        raise ConfigError(
+            f"a table of shape {tuple(parameter.shape)} is marked with {found[0]} and with "
+            f"{found[1]}. Mark each table once."
+        )
+    return found[0] if found else None
 
 
 def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> SparseOptimizer:

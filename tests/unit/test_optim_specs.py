@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.optim import _apply_optimizer_in_backward
 
+from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig
+from rayrec.layout import EmbeddingBagConfig, Topology
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import (
     LAMB,
@@ -26,6 +29,8 @@ from rayrec.optim import (
     optimizer_of,
     sparse_optimizer,
 )
+from rayrec.planner import manual_plan
+from rayrec.sparse import KeyedJaggedTensor
 
 
 @pytest.mark.parametrize("name", SPARSE_OPTIMIZERS)
@@ -64,6 +69,11 @@ def test_impossible_options_are_refused(make) -> None:
 def collection() -> EmbeddingBagCollection:
     tables = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(2)]
     return EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+
+
+def sharded(module: EmbeddingBagCollection, **options: Any) -> DistributedModelParallel:
+    plan = manual_plan(module.embedding_bag_configs(), "table_wise", Topology.local(1))
+    return DistributedModelParallel(module, plan=plan, seed=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +122,44 @@ def test_marks_are_read_back_as_specs(cls, kwargs, want) -> None:
 def test_what_the_kernels_cannot_do_is_refused(cls, kwargs, match) -> None:
     with pytest.raises(ConfigError, match=match):
         apply_optimizer_in_backward(cls, collection(), kwargs)
+
+
+@pytest.mark.parametrize(
+    ("cls", "kwargs", "want"),
+    [
+        (torch.optim.SGD, {"lr": 0.5}, SGD(0.5)),
+        (torch.optim.AdamW, {"lr": 0.5}, Adam(0.5, weight_decay=0.01)),
+        (DenseRowWiseAdagrad, {"lr": 0.5, "eps": 0.1}, RowWiseAdagrad(0.5, eps=0.1)),
+    ],
+)
+def test_marks_of_torch_decide_how_a_sharded_table_trains(cls, kwargs, want) -> None:
+    marked, told = collection(), collection()
+    _apply_optimizer_in_backward(cls, marked.parameters(), kwargs)
+    first, second = sharded(marked), sharded(told, sparse_optimizer=want)
+    assert first.sparse_optimizers == {"t0": want, "t1": want}
+    ids = KeyedJaggedTensor(["f0", "f1"], torch.arange(4), lengths=torch.full((2,), 2))
+    for model in (first, second):
+        model(ids).values().square().sum().backward()
+    for mine, theirs in zip(first.shard_states(), second.shard_states(), strict=True):
+        assert torch.equal(mine.weight, theirs.weight)
+
+
+def test_marks_of_torch_without_a_counterpart_are_refused_by_name() -> None:
+    module = collection()
+    _apply_optimizer_in_backward(torch.optim.NAdam, [module.embedding_bags["t0"].weight], {})
+    with pytest.raises(ConfigError, match="NAdam has no counterpart"):
+        sharded(module)
+
+
+def test_marks_of_torch_that_contradict_each_other_or_ours_are_refused() -> None:
+    module = collection()
+    weights = [bag.weight for bag in module.embedding_bags.values()]
+    apply_optimizer_in_backward(Adam, weights[:1], {"lr": 0.1})
+    _apply_optimizer_in_backward(torch.optim.SGD, weights, {"lr": 0.1})
+    _apply_optimizer_in_backward(torch.optim.SGD, weights[1:], {"lr": 0.2})
+    for weight in weights:
+        with pytest.raises(ConfigError, match="Mark each table once"):
+            optimizer_of(weight)
 
 
 def test_two_different_marks_on_one_table_are_refused() -> None:
