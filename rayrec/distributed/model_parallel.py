@@ -18,27 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.checkpoint import ShardState
 from rayrec.comm.choose import Transport, device_of, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
 from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
-from rayrec.distributed.named import NamedAsInner
+from rayrec.distributed.front import EngineFront
 from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.distributed.state import fused_optimizer_of
 from rayrec.layout import ShardingPlan
-from rayrec.observe.timer import StepTimer
-from rayrec.optim import FusedOptimizer, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 from rayrec.shards.memory import Memory
-from rayrec.shards.touched import TouchedRows
-from rayrec.shards.undo import RankUndo
-from rayrec.sparse import KeyedJaggedTensor
 
 
-class DistributedModelParallel(NamedAsInner):
+class DistributedModelParallel(EngineFront):
     """A module trained by all ranks of a process group.
 
     Args:
@@ -185,27 +179,6 @@ class DistributedModelParallel(NamedAsInner):
             self._replicas.go_on_from(steps)
             self._stepped = True
 
-    def shard_states(self) -> list[ShardState]:
-        """Return live rows and optimizer state of this rank's shards, which checkpoints hold."""
-        return self._engine.shard_states()
-
-    @property
-    def touched(self) -> TouchedRows | None:
-        """Which rows training has touched; None unless the model was made with track_rows=True.
-
-        Every optimizer of rayrec changes only rows that were looked up, weight decay included.
-        Resharding, and loading a state_dict, count as touching all rows.
-        """
-        return self._engine.touched
-
-    @property
-    def undo(self) -> RankUndo | None:
-        """What sets sync points and goes back to them; None unless the model was given memory.
-
-        After `reshard` no sync point can be set any more.
-        """
-        return self._engine.undo
-
     def reshard(self, plan: ShardingPlan) -> int:
         """Go over to another plan between two steps; training goes on as if it had begun under it.
         Every rank must call it.
@@ -224,33 +197,6 @@ class DistributedModelParallel(NamedAsInner):
         self.plan = plan
         return sent
 
-    def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
-        """Start the input exchange of a KJT that a later forward will be given.
-
-        All ranks must do so in the same order.
-
-        Returns:
-            Whether it was started; a first forward with the same keys teaches the model who reads
-            them.
-        Raises:
-            ConfigError: the model was built without prefetch=True, or was closed.
-        """
-        return self._engine.prefetch(kjt)
-
-    def forget_prefetched(self) -> None:
-        """Expect no forward of what was prefetched until now."""
-        self._engine.forget_prefetched()
-
-    def close(self, wait: bool = True) -> None:
-        """End the thread that prefetches; the model still works, without `prefetch`.
-
-        It comes before the process groups are left. A second call does nothing.
-
-        Args:
-            wait: for exchanges under way; False after a failure, when other ranks may be gone.
-        """
-        self._engine.close(wait)
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, dense gradients are kept for a later step instead of averaged.
@@ -261,38 +207,3 @@ class DistributedModelParallel(NamedAsInner):
             for dense in self._dense:
                 stack.enter_context(dense.no_sync())
             yield
-
-    def fused_optimizer(self) -> FusedOptimizer:
-        """Return the tables' optimizers as a torch optimizer; make it anew after `reshard`.
-
-        Learning-rate schedules drive it. Its state is this rank's, keyed by the parameter names of
-        the unsharded module.
-        """
-        return fused_optimizer_of(self.module, self._engine)
-
-    @property
-    def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:
-        """The optimizer of every table."""
-        return self._engine.optimizers
-
-    @property
-    def iteration(self) -> int:
-        """Table updates so far, by which an optimizer corrects its bias; checkpoints carry it."""
-        return self._engine.iteration
-
-    @iteration.setter
-    def iteration(self, value: int) -> None:
-        self._engine.iteration = value
-
-    @property
-    def timer(self) -> StepTimer | None:
-        """Set one to count the seconds of the steps to come by part, on this rank."""
-        return self._engine.timer
-
-    @timer.setter
-    def timer(self, timer: StepTimer | None) -> None:
-        self._engine.timer = timer
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate of the tables' updates to come."""
-        self._engine.set_learning_rate(lr)

@@ -1,0 +1,104 @@
+"""What a sharded model says of its engine, and passes on to it: shards, optimizers, ids ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayrec.checkpoint import ShardState
+from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.named import NamedAsInner
+from rayrec.distributed.state import fused_optimizer_of
+from rayrec.observe.timer import StepTimer
+from rayrec.optim import FusedOptimizer, SparseOptimizer
+from rayrec.shards.touched import TouchedRows
+from rayrec.shards.undo import RankUndo
+from rayrec.sparse import KeyedJaggedTensor
+
+
+class EngineFront(NamedAsInner):
+    """A module whose collections one engine runs."""
+
+    _engine: ShardedEmbeddings
+
+    def shard_states(self) -> list[ShardState]:
+        """Return live rows and optimizer state of this rank's shards, which checkpoints hold."""
+        return self._engine.shard_states()
+
+    @property
+    def touched(self) -> TouchedRows | None:
+        """Which rows training has touched; None unless the model was made with track_rows=True.
+
+        Every optimizer of rayrec changes only rows that were looked up, weight decay included.
+        Resharding, and loading a state_dict, count as touching all rows.
+        """
+        return self._engine.touched
+
+    @property
+    def undo(self) -> RankUndo | None:
+        """What sets sync points and goes back to them; None unless the model was given memory.
+
+        After `reshard` no sync point can be set any more.
+        """
+        return self._engine.undo
+
+    def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
+        """Start the input exchange of a KJT that a later forward will be given.
+
+        All ranks must do so in the same order.
+
+        Returns:
+            Whether it was started; a first forward with the same keys teaches the model who reads
+            them.
+        Raises:
+            ConfigError: the model was built without prefetch=True, or was closed.
+        """
+        return self._engine.prefetch(kjt)
+
+    def forget_prefetched(self) -> None:
+        """Expect no forward of what was prefetched until now."""
+        self._engine.forget_prefetched()
+
+    def close(self, wait: bool = True) -> None:
+        """End the thread that prefetches; the model still works, without `prefetch`.
+
+        It comes before the process groups are left. A second call does nothing.
+
+        Args:
+            wait: for exchanges under way; False after a failure, when other ranks may be gone.
+        """
+        self._engine.close(wait)
+
+    def fused_optimizer(self) -> FusedOptimizer:
+        """Return the tables' optimizers as a torch optimizer; make it anew after `reshard`.
+
+        Learning-rate schedules drive it. Its state is this rank's, keyed by the parameter names of
+        the unsharded module.
+        """
+        return fused_optimizer_of(self.module, self._engine)
+
+    @property
+    def sparse_optimizers(self) -> Mapping[str, SparseOptimizer]:
+        """The optimizer of every table."""
+        return self._engine.optimizers
+
+    @property
+    def iteration(self) -> int:
+        """Table updates so far, by which an optimizer corrects its bias; checkpoints carry it."""
+        return self._engine.iteration
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        self._engine.iteration = value
+
+    @property
+    def timer(self) -> StepTimer | None:
+        """Set one to count the seconds of the steps to come by part, on this rank."""
+        return self._engine.timer
+
+    @timer.setter
+    def timer(self, timer: StepTimer | None) -> None:
+        self._engine.timer = timer
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate of the tables' updates to come."""
+        self._engine.set_learning_rate(lr)
