@@ -60,8 +60,7 @@ def exchange_for(
                 "'auto'."
             )
         return whole
-    name = int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
-    joined = share_hosts(whole, name, timeout_s())
+    joined = share_hosts(whole, host_number(), timeout_s())
     if joined is whole and transport is Transport.SHARED_MEMORY:
         raise CommError(
             "transport 'shared_memory': no two ranks share a host and can share memory there; use "
@@ -87,6 +86,11 @@ def host_identity() -> str:
     namespace = Path("/proc/self/ns/pid")
     kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename
     return f"{kernel}/{os.readlink(namespace) if namespace.exists() else ''}/{os.getuid()}"
+
+
+def host_number() -> int:
+    """`host_identity` as a number, which ranks can exchange."""
+    return int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
 
 
 def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:

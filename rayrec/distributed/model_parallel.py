@@ -22,11 +22,13 @@ from rayrec.comm.choose import Transport, device_of, exchange_for
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
+from rayrec.comm.topology import topology_of
 from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
 from rayrec.distributed.front import EngineFront
+from rayrec.distributed.planning import plan_model
 from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
-from rayrec.distributed.sharding import shard_embeddings
+from rayrec.distributed.sharding import choose_optimizers, shard_embeddings
 from rayrec.layout import ShardingPlan
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 from rayrec.shards.memory import Memory
@@ -37,7 +39,8 @@ class DistributedModelParallel(EngineFront):
 
     Args:
         module: holds at least one embedding collection; any part may lie on the meta device.
-        plan: where every table lies, made for exactly this many ranks.
+        plan: where every table lies, made for exactly this many ranks; None makes one for the ranks
+            of the group, the same on all of them, see `planning`.
         process_group: all ranks; the default group when None, this one rank without any group.
         sparse_optimizer: for all tables, or by table name; RowWiseAdagrad by default. A mark by
             `apply_optimizer_in_backward` goes before one for all.
@@ -66,7 +69,8 @@ class DistributedModelParallel(EngineFront):
             and `params_to_ignore`. Parameters that a step does not use are right by default; with
             `find_unused_parameters` or `static_graph` DDP sees to them.
     Raises:
-        PlanError: the plan does not fit the tables or the number of ranks.
+        PlanError: the plan does not fit the tables or the number of ranks, or none is given and
+            the tables fit nowhere.
         ConfigError: nothing to shard, a dense module that cannot initialize itself, or a wrong
             option of DDP.
 
@@ -82,7 +86,7 @@ class DistributedModelParallel(EngineFront):
         self,
         module: nn.Module,
         *,
-        plan: ShardingPlan,
+        plan: ShardingPlan | None = None,
         process_group: dist.ProcessGroup | None = None,
         sparse_optimizer: SparseOptimizer | Mapping[str, SparseOptimizer] | None = None,
         device: torch.device | str | None = None,
@@ -104,7 +108,7 @@ class DistributedModelParallel(EngineFront):
         super().__init__()
         grouped = process_group is not None or dist.is_initialized()
         transport = Transport(transport)
-        self.plan, self._stepped = plan, False
+        self._stepped = False
         self.device = torch.device(device or device_of(process_group, grouped))
         self._replicas: Replicas | None = None
         sharding_group = process_group
@@ -117,7 +121,16 @@ class DistributedModelParallel(EngineFront):
                 return LocalExchange()
             return exchange_for(sharding_group, self.device, transport, own)
 
+        optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         # collectives of all ranks: their order here is the same everywhere
+        if plan is None:
+            topology = topology_of(process_group, self.device, grouped)
+            if self._replicas is not None and sharding_group_size is not None:
+                topology = topology.group(sharding_group_size)
+            optimizers = choose_optimizers(module, optimizer)
+            in_place = share_tables and transport is not Transport.PROCESS_GROUP
+            plan = plan_model(module, topology, optimizers, qcomms, in_place)
+        self.plan = plan
         exchange = connect()
         if seed is None:
             seed = torch.initial_seed()
@@ -134,7 +147,6 @@ class DistributedModelParallel(EngineFront):
             adopt=adopt,
             initialize=initialize,
         )
-        optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
         self.module, self._engine = shard_embeddings(
             module, plan, exchange, optimizer, self.device, seed, choices, ahead, peers
         )

@@ -107,13 +107,19 @@ def shard_embeddings(
     configs: dict[str, tuple[BaseEmbeddingConfig, Collection]] = {}
     for child in collections.values():
         configs |= {table.name: (table, child) for table in tables_of(child)}
-    optimizers = _optimizers(configs, optimizer)
     specs = [
-        CollectionSpec(path, tables_of(child), _is_weighted(child), _is_sequence(child))
+        CollectionSpec(path, tables_of(child), is_weighted(child), _is_sequence(child))
         for path, child in collections.items()
     ]
     engine = ShardedEmbeddings(
-        specs, plan, exchange, optimizers, device, options, prefetch_exchange, peers
+        specs,
+        plan,
+        exchange,
+        choose_optimizers(module, optimizer),
+        device,
+        options,
+        prefetch_exchange,
+        peers,
     )
     # only this rank's rectangles are made or copied; no rank holds a whole table
     makes_values = engine.options.initialize and not engine.options.adopt
@@ -144,25 +150,29 @@ def replace_modules(module: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn
     return module
 
 
-def _optimizers(
-    configs: Mapping[str, tuple[BaseEmbeddingConfig, Collection]],
-    given: SparseOptimizer | Mapping[str, SparseOptimizer],
+def choose_optimizers(
+    module: nn.Module, given: SparseOptimizer | Mapping[str, SparseOptimizer]
 ) -> dict[str, SparseOptimizer]:
-    """Return each table's optimizer: by name, else as marked on the table, else that for all."""
+    """Return each table's optimizer: by name, else as marked on the table, else that for all.
+
+    Raises:
+        ConfigError: see `find_collections`; or a table has none.
+    """
     chosen = {}
-    for name, (_, child) in configs.items():
-        mark = None
-        if isinstance(child, FusedCollection):
-            mark = child.sparse_optimizer
-        else:
-            mark = optimizer_of(weight_of(child, name))
-        one = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
-        if one is None:
-            raise ConfigError(
-                f"table {name!r} has no sparse optimizer; name one for every table, mark it, or "
-                "give one for all."
-            )
-        chosen[name] = one
+    for child in find_collections(module).values():
+        for table in tables_of(child):
+            name = table.name
+            if isinstance(child, FusedCollection):
+                mark = child.sparse_optimizer
+            else:
+                mark = optimizer_of(weight_of(child, name))
+            one = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
+            if one is None:
+                raise ConfigError(
+                    f"table {name!r} has no sparse optimizer; name one for every table, mark it, "
+                    "or give one for all."
+                )
+            chosen[name] = one
     return chosen
 
 
@@ -170,7 +180,8 @@ def _is_sequence(collection: Collection) -> bool:
     return hasattr(collection, "embedding_configs")
 
 
-def _is_weighted(collection: Any) -> bool:
+def is_weighted(collection: Any) -> bool:
+    """Whether the bags of a collection carry a weight per id."""
     return not _is_sequence(collection) and collection.is_weighted()
 
 

@@ -28,6 +28,8 @@ from rayrec.planner.search import NoRoom, pack
 from rayrec.planner.uneven import Recutter
 from rayrec.planner.work import weight_bytes
 
+BATCH_SIZE = 512  # what a planner that is told none supposes, as TorchRec's
+
 
 class EmbeddingShardingPlanner:
     """Chooses a layout for every table.

@@ -4,16 +4,26 @@ state_dicts load both ways.
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 import torch
 
+from rayrec.comm import choose
+from rayrec.comm.codec import CommType, QCommsConfig
+from rayrec.comm.topology import topology_of
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import PlanError
-from rayrec.layout import ShardingPlan, TablePlacement, column_wise
-from rayrec.optim import SGD, sparse_optimizer
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD, Adam, sparse_optimizer
+from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.train.step import train_step
 from tests.gloo.small_dlrm import STEPS, build, make_plan, parts
 from tests.ranks import RankPool
+
+SMALL = 1_520_000  # bytes of a machine whose rank has room for its batch, and for no table
 
 
 def train(rank: int, world_size: int, kind: str, optimizer: str):
@@ -112,6 +122,62 @@ def wrong_world(rank: int, world_size: int):
 
 def test_a_plan_for_another_number_of_ranks_is_refused(ranks: RankPool) -> None:
     assert ranks.run(2, wrong_world) == [True, True]
+
+
+def train_unplanned(rank: int, world_size: int, changed: tuple[int, str], **options: Any):
+    """The plan that a model without one makes, and its losses; one rank's machine is another."""
+    odd, what = changed
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == odd and what == "memory":
+            patch.setattr(os, "sysconf", lambda name: SMALL if name == "SC_PHYS_PAGES" else 1)
+        if rank == odd and what == "host":
+            patch.setattr(choose, "host_identity", lambda: "another")
+        model = DistributedModelParallel(build(), sparse_optimizer=SGD(lr=0.05), seed=3, **options)
+    dense = torch.optim.SGD([p for _, p in model.dense_parameters()], lr=0.05)
+    losses = [
+        float(train_step(model, dense, parts(step, rank, world_size), world_size).loss_sum)
+        for step in range(STEPS)
+    ]
+    return model.plan, losses
+
+
+@pytest.mark.parametrize("what", ["nothing", "memory", "host"])
+def test_ranks_without_a_plan_make_the_same_one_from_all_of_their_machines(
+    ranks: RankPool, what: str
+) -> None:
+    (alone, wanted), *_ = ranks.run(1, train_unplanned, (0, "nothing"))
+    assert alone.shards(0) == alone.shards()
+    (first, losses), (second, others) = ranks.run(2, train_unplanned, (1, what))
+    assert first == second
+    assert first.hosts == (((0,), (1,)) if what == "host" else ((0, 1),))
+    assert bool(first.shards(1)) == (what != "memory")
+    curve = torch.tensor([losses, others]).sum(0)
+    torch.testing.assert_close(curve, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+
+
+def plan_groups(rank: int, world_size: int):
+    return DistributedModelParallel(build(), sharding_group_size=2).plan
+
+
+def test_sharding_groups_without_a_plan_make_the_one_of_a_group(ranks: RankPool) -> None:
+    first, *others = ranks.run(4, plan_groups)
+    assert first.world_size == 2 and others == [first] * 3
+
+
+def test_without_a_plan_the_planner_counts_optimizers_weights_and_the_wire() -> None:
+    tables = [EmbeddingBagConfig(100, 8, name="t", feature_names=["f"])]
+    bags = EmbeddingBagCollection(tables, device="meta", is_weighted=True)
+    qcomms = QCommsConfig(CommType.FP16, CommType.INT8)
+    made = DistributedModelParallel(bags, sparse_optimizer=Adam(), qcomms=qcomms).plan
+    planner = EmbeddingShardingPlanner(
+        topology_of(None, torch.device("cpu"), grouped=False),
+        512,
+        {"t": ParameterConstraints(weighted=True)},
+        sparse_optimizer="adam",
+        qcomms_forward="fp16",
+        qcomms_backward="int8",
+    )
+    assert made.estimates.ranks == planner.plan(tables).estimates.ranks
 
 
 def test_without_a_process_group_the_world_is_one_rank() -> None:
