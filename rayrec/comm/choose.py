@@ -60,7 +60,7 @@ def exchange_for(
                 "'auto'."
             )
         return whole
-    joined = share_hosts(whole, host_number(), timeout_s())
+    joined = share_hosts(whole, number_of(host_identity()), timeout_s())
     if joined is whole and transport is Transport.SHARED_MEMORY:
         raise CommError(
             "transport 'shared_memory': no two ranks share a host and can share memory there; use "
@@ -88,9 +88,9 @@ def host_identity() -> str:
     return f"{kernel}/{os.readlink(namespace) if namespace.exists() else ''}/{os.getuid()}"
 
 
-def host_number() -> int:
-    """`host_identity` as a number, which ranks can exchange."""
-    return int.from_bytes(blake2b(host_identity().encode(), digest_size=7).digest(), "big")
+def number_of(text: str) -> int:
+    """A whole number of 56 bits that ranks exchange in the place of a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:

@@ -278,3 +278,13 @@ def broadcast_seed(seed: int, group: dist.ProcessGroup | None, device: torch.dev
     box = torch.tensor([seed - 2**64 if seed >= 2**63 else seed], dtype=torch.int64, device=device)
     dist.broadcast(box, group_src=0, group=group)
     return int(box.item()) % 2**64
+
+
+def gather_ints(
+    mine: Sequence[int], group: dist.ProcessGroup | None, device: torch.device
+) -> list[list[int]]:
+    """Return every rank's whole numbers, in rank order; all ranks of `group` give equally many."""
+    sent = torch.tensor(mine, dtype=torch.int64, device=device)
+    parts = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, sent, group=group)
+    return [part.tolist() for part in parts]

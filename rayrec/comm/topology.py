@@ -13,7 +13,8 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
-from rayrec.comm.choose import host_number
+from rayrec.comm.choose import host_identity, number_of
+from rayrec.comm.process_group import gather_ints
 from rayrec.layout import Topology
 from rayrec.layout.topology import DEFAULT_SPEEDS
 
@@ -31,11 +32,9 @@ def topology_of(
     Raises:
         ConfigError: the device is neither a CPU nor a GPU of CUDA.
     """
-    mine = torch.tensor([host_number(), _memory_bytes(device)], device=device)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))] if grouped else []
-    if grouped:
-        dist.all_gather(parts, mine, group=group)
-    hosts, memory = zip(*(part.tolist() for part in parts or [mine]), strict=True)
+    mine = [number_of(host_identity()), _memory_bytes(device)]
+    parts = gather_ints(mine, group, device) if grouped else [mine]
+    hosts, memory = zip(*parts, strict=True)
     # ranks of a CPU host share its memory; each has a GPU of its own
     sharers = Counter(hosts) if device.type == "cpu" else Counter(set(hosts))
     # ranks of one host that are not consecutive count as several hosts: a plan has no other word

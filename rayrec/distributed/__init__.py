@@ -9,19 +9,34 @@ from rayrec.distributed.fused_modules import (
 )
 from rayrec.distributed.interop import load_table, unsharded_state_dict
 from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.sharders import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModuleSharder,
+    ShardingEnv,
+    get_default_sharders,
+)
 from rayrec.distributed.sharding import find_collections, shard_embeddings, table_configs
+from rayrec.layout.words import foreign_names
 
 __all__ = [
     "DistributedModelParallel",
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder",
     "FusedEmbeddingBagCollection",
     "FusedEmbeddingCollection",
+    "ModuleSharder",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
     "ShardedEmbeddings",
+    "ShardingEnv",
     "find_collections",
     "fuse_embedding_optimizer",
+    "get_default_sharders",
     "load_table",
     "shard_embeddings",
     "table_configs",
     "unsharded_state_dict",
 ]
+
+__getattr__ = foreign_names(__name__)

@@ -22,7 +22,7 @@ from rayrec.modules import (
     expand_inverse,
     get_embedding_names_by_table,
 )
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.sparse import JaggedTensor, JaggedTensors, KeyedJaggedTensor, KeyedTensor
 
 
 class _Sharded(nn.Module):
@@ -139,7 +139,7 @@ class ShardedEmbeddingCollection(_Sharded):
         self._names = get_embedding_names_by_table(self._configs)
         self.embeddings = self._shards()
 
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    def forward(self, features: KeyedJaggedTensor) -> JaggedTensors:
         """Look up every id.
 
         Args:
@@ -154,7 +154,7 @@ class ShardedEmbeddingCollection(_Sharded):
         engine = self._engine
         look_up = engine.forward_distinct if engine.options.dedup_sequences else engine.forward
         rows = iter(look_up(self._index, features))
-        outputs: dict[str, JaggedTensor] = {}
+        outputs = JaggedTensors()
         for config, names in zip(self._configs, self._names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 bags = features[feature]

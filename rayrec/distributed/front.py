@@ -68,8 +68,9 @@ class EngineFront(NamedAsInner):
         """
         self._engine.close(wait)
 
+    @property
     def fused_optimizer(self) -> FusedOptimizer:
-        """Return the tables' optimizers as a torch optimizer; make it anew after `reshard`.
+        """The tables' optimizers as a torch optimizer; make it anew after `reshard`.
 
         Learning-rate schedules drive it. Its state is this rank's, keyed by the parameter names of
         the unsharded module.

@@ -65,8 +65,9 @@ class FusedCollection(nn.Module):
         (state,) = (state for state in self._engine.shard_states() if state.shard.table == table)
         return state.weight
 
+    @property
     def fused_optimizer(self) -> FusedOptimizer:
-        """Return the tables' optimizer as a torch optimizer: rates and state by parameter name."""
+        """The tables' optimizer as a torch optimizer: rates and state by parameter name."""
         if self._engine is None:
             return FusedOptimizer([])
         kernels = list(self._engine.lookups.values())

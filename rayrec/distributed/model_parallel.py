@@ -10,7 +10,7 @@ own, so the two need no common order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,26 +25,33 @@ from rayrec.comm.process_group import broadcast_seed
 from rayrec.comm.topology import topology_of
 from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
 from rayrec.distributed.front import EngineFront
-from rayrec.distributed.planning import plan_model
+from rayrec.distributed.planning import check_same_plan, plan_model
 from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
+from rayrec.distributed.sharders import ModuleSharder, ShardingEnv, group_of, optimizers_for
 from rayrec.distributed.sharding import choose_optimizers, shard_embeddings
 from rayrec.layout import ShardingPlan
-from rayrec.optim import RowWiseAdagrad, SparseOptimizer
+from rayrec.layout.words import also_takes
+from rayrec.optim import SparseOptimizer
 from rayrec.shards.memory import Memory
 
 
+@also_takes()
 class DistributedModelParallel(EngineFront):
     """A module trained by all ranks of a process group.
 
     Args:
         module: holds at least one embedding collection; any part may lie on the meta device.
+        env: as `process_group`, in TorchRec's words.
+        device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
         plan: where every table lies, made for exactly this many ranks; None makes one for the ranks
             of the group, the same on all of them, see `planning`.
+        sharders: optimizers by kind of collection, in TorchRec's words; see `sharders`.
+        init_data_parallel: put DDP around the dense parameters at once; else at the first training
+            step, or by `init_data_parallel()`.
         process_group: all ranks; the default group when None, this one rank without any group.
         sparse_optimizer: for all tables, or by table name; RowWiseAdagrad by default. A mark by
             `apply_optimizer_in_backward` goes before one for all.
-        device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
         seed: of initial values on the meta device; rank 0's torch seed when None, so that
             `torch.manual_seed(s)` before the model gives the tables of the unsharded module.
         check_ids: check every id before it is sent, in one pass over the ids.
@@ -69,8 +76,8 @@ class DistributedModelParallel(EngineFront):
             and `params_to_ignore`. Parameters that a step does not use are right by default; with
             `find_unused_parameters` or `static_graph` DDP sees to them.
     Raises:
-        PlanError: the plan does not fit the tables or the number of ranks, or none is given and
-            the tables fit nowhere.
+        PlanError: the plan does not fit the tables or the number of ranks, or is another one on
+            another rank; or none is given and the tables fit nowhere.
         ConfigError: nothing to shard, a dense module that cannot initialize itself, or a wrong
             option of DDP.
 
@@ -85,11 +92,14 @@ class DistributedModelParallel(EngineFront):
     def __init__(
         self,
         module: nn.Module,
-        *,
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
         plan: ShardingPlan | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        init_data_parallel: bool = True,
+        *,
         process_group: dist.ProcessGroup | None = None,
         sparse_optimizer: SparseOptimizer | Mapping[str, SparseOptimizer] | None = None,
-        device: torch.device | str | None = None,
         seed: int | None = None,
         check_ids: bool = True,
         qcomms: QCommsConfig | None = None,
@@ -106,6 +116,7 @@ class DistributedModelParallel(EngineFront):
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        process_group = process_group if env is None else group_of(env)
         grouped = process_group is not None or dist.is_initialized()
         transport = Transport(transport)
         self._stepped = False
@@ -121,7 +132,7 @@ class DistributedModelParallel(EngineFront):
                 return LocalExchange()
             return exchange_for(sharding_group, self.device, transport, own)
 
-        optimizer = sparse_optimizer if sparse_optimizer is not None else RowWiseAdagrad()
+        optimizer = optimizers_for(module, sparse_optimizer, sharders)
         # collectives of all ranks: their order here is the same everywhere
         if plan is None:
             topology = topology_of(process_group, self.device, grouped)
@@ -130,6 +141,8 @@ class DistributedModelParallel(EngineFront):
             optimizers = choose_optimizers(module, optimizer)
             in_place = share_tables and transport is not Transport.PROCESS_GROUP
             plan = plan_model(module, topology, optimizers, qcomms, in_place)
+        elif grouped:
+            check_same_plan(plan, process_group, self.device)
         self.plan = plan
         exchange = connect()
         if seed is None:
@@ -156,9 +169,20 @@ class DistributedModelParallel(EngineFront):
         self._dense: list[DenseReplicas] = []
         options = dict(ddp_options or {})
         ranks = dist.get_world_size(process_group) if grouped else 1
+        self._to_average: tuple[Any, ...] | None = None
         if need_averages(self.module, options, ranks):
-            parts = self.module, self.device, process_group, transport, self._engine.runner.watched
-            self._dense.append(DenseReplicas(*parts, options))
+            self._to_average = process_group, transport, self._engine.runner.watched, options
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def init_data_parallel(self) -> None:
+        """Put DDP around the dense parameters, if that was put off; every rank calls it.
+
+        The first training step does it, too.
+        """
+        if self._to_average is not None:
+            parts, self._to_average = self._to_average, None
+            self._dense.append(DenseReplicas(self.module, self.device, *parts))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's module.
@@ -169,6 +193,8 @@ class DistributedModelParallel(EngineFront):
             if self._stepped and self._replicas.due():
                 self.sync()
             self._stepped = True
+        if torch.is_grad_enabled():
+            self.init_data_parallel()
         # DDP's forward is for steps alone: it expects a backward pass of every rank
         module = self._dense[0] if self._dense and torch.is_grad_enabled() else self.module
         return module(*args, **kwargs)
@@ -215,6 +241,7 @@ class DistributedModelParallel(EngineFront):
 
         Tables update in every backward pass all the same.
         """
+        self.init_data_parallel()
         with ExitStack() as stack:
             for dense in self._dense:
                 stack.enter_context(dense.no_sync())

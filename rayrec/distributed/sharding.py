@@ -34,7 +34,7 @@ Collection = EmbeddingBagCollection | EmbeddingCollection | FusedCollection
 def tables_of(collection: Collection) -> tuple[BaseEmbeddingConfig, ...]:
     """Return the tables of a collection of either kind, in order."""
     either: Any = collection
-    if _is_sequence(collection):
+    if is_sequence(collection):
         return tuple(either.embedding_configs())
     return tuple(either.embedding_bag_configs())
 
@@ -108,7 +108,7 @@ def shard_embeddings(
     for child in collections.values():
         configs |= {table.name: (table, child) for table in tables_of(child)}
     specs = [
-        CollectionSpec(path, tables_of(child), is_weighted(child), _is_sequence(child))
+        CollectionSpec(path, tables_of(child), is_weighted(child), is_sequence(child))
         for path, child in collections.items()
     ]
     engine = ShardedEmbeddings(
@@ -158,12 +158,12 @@ def choose_optimizers(
     Raises:
         ConfigError: see `find_collections`; or a table has none.
     """
-    chosen = {}
+    chosen: dict[str, SparseOptimizer] = {}
     for child in find_collections(module).values():
         for table in tables_of(child):
             name = table.name
             if isinstance(child, FusedCollection):
-                mark = child.sparse_optimizer
+                mark: SparseOptimizer | None = child.sparse_optimizer
             else:
                 mark = optimizer_of(weight_of(child, name))
             one = (mark or given) if isinstance(given, SparseOptimizer) else given.get(name, mark)
@@ -176,17 +176,18 @@ def choose_optimizers(
     return chosen
 
 
-def _is_sequence(collection: Collection) -> bool:
+def is_sequence(collection: Collection) -> bool:
+    """Whether a collection gives a row per id, and does not pool."""
     return hasattr(collection, "embedding_configs")
 
 
 def is_weighted(collection: Any) -> bool:
     """Whether the bags of a collection carry a weight per id."""
-    return not _is_sequence(collection) and collection.is_weighted()
+    return not is_sequence(collection) and collection.is_weighted()
 
 
 def _sharded(engine: ShardedEmbeddings, index: int, collection: Any) -> nn.Module:
-    kind = ShardedEmbeddingCollection if _is_sequence(collection) else ShardedEmbeddingBagCollection
+    kind = ShardedEmbeddingCollection if is_sequence(collection) else ShardedEmbeddingBagCollection
     return kind(engine, index, collection)
 
 

@@ -13,6 +13,7 @@ from rayrec.layout.geometry import (
 )
 from rayrec.layout.kinds import (
     KINDS,
+    ShardingType,
     column_wise,
     data_parallel,
     grid_shard,
@@ -48,6 +49,7 @@ __all__ = [
     "Replicated",
     "Shard",
     "ShardingPlan",
+    "ShardingType",
     "Storage",
     "TableEstimate",
     "TableLayout",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from enum import Enum
 
 from rayrec.errors import PlanError
 from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, even_cuts
@@ -19,15 +20,20 @@ COMPACT_BELOW = 0.6
 # Columns of float32 in a cache line: for narrower blocks, an index per bag is not worth it.
 COMPACT_COLUMNS = 16
 
-KINDS = (
-    "data_parallel",
-    "table_wise",
-    "row_wise",
-    "column_wise",
-    "table_row_wise",
-    "table_column_wise",
-    "grid_shard",
-)
+
+class ShardingType(Enum):
+    """The kinds as TorchRec's enumeration; a list of kinds takes the values."""
+
+    DATA_PARALLEL = "data_parallel"
+    TABLE_WISE = "table_wise"
+    ROW_WISE = "row_wise"
+    COLUMN_WISE = "column_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    TABLE_COLUMN_WISE = "table_column_wise"
+    GRID_SHARD = "grid_shard"
+
+
+KINDS = tuple(kind.value for kind in ShardingType)
 
 
 def table_wise(table: BaseEmbeddingConfig, rank: int) -> TableLayout:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.estimates import PlanEstimates
@@ -161,6 +161,18 @@ class ShardingPlan:
                     f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model "
                     f"has {shape[0]} x {shape[1]}. Make a new plan for the changed table."
                 )
+
+    @property
+    def plan(self) -> NoReturn:
+        """TorchRec's mapping from module to parameter, which a plan by table does not have.
+
+        Raises:
+            ConfigError: always; says what to read.
+        """
+        raise ConfigError(
+            "a ShardingPlan has no plan by module: tables[name] is a table's placement, "
+            "kind(name) its sharding kind, and shards(rank) what a rank holds."
+        )
 
     def to_json(self) -> str:
         """Human-readable JSON, one line per table; the same plan always gives the same text."""

@@ -14,11 +14,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout.jsonfields import Fields, parse_object
 from rayrec.layout.rates import Rates
+from rayrec.layout.words import also_takes
 
 Device = Literal["cpu", "cuda"]
 
@@ -40,10 +41,37 @@ DEFAULT_SPEEDS: dict[str, Speeds] = {
     "cuda": Speeds(memory_bw=1.5e12, intra_host_bw=200e9, inter_host_bw=20e9, latency_s=25e-6),
 }
 
+HBM_BYTES = 32 << 30  # of a GPU of which TorchRec's words do not say it, as TorchRec supposes
 
+
+def _from_torchrec(words: dict[str, Any]) -> dict[str, Any]:
+    """`world_size`, `compute_device`, `local_world_size`, `hbm_cap` and `ddr_cap` as fields."""
+    if "world_size" not in words:
+        return words
+    ranks, device = range(words.pop("world_size")), words.pop("compute_device", "cpu")
+    near = words.pop("local_world_size", None) or len(ranks)
+    caps = {"cuda": words.pop("hbm_cap", None) or HBM_BYTES, "cpu": words.pop("ddr_cap", None)}
+    memory = caps.get(device) or Topology.local(near).memory_bytes[0]
+    return {
+        "hosts": tuple(tuple(ranks[i : i + near]) for i in ranks[::near]),
+        "device": device,
+        "memory_bytes": (memory,) * len(ranks),
+        **asdict(DEFAULT_SPEEDS.get(device, DEFAULT_SPEEDS["cpu"])),
+        # bytes per millisecond there
+        **{
+            word: 1000 * value if word.endswith("host_bw") else value
+            for word, value in words.items()
+        },
+    }
+
+
+@also_takes(_from_torchrec)
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """Ranks by host and what each rank has.
+
+    TorchRec's `Topology(world_size=, compute_device=, local_world_size=, hbm_cap=, ddr_cap=)` makes
+    one as well.
 
     Attributes:
         hosts: ranks of each host; joined they are 0 .. world_size - 1 in order.

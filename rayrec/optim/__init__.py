@@ -5,7 +5,12 @@ parameter name around them.
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.combined import CombinedOptimizer
 from rayrec.optim.fused import FusedOptimizer
-from rayrec.optim.in_backward import apply_optimizer_in_backward, as_sparse_optimizer, optimizer_of
+from rayrec.optim.in_backward import (
+    apply_optimizer_in_backward,
+    as_sparse_optimizer,
+    in_backward_optimizer_filter,
+    optimizer_of,
+)
 from rayrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
 from rayrec.optim.warmup import WarmupOptimizer
@@ -27,6 +32,7 @@ __all__ = [
     "WarmupStage",
     "apply_optimizer_in_backward",
     "as_sparse_optimizer",
+    "in_backward_optimizer_filter",
     "learning_rate_at",
     "optimizer_of",
     "schedule",

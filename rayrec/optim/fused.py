@@ -113,6 +113,10 @@ class FusedOptimizer(KeyedOptimizer):
             )
         super().__init__(params, state, groups)
 
+    def __call__(self) -> FusedOptimizer:
+        """Return itself, so that `model.fused_optimizer()` is `model.fused_optimizer`."""
+        return self
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Pass learning rates on; the backward pass has updated the rows already."""
         self._pass_on()

@@ -9,7 +9,7 @@ are read as well. A copy of a module (copy.deepcopy, pickle) loses its marks, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -85,6 +85,22 @@ def optimizer_of(parameter: Tensor) -> SparseOptimizer | None:
             f"{found[1]}. Mark each table once."
         )
     return found[0] if found else None
+
+
+def in_backward_optimizer_filter(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters that an outer optimizer must update.
+
+    Args:
+        named_parameters: of a sharded model, which are all its own but for the tables, or of any
+            module.
+        include: yield those that are marked instead.
+    """
+    for name, parameter in named_parameters:
+        marks = (_MARK, "_in_backward_optimizers")
+        if any(hasattr(parameter, mark) for mark in marks) == include:
+            yield name, parameter
 
 
 def as_sparse_optimizer(optimizer_class: type, kwargs: Mapping[str, Any]) -> SparseOptimizer:

@@ -21,13 +21,26 @@ from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType
 from rayrec.layout.topology import Device, Topology
+from rayrec.layout.words import also_takes
 
 CACHE_LOAD_FACTOR = 0.2
 
 
+def _from_torchrec(words: dict[str, Any]) -> dict[str, Any]:
+    """`sharding_types`, `pooling_factors` and `is_weighted` as fields."""
+    own = {"sharding_types": "kinds", "is_weighted": "weighted"}
+    means = {own.get(word, word): value for word, value in words.items()}
+    if factors := means.pop("pooling_factors", None):
+        means["pooling_factor"] = sum(factors) / len(factors)
+    return means
+
+
+@also_takes(_from_torchrec)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterConstraints:
     """Limits and facts for one table.
+
+    TorchRec's `sharding_types=`, `pooling_factors=` and `is_weighted=` are taken as well.
 
     Attributes:
         kinds: the sharding kinds that may be used; None allows all.

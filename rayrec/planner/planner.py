@@ -8,15 +8,19 @@ for those who know better. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
+from rayrec.errors import ConfigError
 from rayrec.layout.estimates import PlanEstimates, TableEstimate
+from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS, kind_of
 from rayrec.layout.plan import ShardingPlan, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.layout.units import format_bytes
+from rayrec.layout.words import also_takes
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.costs import CostModel
 from rayrec.planner.estimate import price_tables, sum_ranks
@@ -31,12 +35,19 @@ from rayrec.planner.work import weight_bytes
 BATCH_SIZE = 512  # what a planner that is told none supposes, as TorchRec's
 
 
+class HoldsTables(Protocol):
+    """A torch module that holds embedding collections."""
+
+    def modules(self) -> Iterable[Any]: ...
+
+
+@also_takes()
 class EmbeddingShardingPlanner:
     """Chooses a layout for every table.
 
     Args:
         topology: ranks, memory and bandwidths.
-        batch_size: rows per rank and step.
+        batch_size: rows per rank and step; also decides the bytes of buffers.
         constraints: per table name; tables without one may take any kind, with one id per bag.
         sparse_optimizer: name as in `rayrec.optim`; decides state bytes and update time.
         kinds: the sharding kinds any table may use; None allows all.
@@ -56,7 +67,7 @@ class EmbeddingShardingPlanner:
     def __init__(
         self,
         topology: Topology,
-        batch_size: int,
+        batch_size: int = BATCH_SIZE,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         sparse_optimizer: str = "rowwise_adagrad",
         kinds: Sequence[str] | None = None,
@@ -84,11 +95,14 @@ class EmbeddingShardingPlanner:
         """
         return replace(self.asked, tables=tuple(tables))
 
-    def plan(self, tables: Sequence[BaseEmbeddingConfig]) -> ShardingPlan:
+    def plan(
+        self, tables: Sequence[BaseEmbeddingConfig] | HoldsTables, sharders: Sequence[Any] = ()
+    ) -> ShardingPlan:
         """Place every table.
 
         Args:
-            tables: of the whole model; names are unique.
+            tables: of the whole model, whose names are unique; or the model.
+            sharders: as TorchRec's; the optimizer of the most state among theirs is counted.
         Returns:
             A plan with estimates, tables in the order given, within every rank's memory as
             `planner.memory` counts it.
@@ -97,7 +111,39 @@ class EmbeddingShardingPlanner:
             PlanError: constraints leave a table no kind.
             ConfigError: tables or constraints contradict themselves.
         """
-        return plan_request(self.request(tables))
+        named = [own for sharder in sharders if (own := getattr(sharder, "optimizer", None))]
+        request = self.request(_tables_of(tables))
+        if named:
+            largest = max(named, key=lambda optimizer: optimizer.state_bytes(COLUMN_MULTIPLE))
+            request = replace(request, sparse_optimizer=largest.name)
+        return plan_request(request)
+
+    def collective_plan(
+        self,
+        tables: Sequence[BaseEmbeddingConfig] | HoldsTables,
+        sharders: Sequence[Any] | None = None,
+        pg: Any = None,
+    ) -> ShardingPlan:
+        """As `plan`: the plans of all ranks are equal where their planners are, and need no
+        exchange. `DistributedModelParallel` refuses plans that differ.
+        """
+        return self.plan(tables, sharders or ())
+
+
+def _tables_of(given: Sequence[BaseEmbeddingConfig] | HoldsTables) -> list[BaseEmbeddingConfig]:
+    """The tables themselves, or those of all collections in a module, in its order."""
+    if isinstance(given, Sequence):
+        return list(given)
+    if not hasattr(given, "modules"):
+        raise ConfigError(f"a planner plans tables or a model, got {type(given).__name__}.")
+    found: dict[int, BaseEmbeddingConfig] = {}
+    for part in given.modules():
+        for ask in ("embedding_bag_configs", "embedding_configs"):
+            # a collection around another one tells of the same tables
+            found |= {id(table): table for table in getattr(part, ask, list)()}
+    if not found:
+        raise ConfigError(f"{type(given).__name__} holds no embedding collection to plan.")
+    return list(found.values())
 
 
 def plan_request(request: PlanRequest) -> ShardingPlan:

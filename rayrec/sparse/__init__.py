@@ -8,7 +8,7 @@ from rayrec._compat import require_fbgemm
 require_fbgemm()
 
 from rayrec.sparse import pytrees  # noqa: E402, F401
-from rayrec.sparse.jagged import JaggedTensor  # noqa: E402
+from rayrec.sparse.jagged import JaggedTensor, JaggedTensors  # noqa: E402
 from rayrec.sparse.key_index import UnknownKeyError  # noqa: E402
 from rayrec.sparse.keyed_tensor import KeyedTensor  # noqa: E402
 from rayrec.sparse.kjt import KeyedJaggedTensor  # noqa: E402
@@ -16,6 +16,7 @@ from rayrec.sparse.validate import check_ids, check_kjt, start_check_ids  # noqa
 
 __all__ = [
     "JaggedTensor",
+    "JaggedTensors",
     "KeyedJaggedTensor",
     "KeyedTensor",
     "UnknownKeyError",

@@ -107,6 +107,14 @@ class TensorBundle(ABC):
         """The same bags with every tensor changed by `change`, which keeps shapes."""
 
 
+class JaggedTensors(dict[str, "JaggedTensor"]):
+    """Jagged tensors by name, as a sharded `EmbeddingCollection` returns them."""
+
+    def wait(self) -> JaggedTensors:
+        """Return itself; TorchRec's sharded modules give results to wait for."""
+        return self
+
+
 class JaggedTensor(TensorBundle):
     """B bags over one tensor of values.
 

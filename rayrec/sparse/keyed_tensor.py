@@ -67,6 +67,10 @@ class KeyedTensor:
         """All of it: (B, sum of widths) when key_dim is 1."""
         return self._values
 
+    def wait(self) -> KeyedTensor:
+        """Return itself; TorchRec's sharded modules give results to wait for."""
+        return self
+
     def key_dim(self) -> int:
         """The dimension along which keys lie."""
         return self._key_dim

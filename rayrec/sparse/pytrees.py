@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils._pytree import register_pytree_node
 
-from rayrec.sparse.jagged import JaggedTensor
+from rayrec.sparse.jagged import JaggedTensor, JaggedTensors
 from rayrec.sparse.keyed_tensor import KeyedTensor
 from rayrec.sparse.kjt import KeyedJaggedTensor
 
@@ -23,6 +23,14 @@ def _flatten_jagged(jt: JaggedTensor) -> tuple[list[Any], tuple[bool, ...]]:
 def _unflatten_jagged(leaves: Any, present: Any) -> JaggedTensor:
     leaf = iter(leaves)
     return JaggedTensor(*(next(leaf) if has else None for has in present))  # type: ignore[arg-type]
+
+
+def _flatten_dict(tensors: JaggedTensors) -> tuple[list[Any], list[str]]:
+    return list(tensors.values()), list(tensors)
+
+
+def _unflatten_dict(values: Any, names: Any) -> JaggedTensors:
+    return JaggedTensors(zip(names, values, strict=True))
 
 
 def _flatten_keyed(kt: KeyedTensor) -> tuple[list[Any], tuple[Any, ...]]:
@@ -55,6 +63,7 @@ def _unflatten_kjt(leaves: Any, context: Any) -> KeyedJaggedTensor:
 
 for kind, flatten, unflatten in (
     (JaggedTensor, _flatten_jagged, _unflatten_jagged),
+    (JaggedTensors, _flatten_dict, _unflatten_dict),
     (KeyedTensor, _flatten_keyed, _unflatten_keyed),
     (KeyedJaggedTensor, _flatten_kjt, _unflatten_kjt),
 ):

@@ -27,7 +27,7 @@ class LearningRates:
         self, spec: TrainSpec, model: DistributedModelParallel, dense: torch.optim.Optimizer | None
     ) -> None:
         self._spec, self._dense = spec, dense
-        self._tables = model.fused_optimizer() if spec.sparse_schedule else None
+        self._tables = model.fused_optimizer if spec.sparse_schedule else None
         groups = self._tables.param_groups if self._tables is not None else []
         self._base = [float(group["lr"]) for group in groups]
         self._dense_base = [float(group["lr"]) for group in dense.param_groups] if dense else []

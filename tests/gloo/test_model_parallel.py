@@ -5,12 +5,11 @@ state_dicts load both ways.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import torch
 
-from rayrec.comm import choose
+from rayrec.comm import choose, topology
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.comm.topology import topology_of
 from rayrec.distributed import DistributedModelParallel, table_configs
@@ -124,15 +123,20 @@ def test_a_plan_for_another_number_of_ranks_is_refused(ranks: RankPool) -> None:
     assert ranks.run(2, wrong_world) == [True, True]
 
 
-def train_unplanned(rank: int, world_size: int, changed: tuple[int, str], **options: Any):
-    """The plan that a model without one makes, and its losses; one rank's machine is another."""
-    odd, what = changed
+def train_unplanned(rank: int, world_size: int, what: str):
+    """The plan that a model without one makes, and its losses; the last rank's machine may be
+    another.
+    """
+    odd, put_off = world_size - 1, what == "DDP put off"
     with pytest.MonkeyPatch.context() as patch:
         if rank == odd and what == "memory":
             patch.setattr(os, "sysconf", lambda name: SMALL if name == "SC_PHYS_PAGES" else 1)
         if rank == odd and what == "host":
-            patch.setattr(choose, "host_identity", lambda: "another")
-        model = DistributedModelParallel(build(), sparse_optimizer=SGD(lr=0.05), seed=3, **options)
+            for module in (choose, topology):
+                patch.setattr(module, "host_identity", lambda: "another")
+        model = DistributedModelParallel(
+            build(), sparse_optimizer=SGD(lr=0.05), seed=3, init_data_parallel=not put_off
+        )
     dense = torch.optim.SGD([p for _, p in model.dense_parameters()], lr=0.05)
     losses = [
         float(train_step(model, dense, parts(step, rank, world_size), world_size).loss_sum)
@@ -141,18 +145,28 @@ def train_unplanned(rank: int, world_size: int, changed: tuple[int, str], **opti
     return model.plan, losses
 
 
-@pytest.mark.parametrize("what", ["nothing", "memory", "host"])
+@pytest.mark.parametrize("what", ["nothing", "memory", "host", "DDP put off"])
 def test_ranks_without_a_plan_make_the_same_one_from_all_of_their_machines(
     ranks: RankPool, what: str
 ) -> None:
-    (alone, wanted), *_ = ranks.run(1, train_unplanned, (0, "nothing"))
+    (alone, wanted), *_ = ranks.run(1, train_unplanned, "nothing")
     assert alone.shards(0) == alone.shards()
-    (first, losses), (second, others) = ranks.run(2, train_unplanned, (1, what))
+    (first, losses), (second, others) = ranks.run(2, train_unplanned, what)
     assert first == second
     assert first.hosts == (((0,), (1,)) if what == "host" else ((0, 1),))
     assert bool(first.shards(1)) == (what != "memory")
     curve = torch.tensor([losses, others]).sum(0)
     torch.testing.assert_close(curve, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+
+
+def two_plans(rank: int, world_size: int):
+    with pytest.raises(PlanError, match="rank 1 has another plan than rank 0"):
+        DistributedModelParallel(build(), plan=make_plan(["mixed", "auto"][rank], world_size))
+    return True
+
+
+def test_ranks_with_different_plans_are_refused(ranks: RankPool) -> None:
+    assert ranks.run(2, two_plans) == [True, True]
 
 
 def plan_groups(rank: int, world_size: int):

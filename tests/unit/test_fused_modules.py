@@ -155,7 +155,7 @@ def test_evaluation_leaves_rows_alone() -> None:
 def test_the_fused_optimizer_has_learning_rate_and_state_by_name() -> None:
     fused = fused_of("pooled", Adam, {"lr": 0.1})
     fused(batch(0)).values().sum().backward()
-    optimizer = fused.fused_optimizer()
+    optimizer = fused.fused_optimizer
     assert {"embedding_bags.t0.weight", "embedding_bags.t2.weight"} <= set(
         optimizer.state_dict()["state"]
     )

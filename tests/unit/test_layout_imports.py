@@ -20,6 +20,9 @@ except ImportError:
     pass
 else:
     raise SystemExit("the block does not block")
+import rayrec
+assert rayrec.planner.EmbeddingShardingPlanner and rayrec.layout.units.format_bytes
+assert not hasattr(rayrec, "nonsense")
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner, manual_plan
 tables = [EmbeddingBagConfig(10**i, 16, f"t{i}", feature_names=[f"f{i}"]) for i in range(1, 6)]

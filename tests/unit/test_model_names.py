@@ -111,7 +111,7 @@ def test_unknown_keys_are_refused_when_strict(key: str) -> None:
 def test_a_deep_copy_trains_alike_and_apart(optimizer: SparseOptimizer) -> None:
     model = sharded(optimizer)
     model(IDS).square().sum().backward()
-    twin, fused = copy.deepcopy((model, model.fused_optimizer()))
+    twin, fused = copy.deepcopy((model, model.fused_optimizer))
     rows = [s.weight.clone() for s in twin.shard_states()]
     model(IDS).square().sum().backward()
     assert all(torch.equal(s.weight, w) for s, w in zip(twin.shard_states(), rows, strict=True))
@@ -127,6 +127,6 @@ def test_a_deep_copy_trains_alike_and_apart(optimizer: SparseOptimizer) -> None:
 
 def test_a_pickle_is_refused_since_its_rows_would_be_torn_from_their_kernels() -> None:
     model = sharded()
-    for thing in (model, model.fused_optimizer()):
+    for thing in (model, model.fused_optimizer):
         with pytest.raises(ConfigError, match="save_checkpoint"):
             pickle.dumps(thing)
