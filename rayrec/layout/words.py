@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _SEARCH = "there is one search; ParameterConstraints and EmbeddingShardingPlanner(kinds=) limit it"
 _STORAGE = "say where rows live by ParameterConstraints(storage=): device, host, cached or auto"
+_PACK = "rayrec.quant.quantize(model, types) packs tables, in one type or by table"
 _RESULTS = "results are there when forward returns, and their wait() gives them"
 
 # names of TorchRec's packages -> what to take
@@ -34,6 +35,8 @@ NAMES = {
     "EmbeddingEnumerator": _SEARCH,
     "GreedyProposer": _SEARCH,
     "GreedyPerfPartitioner": _SEARCH,
+    "QuantConfig": _PACK,
+    "quantize_embeddings": _PACK,
     "HeuristicalStorageReservation": "memory_bytes of the Topology is what tables may take",
 }
 # keywords of TorchRec's classes -> what to give

@@ -7,6 +7,7 @@ from rayrec.layout.tables import (
     EmbeddingConfig,
     PoolingType,
 )
+from rayrec.layout.words import foreign_names
 from rayrec.modules.activation import SwishLayerNorm
 from rayrec.modules.crossnet import (
     CrossNet,
@@ -57,3 +58,5 @@ __all__ = [
     "torch_dtype",
     "trunc_normal_",
 ]
+
+__getattr__ = foreign_names(__name__)

@@ -1,5 +1,6 @@
 """Quantized tables: packed rows of FP32, FP16, INT8 or INT4, and collections that look them up."""
 
+from rayrec.layout.words import foreign_names
 from rayrec.quant.bags import mark_checked
 from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
 from rayrec.quant.packing import TableRange, pack_rows, unpack_rows
@@ -23,3 +24,5 @@ __all__ = [
     "types_of",
     "unpack_rows",
 ]
+
+__getattr__ = foreign_names(__name__)

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import rayrec.distributed
+import rayrec.modules
 import rayrec.planner
+import rayrec.quant
 from rayrec import EmbeddingShardingPlanner, KeyedJaggedTensor, ParameterConstraints, Topology
 from rayrec.distributed import (
     DistributedModelParallel,
@@ -187,6 +189,8 @@ ANSWERED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: EmbeddingBagCollectionSharder(qcomm_codecs_registry={}),
         r"qcomms=QCommsConfig",
     ),
+    "QuantConfig": (lambda: rayrec.modules.QuantConfig, r"rayrec\.quant\.quantize"),
+    "quantize_embeddings": (lambda: rayrec.quant.quantize_embeddings, r"rayrec\.quant\.quantize"),
     "DMPCollection": (lambda: rayrec.distributed.DMPCollection, "sharding_group_size="),
     "EmbeddingComputeKernel": (
         lambda: rayrec.distributed.EmbeddingComputeKernel,
