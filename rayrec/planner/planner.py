@@ -101,7 +101,8 @@ class EmbeddingShardingPlanner:
         """Place every table.
 
         Args:
-            tables: of the whole model, whose names are unique; or the model.
+            tables: of the whole model, whose names are unique; or the model, whose marks of
+                optimizers are not read: `sparse_optimizer` is what counts.
             sharders: as TorchRec's; the optimizer of the most state among theirs is counted.
         Returns:
             A plan with estimates, tables in the order given, within every rank's memory as
@@ -132,9 +133,9 @@ class EmbeddingShardingPlanner:
 
 def _tables_of(given: Sequence[BaseEmbeddingConfig] | HoldsTables) -> list[BaseEmbeddingConfig]:
     """The tables themselves, or those of all collections in a module, in its order."""
-    if isinstance(given, Sequence):
-        return list(given)
     if not hasattr(given, "modules"):
+        if isinstance(given, Iterable):
+            return list(given)
         raise ConfigError(f"a planner plans tables or a model, got {type(given).__name__}.")
     found: dict[int, BaseEmbeddingConfig] = {}
     for part in given.modules():

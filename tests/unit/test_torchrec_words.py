@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +27,7 @@ from rayrec.distributed import (
 )
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, ShardingPlan, ShardingType
+from rayrec.layout.words import KEYWORDS, NAMES
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.modules.feature_processor import (
     FeatureProcessedEmbeddingBagCollection,
@@ -249,3 +252,27 @@ def test_an_import_of_a_foreign_name_tells_ours_and_other_names_are_missing_as_e
 
 def test_an_environment_is_its_process_group() -> None:
     assert ShardingEnv.from_process_group(dist.GroupMember.WORLD) == ShardingEnv()
+
+
+def test_every_word_is_one_of_torchrec() -> None:
+    pytest.importorskip("torchrec", reason="TorchRec is not installed")
+    packages = ("embedding_types", "fbgemm_qcomm_codec", "model_parallel", "sharding_plan", "types")
+    parts = ("enumerators", "partitioners", "proposers", "storage_reservations", "types")
+    found = [importlib.import_module(f"torchrec.distributed.{name}") for name in packages]
+    found += [importlib.import_module(f"torchrec.distributed.planner.{name}") for name in parts]
+    planning = found[-1]
+    found += map(
+        importlib.import_module,
+        ("torchrec.inference.modules", "torchrec.modules.embedding_configs"),
+    )
+    for name in NAMES:
+        assert any(hasattr(module, name) for module in found), name
+    classes = [
+        importlib.import_module("torchrec.distributed").DistributedModelParallel,
+        importlib.import_module("torchrec.distributed.planner").EmbeddingShardingPlanner,
+        importlib.import_module("torchrec.distributed.embeddingbag").EmbeddingBagCollectionSharder,
+        planning.Topology,
+        planning.ParameterConstraints,
+    ]
+    taken = {word for kind in classes for word in inspect.signature(kind.__init__).parameters}
+    assert taken >= KEYWORDS.keys()
