@@ -135,11 +135,19 @@ def need_averages(module: nn.Module, options: Mapping[str, Any], ranks: int) -> 
     Args:
         options: as of `check_ddp_options`.
     Raises:
-        ConfigError: an option is unknown.
+        ConfigError: an option is unknown, or torch was told to update a parameter in the backward
+            pass.
     """
     check_ddp_options(options, module)
-    trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    return ranks > 1 and bool(trained - set(options.get("params_to_ignore", ())))
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    marked = [name for name, p in trained.items() if hasattr(p, "_in_backward_optimizers")]
+    if ranks > 1 and marked:
+        raise ConfigError(
+            f"dense parameter {marked[0]!r} is marked by torch's _apply_optimizer_in_backward, "
+            "which would update it before its gradient is averaged over the ranks. Mark tables "
+            "alone, and give an optimizer to the rest."
+        )
+    return ranks > 1 and bool(trained.keys() - set(options.get("params_to_ignore", ())))
 
 
 def materialize(module: nn.Module, device: torch.device, seed: int) -> None:

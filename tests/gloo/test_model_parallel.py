@@ -8,12 +8,13 @@ import os
 
 import pytest
 import torch
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from rayrec.comm import choose, topology
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.comm.topology import topology_of
 from rayrec.distributed import DistributedModelParallel, table_configs
-from rayrec.errors import PlanError
+from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, Adam, sparse_optimizer
@@ -167,6 +168,18 @@ def two_plans(rank: int, world_size: int):
 
 def test_ranks_with_different_plans_are_refused(ranks: RankPool) -> None:
     assert ranks.run(2, two_plans) == [True, True]
+
+
+def marked_dense(rank: int, world_size: int):
+    module = build()
+    _apply_optimizer_in_backward(torch.optim.SGD, module.model.over_arch.parameters(), {})
+    with pytest.raises(ConfigError, match=r"over_arch.*Mark tables alone"):
+        DistributedModelParallel(module)
+    return True
+
+
+def test_marks_of_torch_on_dense_parameters_of_several_ranks_are_refused(ranks: RankPool) -> None:
+    assert ranks.run(2, marked_dense) == [True, True]
 
 
 def plan_groups(rank: int, world_size: int):
