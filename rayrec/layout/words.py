@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 _SEARCH = "there is one search; ParameterConstraints and EmbeddingShardingPlanner(kinds=) limit it"
 _STORAGE = "say where rows live by ParameterConstraints(storage=): device, host, cached or auto"
-_PACK = "rayrec.quant.quantize(model, types) packs tables, in one type or by table"
+_PACK = "quantize(model, types) of rayrec.quant packs tables, in one type or by table"
 _RESULTS = "results are there when forward returns, and their wait() gives them"
 
 # names of TorchRec's packages -> what to take

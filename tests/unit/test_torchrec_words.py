@@ -192,8 +192,14 @@ ANSWERED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: EmbeddingBagCollectionSharder(qcomm_codecs_registry={}),
         r"qcomms=QCommsConfig",
     ),
-    "QuantConfig": (lambda: rayrec.modules.QuantConfig, r"rayrec\.quant\.quantize"),
-    "quantize_embeddings": (lambda: rayrec.quant.quantize_embeddings, r"rayrec\.quant\.quantize"),
+    "QuantConfig": (
+        lambda: rayrec.modules.QuantConfig,
+        r"quantize\(model, types\) of rayrec\.quant",
+    ),
+    "quantize_embeddings": (
+        lambda: rayrec.quant.quantize_embeddings,
+        r"quantize\(model, types\) of rayrec\.quant",
+    ),
     "DMPCollection": (lambda: rayrec.distributed.DMPCollection, "sharding_group_size="),
     "EmbeddingComputeKernel": (
         lambda: rayrec.distributed.EmbeddingComputeKernel,
