@@ -3,7 +3,7 @@
 A field takes what its annotation says and the words that run files have for it: the name of a
 member of an enum, a list for a tuple, and one word where a class makes itself of a word
 (`of_word`). These become what the annotation says, so that the code behind sees one form. Whether a
-number is in its range is left to the class. It costs a microsecond a field.
+number is in its range is left to the class. It costs some microseconds an object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from rayrec.errors import ConfigError
 from rayrec.fields import kinds
@@ -29,8 +29,10 @@ def check_fields(options: Any) -> None:
         ConfigError: names the class, the field, its value and what it takes.
     """
     owner: Any = type(options)
-    for name, (kind, default) in _types_and_defaults(owner).items():
+    for name, kind, default, classes in _fields_of(owner):
         value = getattr(options, name)
+        if type(value) in classes:
+            continue
         taken = _taken(kind, value, default)
         if taken is _UNFIT:
             raise _wrong(owner.__name__, name, value, kind)
@@ -38,10 +40,26 @@ def check_fields(options: Any) -> None:
             object.__setattr__(options, name, taken)
 
 
+class _Field(NamedTuple):
+    """A field, with the classes whose values it takes as they are, since most are of them."""
+
+    name: str
+    kind: Any
+    default: Any
+    classes: frozenset[type]
+
+
 @cache
-def _types_and_defaults(kind: Any) -> dict[str, tuple[Any, Any]]:
+def _fields_of(kind: Any) -> list[_Field]:
     defaults = {field.name: kinds.default_of(field) for field in dataclasses.fields(kind)}
-    return {name: (one, defaults[name]) for name, one in kinds.field_types(kind).items()}
+    found = []
+    for name, one in kinds.field_types(kind).items():
+        plain = {each for each in kinds.alternatives(one) if each in kinds.SCALARS}
+        plain |= {int} if float in plain else set()
+        plain |= {each for each in kinds.alternatives(one) if kinds.is_enum(each)}
+        plain |= {type(None)} if kinds.takes_none(one) else set()
+        found.append(_Field(name, one, defaults[name], frozenset(plain)))
+    return found
 
 
 def check_argument(owner: str, name: str, value: Any, kind: Any) -> None:
