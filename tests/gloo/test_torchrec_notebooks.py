@@ -5,6 +5,7 @@ where it is installed. The cells are the same code for both; `library` holds all
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,15 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture
+def walkers(name: str, ranks: RankPool) -> Iterator[RankPool]:
+    """Two ranks; new ones for TorchRec, which remembers the group that a process had before."""
+    pool = RankPool(2) if name == "torchrec" else ranks
+    yield pool
+    if pool is not ranks:
+        pool.close()
+
+
 def line(printed: Any) -> str:
     """What is printed of a value, in one line."""
     return " ".join(str(printed).split())
@@ -101,8 +111,8 @@ def introduction(rank: int, world_size: int, name: str) -> str:
     return line(mb.to(CPU))
 
 
-def test_the_introduction_runs(ranks: RankPool, name: str) -> None:
-    (printed,) = ranks.run(1, introduction, name)
+def test_the_introduction_runs(walkers: RankPool, name: str) -> None:
+    (printed,) = walkers.run(1, introduction, name)
     assert printed == (
         'KeyedJaggedTensor({ "product": [[101, 202], [], [303]], "user": [[404], [505], [606]] })'
     )
@@ -173,8 +183,8 @@ def interactive(rank: int, world_size: int, name: str) -> dict[str, Any]:
     return seen
 
 
-def test_the_interactive_tutorial_runs(ranks: RankPool, name: str) -> None:
-    (seen,) = ranks.run(1, interactive, name)
+def test_the_interactive_tutorial_runs(walkers: RankPool, name: str) -> None:
+    (seen,) = walkers.run(1, interactive, name)
     falls = seen.pop("fused loss fell by"), seen.pop("marked loss fell by")
     # rows of the two tables by how often they are looked up: a gradient of -n per element
     times = [2, 1, 1, 1, 1, 1, 1]
@@ -253,10 +263,10 @@ def single_rank_execution(
 
 
 @pytest.mark.parametrize("kind", ["TABLE_WISE", "ROW_WISE", "COLUMN_WISE", "DATA_PARALLEL"])
-def test_the_notebook_on_sharding_runs(ranks: RankPool, name: str, kind: str) -> None:
+def test_the_notebook_on_sharding_runs(walkers: RankPool, name: str, kind: str) -> None:
     if (name, kind) == ("torchrec", "ROW_WISE"):
         pytest.skip("TorchRec cuts no table by rows on CPU ranks")
-    (kinds, owners), other = ranks.run(2, single_rank_execution, name, kind)
+    (kinds, owners), other = walkers.run(2, single_rank_execution, name, kind)
     assert other == (kinds, owners) and len(kinds) == 4
     if kind == "TABLE_WISE":  # a large and a small one each
         assert sorted(owners["large_table_0"] + owners["large_table_1"]) == [0, 1]
