@@ -139,7 +139,8 @@ class ShakenRun:
             ranks = self._cluster.ranks()
             self._ranks = time.monotonic(), ranks
         if not wanted:
-            return AtHand("", tuple(ranks))
+            # a signal waits for a rank
+            return AtHand("", tuple(ranks)) if ranks or fault.kind not in SIGNALS else None
         # Where the run trains, what starts is a spare.
         begun = self._steps.newest and not self._steps.recovers
         there = {
