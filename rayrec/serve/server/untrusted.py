@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from rayrec.data.column_types import is_list, is_text, missing
@@ -184,15 +185,18 @@ def _check_buffers(message: pa.Message) -> None:
     if not buffers:
         return
     listed = follow(buffers)
-    first, count = listed + 4, struct.unpack_from("<I", header, listed)[0]
-    taken = 0
-    for start, size in sorted(struct.iter_unpack("<qq", header[first : first + 16 * count])):
-        if size and start < taken:
+    count = 2 * struct.unpack_from("<I", header, listed)[0]
+    # place and size of each; writers have them in order
+    pairs = np.frombuffer(header, "<i8", count, listed + 4).reshape(-1, 2)
+    pairs = pairs[pairs[:, 1] != 0]
+    starts, ends = pairs[:, 0], pairs.sum(1)
+    if bool((starts[1:] < ends[:-1]).any()):
+        order = starts.argsort()
+        if bool((starts[order][1:] < ends[order][:-1]).any()):
             raise InputError(
                 "buffers of the request share bytes, so that it stands for more than it is; write "
                 "every column by itself."
             )
-        taken = max(taken, start + size)
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
