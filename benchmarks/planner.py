@@ -28,7 +28,8 @@ from rayrec.planner.costs import CostModel
 from rayrec.planner.items import table_works
 from rayrec.planner.planner import plan_request
 
-MARKS = ((26, 1, 0.1), (1000, 16, 3.0), (1000, 128, 30.0))  # tables, hosts of 8, seconds allowed
+# tables, hosts of 8, seconds allowed
+MARKS = ((26, 1, 0.1), (500, 4, 2.0), (1000, 16, 3.0), (1000, 128, 30.0))
 
 
 @dataclass(frozen=True, slots=True)

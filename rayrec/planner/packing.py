@@ -1,14 +1,16 @@
 """The state of a search: what every rank holds, and where one more item would go.
 
 Ranks are kept in order of load, so that the places of an option are found by walking from the least
-loaded: k ranks anywhere, or one host after another. Sorting an almost sorted list is nearly free,
-and that is all the upkeep. Standard library only.
+loaded: k ranks anywhere, or one host after another. A rank whose load has changed moves to its new
+place in the order when that is asked for. Standard library only.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import sub
 
 from rayrec.layout.geometry import Layout
@@ -55,13 +57,19 @@ class Packing:
         self.used = [0] * world
         self.home_bytes = 0
         self.home_s = 0.0
-        self.least_home = [item.least(lambda option: option.home_bytes) for item in items]
+        self.least_home = [min([o.home_bytes for o in item.options]) for item in items]
         # on every rank, for the buffers of items that have no place yet
         self.reserve = sum(self.least_home)
         self.choices: dict[int, Choice] = {}
         self.on_rank: list[set[int]] = [set() for _ in range(world)]
         self.locality = [len(topology.hosts[host]) for host in topology.host_of]
-        self._order: list[int] | None = None
+        # where ranks differ in nothing, an option takes the same seconds on all of them
+        self._alike = None if by_bytes or len(set(self.locality)) > 1 else self.locality[0]
+        # by load, the least first, as of `_seen`; what has changed since then
+        self._order = [(0.0, rank) for rank in range(world)]
+        self._seen = [0.0] * world
+        self._moved: set[int] = set()
+        self._idlest: list[float] | None = None
         self._hosts_by_load: dict[tuple[tuple[int, ...], ...], list[tuple[int, ...]]] = {}
         self._tight: int | None = None
 
@@ -72,12 +80,12 @@ class Packing:
 
     def seconds_of(self, option: Option, ranks: Sequence[int]) -> Sequence[float]:
         """What the option adds to the load of each of `ranks`."""
+        if self._alike is not None:
+            return option.seconds[self._alike]
         if self.by_bytes:
             limits = self.limits
             sized = zip(option.num_bytes, ranks, strict=True)
             return [num_bytes / max(limits[rank], 1) for num_bytes, rank in sized]
-        if len(option.seconds) == 1:
-            return next(iter(option.seconds.values()))
         by_locality, locality = option.seconds, self.locality
         return [by_locality[locality[rank]][position] for position, rank in enumerate(ranks)]
 
@@ -89,12 +97,14 @@ class Packing:
             loads[rank] += load
             used[rank] += num_bytes
             self.on_rank[rank].add(item)
+            if self._tight is not None and self.limits[rank] - used[rank] < self._tight:
+                self._tight = self.limits[rank] - used[rank]
         # Every rank is home of its batch, whatever it owns.
         self.home_bytes += option.home_bytes
         self.home_s += option.home_s
         self.reserve -= self.least_home[item]
         self.choices[item] = choice
-        self._changed()
+        self._changed(choice.ranks)
 
     def take(self, item: int) -> Choice:
         """Take an item out again."""
@@ -108,11 +118,13 @@ class Packing:
         self.home_bytes -= option.home_bytes
         self.home_s -= option.home_s
         self.reserve += self.least_home[item]
-        self._changed()
+        self._tight = None
+        self._changed(choice.ranks)
         return choice
 
-    def _changed(self) -> None:
-        self._order = self._tight = None
+    def _changed(self, ranks: tuple[int, ...]) -> None:
+        self._moved.update(ranks)
+        self._idlest = None
         self._hosts_by_load.clear()
 
     def free_bytes(self) -> tuple[int, ...]:
@@ -122,9 +134,32 @@ class Packing:
 
     def order(self) -> list[int]:
         """Ranks by load, the least first."""
-        if self._order is None:
-            self._order = sorted(range(len(self.loads)), key=self.loads.__getitem__)
-        return self._order
+        return [rank for _, rank in self._by_load()]
+
+    def _by_load(self) -> list[tuple[float, int]]:
+        order, loads, seen = self._order, self.loads, self._seen
+        if not self._moved:
+            return order
+        if len(self._moved) > len(loads) // 4:
+            order[:] = sorted(zip(loads, range(len(loads)), strict=True))
+            seen[:] = loads
+        else:
+            for rank in self._moved:
+                del order[bisect_left(order, (seen[rank], rank))]
+                insort(order, (loads[rank], rank))
+                seen[rank] = loads[rank]
+        self._moved.clear()
+        return order
+
+    def may_hold(self, option: Option, ceiling: float) -> bool:
+        """Whether pieces of equal size on the idlest ranks would stay below `ceiling` seconds."""
+        count, by_load = option.num_ranks, self._by_load()
+        left = ceiling * count * 1.000001 - option.work_s
+        if by_load[0][0] * count > left:
+            return False
+        if self._idlest is None and count > 1:
+            self._idlest = list(accumulate(load for load, _ in by_load))
+        return self._idlest is None or self._idlest[count - 1] <= left
 
     def _hosts(self, sites: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
         hosts = self._hosts_by_load.get(sites)
@@ -169,10 +204,12 @@ class Packing:
         """The least loaded ranks of a site that have room for the largest piece."""
         loads, limits, used = self.loads, self.limits, self.used
         count, need = option.num_ranks, option.most_bytes - option.home_bytes + home
-        order = self.order() if len(site) == len(loads) else sorted(site, key=loads.__getitem__)
+        order = self._by_load()
+        if len(site) < len(loads):
+            order = sorted((loads[rank], rank) for rank in site)
         # Any position may come to any of the ranks, so each must have room for the largest piece.
         ranks = []
-        for rank in order:
+        for _, rank in order:
             if limits[rank] - used[rank] >= need and rank not in banned:
                 ranks.append(rank)
                 if len(ranks) == count:

@@ -56,7 +56,8 @@ def _relieve(packing: Packing, rank: int) -> bool:
         goal = (had + old.option.home_s) * (1 - 1e-6)
         best, best_key = None, (goal, INFINITE)
         for option in packing.items[item].options:
-            choice = packing.find(item, option, goal - option.home_s)
+            top = goal - option.home_s
+            choice = packing.find(item, option, top) if packing.may_hold(option, top) else None
             if choice is not None:
                 key = (
                     max(packing.lifted(choice), packing.loads[rank] + option.home_s),
@@ -73,21 +74,26 @@ def _relieve(packing: Packing, rank: int) -> bool:
 def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
     """Swap a whole item of this rank with a lighter one of one of the idlest ranks."""
     had = packing.loads[rank]
-    for item in mine[:8]:
-        choice = packing.choices[item]
-        if choice.option.num_ranks > 1:
-            continue
+    whole: dict[int, list[tuple[int, float]]] = {}
+    for item, seconds in _whole_items(packing, rank, mine[:8]):
         for other in packing.order()[:8]:
+            if other not in whole:
+                whole[other] = _whole_items(packing, other, sorted(packing.on_rank[other]))
             gap = had - packing.loads[other]
-            seconds = packing.seconds_of(choice.option, (rank,))[0]
-            for partner in sorted(packing.on_rank[other]):
-                theirs = packing.choices[partner].option
-                if theirs.num_ranks > 1:
-                    continue
-                gain = seconds - packing.seconds_of(theirs, (other,))[0]
-                if 0 < gain < gap and _swap(packing, item, partner, had):
+            for partner, theirs in whole[other]:
+                if 0 < seconds - theirs < gap and _swap(packing, item, partner, had):
                     return True
     return False
+
+
+def _whole_items(packing: Packing, rank: int, items: Sequence[int]) -> list[tuple[int, float]]:
+    """Those of some items of a rank that lie there as a whole, with their seconds."""
+    options = ((item, packing.choices[item].option) for item in items)
+    return [
+        (item, packing.seconds_of(option, (rank,))[0])
+        for item, option in options
+        if option.num_ranks == 1
+    ]
 
 
 def _swap(packing: Packing, item: int, partner: int, ceiling: float) -> bool:

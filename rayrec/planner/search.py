@@ -7,8 +7,9 @@ moving or exchanging what lies on the slowest rank and by uneven cuts, as long a
 neighbours are seated together. Where memory is tight, an item that finds no place goes to the front
 and the packing starts again; the last resort packs by bytes alone.
 
-More memory makes no plan slower: besides the packing that ignores memory, those under a fixed
-ladder of limits count as found wherever they fit, and the fastest is taken. Where storages are
+More memory makes no plan slower, by more than a quarter of a percent: besides the packing that
+ignores memory, those under a fixed ladder of limits count as found wherever they fit, and the
+fastest is taken. What is nearer than that to the lower bound ends the search. Where storages are
 open, `storages` fixes them step by step until such a packing fits; a later step may have found a
 plan that is faster by up to a percent. The last resort is not on the ladder: in a little more
 memory than it needs, a plan may be some percent slower. Deterministic. Standard library only.
@@ -42,6 +43,8 @@ SMALL = 4000  # items x ranks up to which every search is a fine one
 # items x ranks up to which the whole memory ladder is always searched, so that more memory makes no
 # plan slower
 MONOTONE = 16_000
+# times the lower bound: so near a packing ends the search, of problems up to SMALL and of others
+NEAR_SMALL, NEAR = 1.0001, 1.0025
 RESTARTS = 16
 
 
@@ -126,16 +129,20 @@ def _packings(problem: _Problem) -> tuple[list[Packing], bool]:
         fits = all(own <= limit for own, limit in zip(used, limits, strict=True))
     if free is not None and fits:
         packings.append(free)
+        if problem.size > MONOTONE:
+            return packings, fits
     # A packing of the ladder may be faster than the free one, which is found greedily, too.
-    is_slow = free is not None and free.slowest > problem.bound * 1.0001
-    if not fits or (is_slow and problem.size <= MONOTONE):
-        even = least_bytes(problem.items, world)
-        mean = max(sum(limits) / world, 1.0)
-        for factor in LIMITS:
-            share = even * factor / mean
-            if share <= 1.0:
-                packing = _search(problem, [int(limit * share) for limit in limits])
-                packings += [] if packing is None else [packing]
+    enough = problem.bound * (NEAR_SMALL if problem.size <= SMALL else NEAR)
+    even = least_bytes(problem.items, world)
+    mean = max(sum(limits) / world, 1.0)
+    for factor in reversed(LIMITS):
+        if min((packing.slowest for packing in packings), default=INFINITE) <= enough:
+            break
+        share = even * factor / mean
+        if share <= 1.0:
+            packing = _search(problem, [int(limit * share) for limit in limits])
+            # of equally fast ones that of the lower limit is taken
+            packings[int(fits) : int(fits)] = [] if packing is None else [packing]
     return packings, fits
 
 
@@ -223,13 +230,9 @@ def _place_all(packing: Packing, order: Sequence[int], ceiling: float) -> int | 
 
 
 def _under(packing: Packing, item: int, ceiling: float) -> Choice | None:
-    lowest = packing.loads[packing.order()[0]]
     for option in packing.items[item].options:
         top = ceiling - option.home_s
-        # Not even pieces of equal size on the idlest ranks would stay below.
-        if lowest + option.work_s / option.num_ranks > top * 1.000001:
-            continue
-        choice = packing.find(item, option, top)
+        choice = packing.find(item, option, top) if packing.may_hold(option, top) else None
         if choice is not None:
             return choice
     return None

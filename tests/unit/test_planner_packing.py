@@ -67,6 +67,27 @@ def test_taking_out_what_was_put_in_leaves_nothing(seed: int) -> None:
     assert [*packing.loads, packing.home_s] == pytest.approx([0.0] * 5, abs=1e-12)
 
 
+@pytest.mark.seeds(range(20))
+def test_ranks_come_by_load_and_what_may_not_be_held_finds_no_place(seed: int) -> None:
+    rng = random.Random(seed)
+    topology = Topology(hosts=(tuple(range(12)),), memory_bytes=(10**10,) * 12)
+    items = [Item.from_options((i,), priced(topology, rng.randrange(1, 10**5))) for i in range(8)]
+    packing, held = Packing(topology, items, topology.memory_bytes), 0
+    for _ in range(40):
+        item = rng.randrange(8)
+        if item in packing.choices:
+            packing.take(item)
+        option = rng.choice(items[item].options)
+        top = rng.uniform(0.5, 3.0) * option.peak_s
+        found = packing.find(item, option, top)
+        held += packing.may_hold(option, top)
+        assert found is None or packing.may_hold(option, top)
+        packing.put(item, Choice(option, tuple(sorted(rng.sample(range(12), option.num_ranks)))))
+        if rng.random() < 0.7:
+            assert packing.order() == sorted(range(12), key=packing.loads.__getitem__)
+    assert 0 < held < 40
+
+
 def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> None:
     topology = Topology.local(4, memory_bytes=10**10)
     giant, small = (

@@ -7,9 +7,11 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from benchmarks.planner_sets import make_problem
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import (
     BaseEmbeddingConfig,
@@ -18,7 +20,8 @@ from rayrec.layout import (
     ShardingPlan,
     Topology,
 )
-from rayrec.planner import EmbeddingShardingPlanner, NoPlan, ParameterConstraints
+from rayrec.layout.presets import preset_topology
+from rayrec.planner import EmbeddingShardingPlanner, NoPlan, ParameterConstraints, search
 from rayrec.planner.constraints import constraints_from_json
 from rayrec.planner.costs import CostModel
 from rayrec.planner.planner import plan_request
@@ -95,6 +98,23 @@ def test_more_memory_makes_no_plan_slower(seed: int) -> None:
         assert found <= last * (1 + slack), f"slower at {percent}%"
         last = found
     assert last == pytest.approx(seconds(unlimited))
+
+
+def test_a_packing_near_the_lower_bound_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the ladder of memory limits would take several times as long, for little."""
+    topology, searched = preset_topology("a100-80", hosts=2), []
+    request = make_problem("production", 3, topology, count=260).request
+    real = search._search
+
+    def spied(*args: Any) -> Any:
+        searched.append(real(*args))
+        return searched[-1]
+
+    monkeypatch.setattr(search, "_search", spied)
+    plan_request(request)
+    assert searched[-1].slowest <= search.NEAR * lower_bound(request.items(), 16)
+    # the fastest one does not fit, and the next one of the ladder is as near
+    assert len(searched) == 2 and search.SMALL < 260 * 16 <= search.MONOTONE
 
 
 def bags(count: int, rows: int = 1000) -> list[BaseEmbeddingConfig]:
