@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rayrec import arguments
 from rayrec.command import Parser, run_command
-from rayrec.data.movielens import convert_movielens
+from rayrec.data.movielens import SPLITS, convert_movielens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     text = (
-        "folder with ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of "
-        "name:type)"
+        "folder with u.data, u.user and u.item, as GroupLens publishes them, or with "
+        "ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of name:type)"
     )
     add("source", type=arguments.path, help=text)
     add("out", type=arguments.path, help="folder to write to")
@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=arguments.seed, default=0, help=text)
     text = "share of the ratings held out (default %(default)s)"
     add("--eval-fraction", type=arguments.fraction, default=0.1, help=text)
+    text = "hold out ratings at random, or the latest by time (default %(default)s)"
+    add("--split", choices=SPLITS, default="random", help=text)
     add("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
     args = parser.parse_args(argv)
     done = convert_movielens(
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dim=args.dim,
         seed=args.seed,
         eval_fraction=args.eval_fraction,
+        split=args.split,
         overwrite=args.overwrite,
     )
     print(

@@ -26,12 +26,12 @@ ITEMS = ("item_id", "title", "release_date", "video_release_date", "url", *GENRE
 
 
 def read_ratings(path: Path) -> pa.Table:
-    """Text columns user_id, item_id and rating of u.data.
+    """Text columns user_id, item_id, rating and timestamp of u.data.
 
     Raises:
         InputError: the file cannot be read or has another layout.
     """
-    return _read(path, RATINGS, "\t").select(["user_id", "item_id", "rating"])
+    return _read(path, RATINGS, "\t")
 
 
 def read_users(path: Path) -> pa.Table:

@@ -220,8 +220,24 @@ def test_movielens_joins_users_and_items_to_ratings(tmp_path):
         # age bucket, gender (F, M), occupation (other, writer), zip (85, T8)
         side = [(1, 1, 1, 0), (0, 0, 0, 1)][user]
         stars, year = i % 5 + 1, 0 if item != 1 else 1
-        want.append([int(stars >= 4), user, item, genres[item], *side, year, float(stars)])
+        time = int(f"88{i}")
+        want.append([int(stars >= 4), user, item, genres[item], *side, year, float(stars), time])
     assert sorted(map(repr, read(done.train) + read(done.eval))) == sorted(map(repr, want))
+
+
+def test_a_split_by_time_holds_out_the_latest_ratings(tmp_path, capsys):
+    source, out = small_movielens(tmp_path / "in"), tmp_path / "out"
+    arguments = [str(source), str(out), "--split", "time", "--eval-fraction", "0.25"]
+    assert run_command(movielens_job.main, arguments) == 0
+    times = [[row[-1] for row in read(out / part)] for part in ("train", "eval")]
+    assert [sorted(part) for part in times] == [
+        sorted([*range(880, 890), *range(8810, 8840)])[:30],
+        sorted([*range(880, 890), *range(8810, 8840)])[30:],
+    ]
+    assert times[0] != sorted(times[0])  # batches are mixed
+    assert run_command(movielens_job.main, [*arguments[:2], "--split", "user"]) == 2
+    with pytest.raises(ConfigError, match="split='user'"):
+        convert_movielens(source, tmp_path / "other", split="user")
 
 
 def test_movielens_names_what_is_wrong(tmp_path, capsys):
@@ -230,8 +246,8 @@ def test_movielens_names_what_is_wrong(tmp_path, capsys):
         with pytest.raises(ConfigError, match=f"eval_fraction={fraction}"):
             convert_movielens(source, tmp_path / "out", eval_fraction=fraction)
     for rating in ("nan", "inf", "", "1e2"):
-        lines = f"user_id:token\titem_id:token\trating:float\n10\t5\t3\n10\t5\t{rating}\n"
-        (source / "ml-100k.inter").write_text(lines)
+        lines = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n10\t5\t3\t1\n"
+        (source / "ml-100k.inter").write_text(f"{lines}10\t5\t{rating}\t1\n")
         with pytest.raises(InputError, match=f"'rating' holds '{rating}' in row 1"):
             convert_movielens(source, tmp_path / "out")
     with pytest.raises(InputError, match="neither"):
@@ -244,12 +260,12 @@ def test_movielens_names_what_is_wrong(tmp_path, capsys):
         convert_movielens(tmp_path / "again", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (source / "ml-100k.inter").write_text(
-        "user_id:token\titem_id:token\trating:float\n10\t5\t3\n99\t5\t3\n"
+        "user_id:token\titem_id:token\trating:float\ttimestamp:float\n10\t5\t3\t1\n99\t5\t3\t1\n"
     )
     with pytest.raises(InputError, match="row 1 names user_id '99'"):
         convert_movielens(source, tmp_path / "out")
     (source / "ml-100k.inter").write_text(
-        "user_id:token\titem_id:token\trating:float\n10\t5\tgood\n"
+        "user_id:token\titem_id:token\trating:float\ttimestamp:float\n10\t5\tgood\t1\n"
     )
     with pytest.raises(InputError, match=r"ml-100k\.inter: column 'rating' holds 'good'"):
         convert_movielens(source, tmp_path / "out")
@@ -284,7 +300,7 @@ def test_a_conversion_that_fails_leaves_what_was_there(tmp_path, capsys):
     assert run_command(movielens_job.main, [str(source), str(out), "--eval-fraction", "0.5"]) == 0
     before = sorted(path.name for path in out.rglob("*"))
     (source / "ml-100k.inter").write_text(
-        "user_id:token\titem_id:token\trating:float\n10\t5\tgood\n"
+        "user_id:token\titem_id:token\trating:float\ttimestamp:float\n10\t5\tgood\t1\n"
     )
     assert run_command(movielens_job.main, [str(source), str(out), "--overwrite"]) == 2
     assert sorted(path.name for path in out.rglob("*")) == before
