@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from rayrec.driver.room import Place
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.errors import ConfigError
 from rayrec.train.seat import RankAddress
 
 
@@ -41,10 +43,19 @@ def hire(scaling: ScalingConfig, place: Place) -> Any:
 def _rank_actor() -> Any:
     # the head is given the class once for each cluster; made anew, Ray would give it at every call
     import ray
+    from ray import cloudpickle
 
-    from actors.rank import RankActor
-
-    return ray.remote(RankActor)
+    try:
+        from actors import rank
+    except ImportError as error:
+        found = getattr(sys.modules.get("actors"), "__file__", None)
+        raise ConfigError(
+            f"the module 'actors' is {found} here, not the package that is installed with rayrec; "
+            "rename it, or start from another folder."
+        ) from error
+    # ranks get the class itself, since there another module may have that name, too
+    cloudpickle.register_pickle_by_value(rank)
+    return ray.remote(rank.RankActor)
 
 
 def end_process(actor: Any, address: RankAddress | None) -> None:
