@@ -131,7 +131,10 @@ def check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
     """
     if not scaling.is_elastic:
         return
-    words = f"num_workers={scaling.num_workers} changes the number of ranks through a checkpoint"
+    words = (
+        f"num_workers={scaling.num_workers} lets the number of ranks change, which goes through a "
+        "checkpoint where ranks are lost or leave a node"
+    )
     if run.storage_path is None:
         raise ConfigError(
             f"{words}; give RunConfig(storage_path=...) (--checkpoint-dir), or one number of ranks."

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import figures
+from rayrec.cli.main import COMMANDS as SUBCOMMANDS
 from tests.unit.documents import ROOT, execute, run
 from tests.warm import Warm
 
@@ -53,6 +54,11 @@ def test_planner_example_runs_without_torch_and_prints_a_plan(tmp_path: Path):
 def test_every_job_is_in_the_table():
     jobs = {path.stem for path in (ROOT / "jobs").glob("*.py") if "__main__" in path.read_text()}
     assert jobs <= set(re.findall(r"`python -m jobs\.(\w+)`", COMMANDS))
+
+
+def test_every_subcommand_is_on_the_page_of_commands():
+    named = re.findall(r"`rayrec ([a-z-]+)", COMMANDS.split("\n- ")[0])
+    assert sorted(named) == sorted(SUBCOMMANDS)
 
 
 def test_the_table_of_figures_is_that_of_the_newest_results(
