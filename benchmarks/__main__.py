@@ -27,6 +27,7 @@ COMMANDS: dict[str, list[str]] = {
     "serving": ["--rounds", "10", "--cap", "200000"],
     "driver": ["--rows", "600000"],
     "startup": ["--rounds", "2"],
+    "startup_tables": ["--rounds", "3"],
     "planner": ["--seeds", "4", "--small", "8", "--write"],
     "memory": ["--sets", "8", "--write"],
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import figures
-from rayrec.cli.main import COMMANDS as SUBCOMMANDS
+from rayrec.cli.group import COMMANDS as SUBCOMMANDS
 from tests.unit.documents import ROOT, execute, run
 from tests.warm import Warm
 
