@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from rayrec import arguments
 from rayrec.runs.scaling import default_ranks
 from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
+from rayrec.spec.schedule import Decay
 from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.train.checkpoint_config import FULL_EVERY
 from rayrec.train.optimizer_config import DENSE_OPTIMIZERS
@@ -103,6 +105,10 @@ def add_training_options(
     add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help=text)
     text = f"learning rate of the dense part (default {dense_lr})"
     add("--dense-lr", type=arguments.rate, default=dense_lr, help=text)
+    text = "how both learning rates fall until the last step (default constant: they do not)"
+    add("--schedule", choices=get_args(Decay), default="constant", help=text)
+    text = "steps in which both learning rates grow from 0 at first (default 0)"
+    add("--warmup", type=arguments.whole(0), default=0, metavar="N", help=text)
     text = "precision of pooled rows between ranks"
     add("--qcomms-forward", choices=WIRE_PRECISIONS, default="fp32", help=text)
     text = "precision of their gradients"

@@ -15,6 +15,7 @@ from rayrec.checks import lasting_path
 from rayrec.errors import ConfigError
 from rayrec.runs.inputs import open_data, output_path, read_text
 from rayrec.runs.scaling import scaling_from
+from rayrec.spec.schedule import Schedule, ScheduleConfig
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.optimizer_config import OptimizerConfig
 from rayrec.train.profile_config import ProfileConfig
@@ -70,6 +71,8 @@ def run_of(
         seed=args.seed,
         sparse_optimizer=OptimizerConfig(name=args.optimizer, lr=args.sparse_lr),
         dense_optimizer=OptimizerConfig(name=args.dense_optimizer, lr=args.dense_lr),
+        sparse_schedule=_schedule(args),
+        dense_schedule=_schedule(args),
         qcomms_forward=args.qcomms_forward,
         qcomms_backward=args.qcomms_backward,
         share_tables=args.share_tables,
@@ -94,6 +97,13 @@ def run_of(
         publish=_publish(args),
         extras=extras,
     )
+
+
+def _schedule(args: argparse.Namespace) -> Schedule:
+    """What --schedule and --warmup say of both learning rates."""
+    if args.schedule == "constant" and not args.warmup:
+        return ()
+    return ScheduleConfig(decay=args.schedule, warmup=args.warmup)
 
 
 def _storage(path: str | None) -> tuple[str | None, str]:

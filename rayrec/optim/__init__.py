@@ -16,7 +16,13 @@ from rayrec.optim.rowwise_adagrad import DenseRowWiseAdagrad
 from rayrec.optim.warmup import WarmupOptimizer
 from rayrec.spec import optimizers as _sparse
 from rayrec.spec.optimizers import *  # noqa: F403  # named once, there
-from rayrec.spec.schedule import WarmupPolicy, WarmupStage, learning_rate_at, schedule
+from rayrec.spec.schedule import (
+    ScheduleConfig,
+    WarmupPolicy,
+    WarmupStage,
+    learning_rate_at,
+    schedule,
+)
 
 __all__ = [
     "CombinedOptimizer",
@@ -27,6 +33,7 @@ __all__ = [
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
     "OptimizerWrapper",
+    "ScheduleConfig",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",

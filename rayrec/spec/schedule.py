@@ -4,7 +4,8 @@ The learning rate of a step is the base learning rate times the factor of the st
 lies in. Names, defaults and formulas are those of TorchRec's `WarmupOptimizer`: every formula
 reads the absolute step i, `max_iters` is the last absolute step of a stage, and after the last
 stage the factor is 1. A schedule is a function of the step alone, so a run that is resumed needs no
-more than the step number. Left out: schedules that look at the loss. Standard library only.
+more than the step number. `ScheduleConfig` is a common schedule in words, for a run whose length is
+not known yet. Left out: schedules that look at the loss. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
@@ -162,6 +164,52 @@ def learning_rate_at(step: int, lr: float, stages: Sequence[WarmupStage]) -> flo
         if step <= stage.max_iters:
             return lr * stage.factor(step)
     return lr
+
+
+Decay = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """A schedule over all steps of a run, as run files and command lines say it.
+
+    Attributes:
+        decay: how the learning rate falls until the run's last step.
+        warmup: steps in which it grows from 0 to its full size.
+        floor: the factor at the end of a decay.
+    Raises:
+        ConfigError: a number makes no sense.
+    """
+
+    decay: Decay = "constant"
+    warmup: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole_number("ScheduleConfig has warmup", self.warmup, 0)
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"ScheduleConfig has floor={self.floor}; it must be from 0 to 1.")
+
+    def stages(self, steps: int) -> tuple[WarmupStage, ...]:
+        """The stages of a run of so many steps; see `schedule`."""
+        return schedule(steps, warmup=self.warmup, decay=self.decay, floor=self.floor)
+
+
+Schedule = tuple[WarmupStage, ...] | ScheduleConfig
+
+
+def stages_of(said: Schedule, steps: int) -> tuple[WarmupStage, ...]:
+    """The stages of a schedule over a run of so many steps; none keep the learning rate.
+
+    A run of no steps only evaluates, and has none.
+
+    Raises:
+        ConfigError: the warm-up is as long as the run.
+    """
+    if isinstance(said, ScheduleConfig):
+        return said.stages(steps) if steps else ()
+    return said
 
 
 def schedule(

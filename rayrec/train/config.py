@@ -17,7 +17,7 @@ from rayrec.checks import positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.spec.optimizers import SparseOptimizer
-from rayrec.spec.schedule import WarmupStage, check_stages
+from rayrec.spec.schedule import Schedule, ScheduleConfig, check_stages, stages_of
 from rayrec.spec.task import Task
 from rayrec.spec.wire import ExchangeOptions
 from rayrec.train.callbacks import Callback
@@ -101,7 +101,8 @@ class RunOptions(ExchangeOptions):
         evaluation: scores during training, keeping the best, and early stopping; None scores after
             training alone.
         sparse_schedule, dense_schedule: the learning rates of the tables and of all other
-            parameters over the steps, see `rayrec.optim.schedule`; none keeps them.
+            parameters over the steps: a `ScheduleConfig`, or stages such as those of
+            `rayrec.optim.schedule`; none keeps them.
         table_optimizers: table -> its own optimizer, in place of `sparse_optimizer`.
         clip_norm: the dense gradients are scaled down to at most this joint 2-norm.
         clip_value: each element of the dense gradients is clamped to +- this.
@@ -131,8 +132,8 @@ class RunOptions(ExchangeOptions):
     extras: Mapping[str, Any] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ()
     evaluation: EvaluationConfig | None = None
-    sparse_schedule: tuple[WarmupStage, ...] = ()
-    dense_schedule: tuple[WarmupStage, ...] = ()
+    sparse_schedule: Schedule = ()
+    dense_schedule: Schedule = ()
     table_optimizers: Mapping[str, SparseOptimizer | OptimizerConfig] = field(default_factory=dict)
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -155,8 +156,9 @@ class RunOptions(ExchangeOptions):
 
     def _check_shape(self, own: str) -> None:
         """Check what shapes the loop: schedules, clipping, accumulation, types, callbacks."""
-        for stages in (self.sparse_schedule, self.dense_schedule):
-            check_stages(stages)
+        for said in (self.sparse_schedule, self.dense_schedule):
+            if not isinstance(said, ScheduleConfig):  # its stages follow from the run's steps
+                check_stages(said)
         for what in ("clip_norm", "clip_value"):
             if getattr(self, what) is not None:
                 positive(f"{own} has {what}", getattr(self, what))
@@ -244,3 +246,5 @@ class TrainSpec(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("steps", self.steps, 0)
+        for said in (self.sparse_schedule, self.dense_schedule):
+            stages_of(said, self.steps)  # checks

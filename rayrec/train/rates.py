@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rayrec.distributed import DistributedModelParallel
-from rayrec.spec.schedule import learning_rate_at
+from rayrec.spec.schedule import learning_rate_at, stages_of
 from rayrec.train.config import TrainSpec
 
 
@@ -27,7 +27,9 @@ class LearningRates:
         self, spec: TrainSpec, model: DistributedModelParallel, dense: torch.optim.Optimizer | None
     ) -> None:
         self._spec, self._dense = spec, dense
-        self._tables = model.fused_optimizer if spec.sparse_schedule else None
+        self._sparse_stages = stages_of(spec.sparse_schedule, spec.steps)
+        self._dense_stages = stages_of(spec.dense_schedule, spec.steps)
+        self._tables = model.fused_optimizer if self._sparse_stages else None
         groups = self._tables.param_groups if self._tables is not None else []
         self._base = [float(group["lr"]) for group in groups]
         self._dense_base = [float(group["lr"]) for group in dense.param_groups] if dense else []
@@ -36,13 +38,13 @@ class LearningRates:
     def before(self, step: int) -> None:
         """Write the rates of the step that follows `step` finished ones."""
         if self._tables is not None:
-            factor = learning_rate_at(step, 1.0, self._spec.sparse_schedule)
+            factor = learning_rate_at(step, 1.0, self._sparse_stages)
             if factor != self._factors["sparse"]:
                 self._factors["sparse"] = factor
                 for group, base in zip(self._tables.param_groups, self._base, strict=True):
                     group["lr"] = base * factor
-        if self._dense is not None and self._spec.dense_schedule:
-            factor = learning_rate_at(step, 1.0, self._spec.dense_schedule)
+        if self._dense is not None and self._dense_stages:
+            factor = learning_rate_at(step, 1.0, self._dense_stages)
             if factor != self._factors["dense"]:
                 self._factors["dense"] = factor
                 for group, base in zip(self._dense.param_groups, self._dense_base, strict=True):

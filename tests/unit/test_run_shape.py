@@ -17,7 +17,7 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.metrics import Metric
-from rayrec.optim import SGD, Adam, learning_rate_at, schedule
+from rayrec.optim import SGD, Adam, ScheduleConfig, learning_rate_at, schedule
 from rayrec.spec.task import Task
 from rayrec.train import CheckpointConfig, OptimizerConfig, RankTrainer, TrainSpec
 from rayrec.train.callbacks import Callback
@@ -70,6 +70,28 @@ def test_learning_rates_follow_their_schedules(data: Path) -> None:
     assert last.learning_rates["sparse"] == pytest.approx(seen[-1][0])
     assert last.learning_rates["dense"] == pytest.approx(seen[-1][1])
     assert seen[0][0] == 0.0 and seen[3][0] > seen[9][0]
+
+
+def test_a_schedule_in_words_covers_the_steps_of_the_run(data: Path) -> None:
+    said = ScheduleConfig(decay="linear", warmup=3, floor=0.1)
+    spec = replace(spec_of(data, 1), sparse_schedule=said, dense_schedule=said)
+    stages = schedule(spec.steps, decay="linear", warmup=3, floor=0.1)
+
+    def rates(trainer: Any) -> tuple[float, float]:
+        tables = trainer._rates._tables.param_groups[0]["lr"]
+        return tables, trainer._dense.param_groups[0]["lr"]
+
+    _, seen, _ = run(spec, rates)
+    factors = [learning_rate_at(step, 1.0, stages) for step in range(spec.steps)]
+    assert factors[0] == 0 and factors[3] == 1 and 0.1 < factors[-1] < 0.4
+    bases = spec.sparse_optimizer.lr, spec.dense_optimizer.lr
+    for factor, now in zip(factors, seen, strict=True):
+        assert now == pytest.approx([base * factor for base in bases])
+    with pytest.raises(ConfigError, match="must end before"):
+        replace(spec, sparse_schedule=ScheduleConfig(warmup=spec.steps))
+    for wrong in ({"decay": "poly"}, {"warmup": -1}, {"warmup": 0.5}, {"floor": -1.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            ScheduleConfig(**{"decay": "linear", **wrong})
 
 
 def test_a_schedule_of_zero_moves_no_table(data: Path) -> None:
