@@ -31,9 +31,10 @@ from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.recipe import MODELS, ModelRecipe
+from rayrec.recipe import INIT_BOUND, MODELS, ModelRecipe
 from rayrec.runs.report import Reporting, process_start
 from rayrec.runs.training import ClickRun, train_clicks
+from rayrec.train.optimizer_config import DEFAULT_BATCH, DEFAULT_DENSE, DEFAULT_SPARSE
 from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
@@ -67,9 +68,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dense-layers", type=sizes, default=(64,), help=text)
     text = "the one logit follows by itself (default 64,32)"
     add("--over-layers", type=sizes, default=(64, 32), help=text)
+    text = f"rows of tables start within +-BOUND, unless the schema says (default {INIT_BOUND})"
+    add("--init-bound", type=arguments.positive, default=INIT_BOUND, metavar="BOUND", help=text)
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True, elastic=True)
-    add_training_options(run, batch=4096, epochs=1, sparse_lr=0.1, dense_lr=3e-3)
+    sparse_lr, dense_lr = DEFAULT_SPARSE.lr, DEFAULT_DENSE.lr
+    add_training_options(run, batch=DEFAULT_BATCH, epochs=1, sparse_lr=sparse_lr, dense_lr=dense_lr)
     add_keeping_options(parser.add_argument_group("what is kept, and where a run starts"))
     add_publishing_options(parser.add_argument_group("what servers follow"))
     return parser.parse_args(argv)
@@ -100,6 +104,7 @@ def _train(args: argparse.Namespace, paths: DataPaths, timing: list[Milestone]) 
         schema=read_text("--schema", paths.schema),
         dense_layers=args.dense_layers,
         over_layers=args.over_layers,
+        init_bound=args.init_bound,
     )
     click_run = ClickRun(
         recipe=recipe,

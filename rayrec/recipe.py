@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rayrec.checks import whole_number
+from rayrec.checks import positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rayrec.layout import EmbeddingBagConfig
+
 MODELS = ("dlrm", "dcn")
 MAX_SIZE = 2**31 - 1  # of a layer
+# The models multiply rows with each other, and a product of rows near zero has hardly a gradient.
+INIT_BOUND = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +31,10 @@ class ModelRecipe:
         dense_layers: of the dense MLP before its last layer, which is as wide as the tables.
         over_layers: of the over MLP before its one logit.
         cross_layers, cross_rank: of dcn's cross network.
+        init_bound: the rows of tables start within +- this, where the schema gives a table no
+            bounds; None takes the table's own, the root of 1 / num_embeddings.
     Raises:
-        ConfigError: the model is not known, or a size is no whole number above 0.
+        ConfigError: the model is not known, or a size or the bound is out of range.
     """
 
     model: str
@@ -37,6 +43,7 @@ class ModelRecipe:
     over_layers: tuple[int, ...] = (64, 32)
     cross_layers: int = 2
     cross_rank: int = 16
+    init_bound: float | None = INIT_BOUND
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -49,6 +56,8 @@ class ModelRecipe:
                 whole_number(f"{name} has the size", size, 1, MAX_SIZE)
         whole_number("cross_layers", self.cross_layers)
         whole_number("cross_rank", self.cross_rank)
+        if self.init_bound is not None:
+            positive("init_bound", self.init_bound)
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss."""
@@ -57,7 +66,7 @@ class ModelRecipe:
         from rayrec.modules import EmbeddingBagCollection
 
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
-        tables = schema.embedding_bag_configs()
+        tables = [self._started(table) for table in schema.embedding_bag_configs()]
         # On the meta device the tables take no memory; every rank makes only its own shards.
         collection = EmbeddingBagCollection(
             tables=tables, is_weighted=schema.is_weighted, device="meta"
@@ -69,6 +78,13 @@ class ModelRecipe:
         return DLRMTrain(
             DLRM_DCN(collection, len(schema.dense), dense, over, self.cross_layers, self.cross_rank)
         )
+
+    def _started(self, table: EmbeddingBagConfig) -> EmbeddingBagConfig:
+        """The table with the recipe's initial values, where it has none of its own."""
+        said = table.weight_init_min, table.weight_init_max, table.init_fn
+        if self.init_bound is None or any(one is not None for one in said):
+            return table
+        return replace(table, weight_init_min=-self.init_bound, weight_init_max=self.init_bound)
 
     def to_extras(self) -> dict[str, Any]:
         """JSON data for a checkpoint's extras."""

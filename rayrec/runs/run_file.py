@@ -27,7 +27,7 @@ from typing import Any
 import tomli_w
 
 from rayrec.checks import absolute_path
-from rayrec.driver import OptimizerConfig, RunConfig, ScalingConfig
+from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
 from rayrec.recipe import ModelRecipe
@@ -37,6 +37,7 @@ from rayrec.runs.scaling import default_ranks
 from rayrec.runs.settings import Settings, read_settings
 from rayrec.runs.training import ClickRun
 from rayrec.runs.writing import table_of
+from rayrec.train.optimizer_config import DEFAULT_BATCH
 
 DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
 
@@ -227,11 +228,9 @@ def default_run(in_steps: bool = False) -> RunConfig:
         in_steps: the file gives steps, so there are no epochs by default.
     """
     return RunConfig(
-        global_batch_size=4096,
+        global_batch_size=DEFAULT_BATCH,
         steps=1 if in_steps else None,
         epochs=None if in_steps else 1,
-        sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
-        dense_optimizer=OptimizerConfig(name="adam", lr=3e-3),
     )
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,12 +14,14 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.recipe import MODELS
+from jobs.recipe import MODELS, ModelRecipe
 from jobs.report import seconds_by_part, timing_table
-from jobs.settings import open_data
+from jobs.settings import open_data, run_of
 from jobs.train_dlrm import main, parse
+from rayrec.driver import RunConfig
 from rayrec.errors import ConfigError, InputError
-from rayrec.optim import SPARSE_OPTIMIZERS
+from rayrec.optim import SPARSE_OPTIMIZERS, ScheduleConfig
+from rayrec.runs.run_file import RunFile
 from rayrec.train.told import Milestone
 
 
@@ -44,6 +47,23 @@ def test_every_option_reads_into_its_value() -> None:
     )
     assert (args.optimizer, args.seed, args.checkpoint_dir, args.result) == ("adam", 7, "d", "e")
     assert parse(["--global-batch", "9"]).global_batch_size == 9
+
+
+def test_schedules_and_initial_values_have_words() -> None:
+    run = run_of(parse(["--schedule", "linear", "--warmup", "5"]), epochs=1, extras={})
+    said = ScheduleConfig(decay="linear", warmup=5)
+    assert run.sparse_schedule == run.dense_schedule == said
+    assert run_of(parse([]), epochs=1, extras={}).sparse_schedule == ()
+    assert parse(["--init-bound", "0.5"]).init_bound == 0.5
+
+
+def test_the_job_a_run_file_and_a_config_have_one_set_of_defaults() -> None:
+    args, file = parse([]), RunFile.read(None)
+    run = run_of(args, epochs=1, extras={})
+    assert run == replace(file.run, checkpoint=run.checkpoint)
+    assert run == replace(RunConfig(global_batch_size=2048, epochs=1), checkpoint=run.checkpoint)
+    recipe = ModelRecipe(model="dcn", schema="")
+    assert args.init_bound == file.model.init_bound == recipe.init_bound
 
 
 @pytest.mark.parametrize(

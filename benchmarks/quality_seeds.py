@@ -1,0 +1,171 @@
+"""What the settings reach on planted data that nothing was chosen on: means over seeds of the data.
+
+    python -m benchmarks.quality_seeds [--only chosen truths easy default]
+
+"truths" trains the defaults of a run (`rayrec.train.optimizer_config`, `rayrec.recipe`) and those
+before them on five truths of several shapes. "easy" trains the recipe of `benchmarks.quality`, and
+"default" the defaults on the data of `rayrec make-data`, each on five seeds of the data, beside the
+plain torch twin of `benchmarks.quality_twin` with the same settings. A data set has its own truth
+in each seed. Settings were frozen before any of these rows was made: the defaults were chosen on
+the truths of "chosen", which say nothing about what is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.quality_run import Trial, scores_of
+from benchmarks.quality_settings import PLANTED, Recipe
+from rayrec.data.planted import SyntheticConfig
+from rayrec.recipe import INIT_BOUND
+from rayrec.train.optimizer_config import (
+    DEFAULT_BATCH,
+    DEFAULT_DENSE,
+    DEFAULT_SPARSE,
+    OptimizerConfig,
+)
+
+DEFAULTS = Recipe(
+    tables=DEFAULT_SPARSE,
+    dense=DEFAULT_DENSE,
+    batch=DEFAULT_BATCH,
+    decay="constant",
+    bound=INIT_BOUND,
+)
+# what `rayrec train` and the job took before
+BEFORE = replace(
+    DEFAULTS, tables=OptimizerConfig(name="rowwise_adagrad", lr=0.1), batch=4096, bound=None
+)
+CHOSEN_ON = {
+    "default shape": SyntheticConfig(seed=11),
+    "few rows": SyntheticConfig(seed=12, rows_train=400_000, cap=500),
+    "many ids": SyntheticConfig(seed=13, rows_train=1_000_000, cap=20_000, dim=32),
+    "pairs": SyntheticConfig(
+        seed=14, rows_train=1_000_000, num_features=16, low_rank=0.2, cross=0.15, dense=0.1
+    ),
+}
+TRUTHS = {
+    "default shape": SyntheticConfig(seed=101, rows_train=800_000),
+    "few rows, few ids": SyntheticConfig(seed=102, rows_train=300_000, cap=300),
+    "many ids": SyntheticConfig(seed=103, rows_train=600_000, cap=10_000, num_features=20),
+    "pairs": SyntheticConfig(
+        seed=104, rows_train=600_000, num_features=14, low_rank=0.15, cross=0.1
+    ),
+    "rare clicks, weak signal": SyntheticConfig(
+        seed=105, rows_train=500_000, cap=1000, base_rate=0.1, signal=1.2
+    ),
+}
+SEEDS = (201, 202, 203, 204, 205)
+EASY = SyntheticConfig(rows_train=1_000_000, num_features=12, cap=200)
+Scores = dict[str, float]
+System = Callable[[Path], Scores]
+
+
+def rayrec(recipe: Recipe) -> System:
+    """The system that trains a recipe with rayrec, on one rank in this process."""
+    return lambda folder: scores_of(folder, Trial(recipe=recipe))
+
+
+def twin(recipe: Recipe) -> System:
+    """The system that trains a recipe with plain torch."""
+    from benchmarks.quality_twin import twin_scores
+
+    return lambda folder: twin_scores(folder, recipe, seed=0)
+
+
+def regrets(config: SyntheticConfig, systems: dict[str, System]) -> dict[str, Scores]:
+    """Make the data, and train each system on them once."""
+    from rayrec.data.synthetic import write_synthetic
+    from rayrec.metrics.truth import PlantedScores
+
+    found = {}
+    with tempfile.TemporaryDirectory() as made:
+        paths = write_synthetic(made, config)
+        truth = PlantedScores.load(paths.truth)
+        for name, system in systems.items():
+            scores = system(Path(made))
+            found[name] = {
+                "regret": truth.bayes_auc - scores["auc"],
+                "logloss_above": scores["logloss"] - truth.bayes_logloss,
+                "seconds": scores["seconds"],
+            }
+            print(f"seed {config.seed}, {name}: {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def by_seed(config: SyntheticConfig, recipe: Recipe) -> dict[str, dict[str, Scores]]:
+    """A recipe by rayrec and by its twin, on data of every seed."""
+    systems = {"rayrec": rayrec(recipe), "plain torch": twin(recipe)}
+    return {f"seed {seed}": regrets(replace(config, seed=seed), systems) for seed in SEEDS}
+
+
+def by_truth(configs: Mapping[str, SyntheticConfig]) -> dict[str, dict[str, Scores]]:
+    """The defaults and those before them, on every truth."""
+    systems = {"before": rayrec(BEFORE), "defaults": rayrec(DEFAULTS)}
+    return {name: regrets(config, systems) for name, config in configs.items()}
+
+
+PARTS: dict[str, Callable[[], dict[str, dict[str, Scores]]]] = {
+    "chosen": lambda: by_truth(CHOSEN_ON),
+    "truths": lambda: by_truth(TRUTHS),
+    "easy": lambda: by_seed(EASY, PLANTED),
+    "default": lambda: by_seed(SyntheticConfig(), DEFAULTS),
+}
+TITLES = {
+    "chosen": "Regret on the truths that the defaults were chosen on, one run each",
+    "truths": "Regret on truths that were not looked at, one run each",
+    "easy": f"The recipe of benchmarks.quality; {EASY}",
+    "default": f"The defaults on the data of `rayrec make-data`; {SyntheticConfig()}",
+}
+
+
+def lines_of(results: dict[str, Any]) -> list[str]:
+    """The tables in Markdown."""
+    lines = []
+    for part, runs in results.items():
+        names = list(next(iter(runs.values())))
+        lines += [f"{TITLES[part]}.", "", f"| regret | {' | '.join(names)} | ratio |"]
+        lines.append("|---" * (len(names) + 2) + "|")
+        table = np.array([[run[name]["regret"] for name in names] for run in runs.values()])
+        for about, row in zip(runs, table, strict=True):
+            cells = " | ".join(f"{value:.4f}" for value in row)
+            lines.append(f"| {about} | {cells} | {row[1] / row[0]:.2f} |")
+        if part in ("easy", "default"):
+            ends = zip(table.mean(0), table.std(0, ddof=1), strict=True)
+            cells = " | ".join(f"{mean:.4f} ({sd:.4f})" for mean, sd in ends)
+            gaps = table[:, 0] - table[:, 1]
+            lines.append(f"| mean (sd) | {cells} | |")
+            lines += ["", f"rayrec above its twin: {gaps.mean():+.4f} (sd {gaps.std(ddof=1):.4f})."]
+        lines.append("")
+    return lines
+
+
+def main() -> None:
+    """Run the parts, print and write after each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=["truths", "easy", "default"])
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    for part in args.only:
+        found = PARTS[part]()
+        results = {part: found}
+        report.show("quality_seeds", results, lines_of(results), f"quality-{part}")
+
+
+if __name__ == "__main__":
+    main()
