@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -157,12 +157,25 @@ def _outcome(result: Result) -> Told:
     candidates = int(result.metrics.get("candidates", 0))
     if result.metrics:
         lines.append(f"{queries} queries, {candidates} candidates")
+        lines += _warning(scores["model"], scores["popularity"])
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.4f}"
     return Told(
         done=f"{result.rows} rows in {result.seconds:.1f} s{loss}",
         lines=lines,
         fields={**scores, "queries": queries, "candidates": candidates},
     )
+
+
+def _warning(model: Mapping[str, float], popularity: Mapping[str, float]) -> list[str]:
+    """One line where lists of what is popular would serve better than the model's, else none."""
+    name = next(iter(model))  # recall of the shortest lists
+    if model[name] >= popularity[name]:
+        return []
+    return [
+        f"warning: the model is below popularity ({name} {model[name]:.4f} against "
+        f"{popularity[name]:.4f}): a list of the most popular items, the same for all, serves "
+        "better. Train longer, try other learning rates, or leave --no-log-q out where it is given."
+    ]
 
 
 class Rows(NamedTuple):

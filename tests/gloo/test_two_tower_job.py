@@ -92,6 +92,21 @@ def test_recall_beats_popularity(
     assert told["queries"] > 20 and told["candidates"] == ITEMS
     said = capsys.readouterr().out
     assert "two towers: recall@5" in said and "popularity: recall@5" in said
+    assert "warning" not in said
+
+
+def test_a_model_below_popularity_is_said_in_one_line(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, untrained = tmp_path / "result.json", ["--sparse-lr", "0", "--dense-lr", "0"]
+    words = [*untrained, "--steps", "1", "--global-batch", "64", "--seed", "1"]
+    assert main([*options(planted), *words, "--result", str(result)]) == 0
+    told = json.loads(result.read_text())
+    assert told["model"]["recall@5"] < told["popularity"]["recall@5"]
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert (
+        said.startswith("warning: the model is below popularity (recall@5 0.") and "log-q" in said
+    )
 
 
 def task_for(folder: Path, work: Path, world_size: int, steps: int) -> FitTask:
