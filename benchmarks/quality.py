@@ -8,8 +8,10 @@ by each sharding kind on two ranks and on one rank, by each optimizer of the tab
 the wire between two ranks that do not share memory, and by each type of the dense layers. No
 training can reach the truth where rows are too few for the ids. So the default data have 12 columns
 of ids (`--columns`) with at most 200 ids each (`--cap`); 26 and 2000 are those of `rayrec
-make-data`. `--only` runs some parts and keeps what the newest file of this machine says of the
-others; `--runs` does the same with the rows of a part.
+make-data`. The recipes were tuned on the reported rows, so the level of regret is a fit;
+`benchmarks.quality_seeds` has what they reach on other seeds of the data. `--only` runs some parts
+and keeps what the newest file of this machine says of the others; `--runs` does the same with the
+rows of a part.
 """
 
 from __future__ import annotations

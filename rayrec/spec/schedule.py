@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
@@ -187,7 +186,8 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole_number("ScheduleConfig has warmup", self.warmup, 0)
+        if self.warmup < 0:
+            raise ConfigError(f"ScheduleConfig has warmup={self.warmup}; it must be at least 0.")
         if not 0 <= self.floor <= 1:
             raise ConfigError(f"ScheduleConfig has floor={self.floor}; it must be from 0 to 1.")
 
