@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rayrec.driver.blame import Observation
 from rayrec.driver.leaving import Leaving
-from rayrec.driver.policies import Observation
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from rayrec.driver.bench import bench_for
+from rayrec.driver.blame import Blame
 from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.failing import Failing
@@ -22,7 +23,6 @@ from rayrec.driver.handing import Handing, Judging
 from rayrec.driver.head import head
 from rayrec.driver.leaving import Leaving
 from rayrec.driver.placed import Placed
-from rayrec.driver.policies import Blame
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import crew_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rayrec.driver.policies import Blame
+from rayrec.driver.blame import Blame
 from rayrec.driver.run_log import RunLog
 from rayrec.errors import RayrecError, TrainingFailed
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rayrec.driver.blame import Blame
 from rayrec.driver.ending import ending, write_traceback
 from rayrec.driver.handing import POLL_S
-from rayrec.driver.policies import Blame, answer, to_replace
+from rayrec.driver.policies import answer, to_replace
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rayrec.driver.policies import Observation, Verdict, judge
+from rayrec.driver.blame import Observation
+from rayrec.driver.policies import Verdict, judge
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery

@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rayrec.driver.blame import Observation
 from rayrec.driver.facts import draining
 from rayrec.driver.head import head
 from rayrec.driver.notice import Answer, Going, answer_to, going
-from rayrec.driver.policies import Observation
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.room import Room
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig

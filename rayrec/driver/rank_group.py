@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line, stacks_of
-from rayrec.driver.policies import Observation
+from rayrec.driver.blame import Observation
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.train.progress import RankPoll

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from rayrec.driver.policies import Blame, patience
+from rayrec.driver.blame import Blame
+from rayrec.driver.policies import patience
 from rayrec.driver.spares import pause_s
 from rayrec.train.told import Began, Failure, Recovered
 

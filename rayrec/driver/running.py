@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rayrec.driver.blame import Blame, Observation
 from rayrec.driver.handing import ANSWER_S, POLL_S, Judging
 from rayrec.driver.placed import Placed
-from rayrec.driver.policies import Blame, Observation
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.standing import Standing
 from rayrec.driver.states import Turn

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.bench import Bench
-from rayrec.driver.policies import Observation
+from rayrec.driver.blame import Observation
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import Place, PlaceLost, Room, choose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rayrec.driver.policies import Observation
+from rayrec.driver.blame import Observation
 from rayrec.driver.stall import StallWatch
 from rayrec.train.told import Event
 

@@ -36,7 +36,7 @@ from rayrec.serve.requests import (
     user_columns,
 )
 from rayrec.serve.scorer import probabilities
-from rayrec.serve.weights import Collections, Weights
+from rayrec.serve.weights import Collections, Weights, covers
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage import one_line
 
@@ -68,7 +68,7 @@ class Predictor:
         self._splits: dict[frozenset[str], CandidateSplit] = {}
         try:
             self.weights = Weights(artifact, model)
-            self._ids_are_checked = self.schema is not None and _covers(
+            self._ids_are_checked = self.schema is not None and covers(
                 self.schema, self.collections
             )
             if not artifact.trusted:
@@ -290,19 +290,3 @@ class Predictor:
         pairs = zip(kinds, outputs, strict=True)
         named = {name: o if as_logits else probabilities(kind, o) for (name, kind), o in pairs}
         return named[""] if list(named) == [""] else named
-
-
-def _covers(schema: FeatureSchema, collections: Collections) -> bool:
-    """Whether ids that the schema lets through lie in the tables of all collections."""
-    limits = schema.limits()
-    for collection in collections.values():
-        tables = (
-            collection.embedding_bag_configs()
-            if isinstance(collection, QuantEmbeddingBagCollection)
-            else collection.embedding_configs()
-        )
-        for table in tables:
-            for feature in table.feature_names:
-                if limits.get(feature, table.num_embeddings + 1) > table.num_embeddings:
-                    return False
-    return True

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.errors import ArtifactError, InputError, RayrecError
+from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import (
     PackedTables,
     QuantEmbeddingBagCollection,
@@ -208,3 +209,19 @@ def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str)
     # a program keeps what it uses; the rest of the dense part is not read
     load_dense(live, {key: dense[key] for key in live if key in dense}, name)
     return twin
+
+
+def covers(schema: FeatureSchema, collections: Collections) -> bool:
+    """Whether ids that the schema lets through lie in the tables of all collections."""
+    limits = schema.limits()
+    for collection in collections.values():
+        tables = (
+            collection.embedding_bag_configs()
+            if isinstance(collection, QuantEmbeddingBagCollection)
+            else collection.embedding_configs()
+        )
+        for table in tables:
+            for feature in table.feature_names:
+                if limits.get(feature, table.num_embeddings + 1) > table.num_embeddings:
+                    return False
+    return True

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from rayrec.driver.policies import LEAVE_S, Blame, Observation, answer, judge, to_replace
+from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.policies import LEAVE_S, answer, judge, to_replace
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, Turn
 from rayrec.errors import InputError, JoinError

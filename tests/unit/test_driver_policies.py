@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.policies import COLLECT_S, GRACE_S, Observation, answer, first_failure, judge
+from rayrec.driver.blame import Observation
+from rayrec.driver.policies import COLLECT_S, GRACE_S, answer, first_failure, judge
 from rayrec.errors import (
     CommError,
     ConfigError,

@@ -15,10 +15,10 @@ from rayrec.errors import ConfigError
 
 def test_another_module_in_place_of_the_actors_is_named_in_one_line(monkeypatch):
     other = types.ModuleType("actors")
-    other.__file__ = "/home/ann/actors.py"
+    other.__file__ = "/srv/other/actors.py"
     monkeypatch.setitem(sys.modules, "actors", other)
     monkeypatch.delitem(sys.modules, "actors.rank", raising=False)
-    with pytest.raises(ConfigError, match=r"^the module 'actors' is /home/ann/actors\.py.*\.$"):
+    with pytest.raises(ConfigError, match=r"^the module 'actors' is /srv/other/actors\.py.*\.$"):
         hiring._rank_actor.__wrapped__()
 
 

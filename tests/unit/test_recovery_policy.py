@@ -11,16 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.policies import (
-    COLLECT_S,
-    GRACE_S,
-    LEAVE_S,
-    Blame,
-    Observation,
-    answer,
-    judge,
-    to_replace,
-)
+from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.policies import COLLECT_S, GRACE_S, LEAVE_S, answer, judge, to_replace
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, can_recover
 from rayrec.errors import (

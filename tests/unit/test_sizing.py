@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from rayrec.driver.policies import Blame
+from rayrec.driver.blame import Blame
 from rayrec.driver.room import Place, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats

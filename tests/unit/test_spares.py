@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from rayrec.driver.blame import Blame
 from rayrec.driver.config import FailureConfig, RunConfig
-from rayrec.driver.policies import Blame
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.shape import check_recovery

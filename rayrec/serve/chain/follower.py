@@ -16,11 +16,10 @@ from typing import cast
 from torch import Tensor
 
 from rayrec.errors import ArtifactError
-from rayrec.quant import PackedTable
 from rayrec.serve.artifact import Artifact, read_artifact, read_manifest
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.judging import Position, Verdict, judge
+from rayrec.serve.chain.judging import Position, Verdict, alike, judge
 from rayrec.serve.chain.publication import BASE, DELTA, Publication
 from rayrec.serve.chain.row_files import ChangedRows, read_rows
 from rayrec.serve.dense_file import loaded_dense
@@ -220,7 +219,7 @@ class Follower:
             ArtifactError: a file is missing or damaged.
         """
         # before its tables are read, which would be done again at each look
-        if not _alike(self.artifact.manifest, self._manifest(publication)):
+        if not alike(self.artifact.manifest, self._manifest(publication)):
             self._stay(
                 Verdict.OTHER,
                 f"{publication.name} has other tables, types, features or outputs; start anew",
@@ -283,25 +282,5 @@ class Follower:
         self.verdict, self.trouble = verdict, trouble
 
 
-def _alike(one: Manifest, other: Manifest) -> bool:
-    """Whether what reads and scores rows by one artifact can do so by the tables of another."""
-
-    def shape(manifest: Manifest) -> tuple[object, ...]:
-        tables = [table.packed for table in manifest.tables]
-        return (
-            [_size(table) for table in tables],
-            manifest.collections,
-            manifest.outputs,
-            None if manifest.schema is None else manifest.schema.sha256,
-            manifest.recipe,
-        )
-
-    return shape(one) == shape(other)
-
-
 def _shapes(dense: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:
     return {name: (tensor.dtype, *tensor.shape) for name, tensor in dense.items()}
-
-
-def _size(table: PackedTable) -> tuple[object, ...]:
-    return table.name, table.rows, table.width, table.kind

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rayrec.quant import PackedTable
 from rayrec.serve.chain.publication import BASE, Publication
+from rayrec.serve.manifest import Manifest
 
 _MOST_REMEMBERED = 1024
 
@@ -78,3 +80,23 @@ def judge(position: Position | None, publication: Publication) -> Verdict:
             follows = publication.artifact == position.artifact
         return Verdict.NEXT if follows else Verdict.FORK
     return Verdict.NEXT if is_base else Verdict.GAP
+
+
+def alike(one: Manifest, other: Manifest) -> bool:
+    """Whether what reads and scores rows by one artifact can do so by the tables of another."""
+
+    def shape(manifest: Manifest) -> tuple[object, ...]:
+        tables = [table.packed for table in manifest.tables]
+        return (
+            [_size(table) for table in tables],
+            manifest.collections,
+            manifest.outputs,
+            None if manifest.schema is None else manifest.schema.sha256,
+            manifest.recipe,
+        )
+
+    return shape(one) == shape(other)
+
+
+def _size(table: PackedTable) -> tuple[object, ...]:
+    return table.name, table.rows, table.width, table.kind

@@ -1,0 +1,95 @@
+"""What the driver knows of a rank, and whom it blames for a failure: the values of `policies`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rayrec.errors import RayrecError, TrainingFailed
+from rayrec.train.progress import RankPoll
+
+# what differs between two errors of one kind: keys and files, addresses, ports, who met it first
+_VARYING = re.compile(
+    r"/\S*\d\S*|\[[\da-f.:%]+\](:\d+)?|\d+(\.\d+){3}(:\d+)?|\bport \d+|:\d{2,}|0x[\da-f]+|"
+    r"\brank \d+",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What the driver knows of one rank.
+
+    Attributes:
+        rank, host: who and where.
+        poll: its last answer, or None before the first.
+        death: one line when its actor died, else "".
+        death_at: driver's wall clock seconds when the death was seen.
+        silent_s: seconds since its last answer.
+    """
+
+    rank: int
+    host: str
+    poll: RankPoll | None = None
+    death: str = ""
+    death_at: float = 0.0
+    silent_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blame:
+    """The failure to report: who failed first, and why.
+
+    Attributes:
+        rank, host: who failed; the host is "" where it is not known.
+        cause: the error in one line. traceback: its text, or "".
+        step: global steps that the rank had done.
+        also: what another rank said that may be the reason, or "".
+        mistake: the error itself where it is a user's mistake.
+        kind: the process died, gives no answer, or told of an error.
+        final: trying again would fail again.
+        symptom: the error blames another rank, and no rank told of a cause.
+        unmet: the ranks did not meet, and no rank told of a cause.
+        needless: the rank that gave no answer was alive.
+    """
+
+    rank: int
+    host: str
+    cause: str
+    traceback: str = ""
+    step: int = 0
+    also: str = ""
+    mistake: RayrecError | None = None
+    kind: Literal["died", "silent", "error"] = "error"
+    final: bool = False
+    symptom: bool = False
+    unmet: bool = False
+    needless: bool = False
+
+    @property
+    def words(self) -> str:
+        """The cause without what differs from one time to the next."""
+        return _VARYING.sub("#", self.cause)
+
+    @classmethod
+    def of(cls, error: TrainingFailed, step: int) -> Blame:
+        """What an error tells that was raised while the driver waited for an answer."""
+        return cls(
+            rank=error.rank or 0,
+            host=error.host,
+            cause=error.cause or str(error),
+            traceback=error.traceback,
+            step=step,
+            kind=error.kind,  # type: ignore[arg-type]
+        )
+
+    def error(self, world_size: int) -> RayrecError:
+        """The error to raise: a user's mistake keeps its class, else it is a `TrainingFailed`."""
+        where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
+        if self.mistake is not None:
+            when = f" after step {self.step}" if self.step else ""
+            return type(self.mistake)(f"{self.mistake} (found by {where}{when})")
+        also = f"; {self.also}" if self.also else ""
+        message = f"{where} failed after step {self.step}: {self.cause}{also}"
+        return TrainingFailed(message, self.rank, self.host, self.cause, self.traceback)
