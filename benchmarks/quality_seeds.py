@@ -57,7 +57,7 @@ CHOSEN_ON = {
         seed=14, rows_train=1_000_000, num_features=16, low_rank=0.2, cross=0.15, dense=0.1
     ),
 }
-# the five on which earlier defaults (batches of 2048, 0.3) fell short of a tenth less regret
+# the five on which the defaults fell short of a tenth less regret
 FIRST = {
     "default shape": SyntheticConfig(seed=101, rows_train=800_000),
     "few rows, few ids": SyntheticConfig(seed=102, rows_train=300_000, cap=300),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODELS = ("dlrm", "dcn")
 MAX_SIZE = 2**31 - 1  # of a layer
 # The models multiply rows with each other, and a product of rows near zero has hardly a gradient.
-INIT_BOUND = 0.25
+INIT_BOUND = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,9 +81,9 @@ class OptimizerConfig:
 
 # What a run takes without settings, whoever starts it. benchmarks/quality_seeds.py says on what the
 # numbers were chosen.
-DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.2)
+DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.3)
 DEFAULT_DENSE = OptimizerConfig(name="adam", lr=3e-3)
-DEFAULT_BATCH = 1024  # rows of a step, where a command needs no word of it
+DEFAULT_BATCH = 2048  # rows of a step, where a command needs no word of it
 
 
 def as_optimizer(said: SparseOptimizer | OptimizerConfig) -> SparseOptimizer:
