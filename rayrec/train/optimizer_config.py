@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
 
 
+# of those whose step is as long as the rate itself, whatever the gradient: torch's own default
+_RATES = {"adam": 1e-3, "partial_rowwise_adam": 1e-3, "lamb": 1e-3}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """An optimizer by name, with its learning rate and options.
@@ -45,8 +49,8 @@ class OptimizerConfig:
 
     @classmethod
     def of_word(cls, word: str, base: OptimizerConfig) -> OptimizerConfig:
-        """The optimizer of a name alone: it has the learning rate that another would have."""
-        return cls(name=word, lr=base.lr)
+        """The optimizer of a name alone: it has the default's learning rate, or one of its kind."""
+        return cls(name=word, lr=base.lr if word == base.name else _RATES.get(word, base.lr))
 
     def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Return torch's optimizer of dense parameters.

@@ -22,7 +22,6 @@ from rayrec.models import TwoTower
 from rayrec.optim import WarmupPolicy, WarmupStage
 from rayrec.runs.run_file import RunFile
 from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.optimizer_config import DEFAULT_SPARSE
 
 PACKAGES = ("", ".data", ".driver", ".layout", ".optim", ".planner", ".train")
 # results, plans and what the driver tells ranks: nobody writes them by hand
@@ -126,7 +125,7 @@ def test_a_program_may_say_the_words_of_run_files() -> None:
     read = RunFile.read(None, changes).run
     rates = {"sparse_optimizer": read.sparse_optimizer, "dense_optimizer": read.dense_optimizer}
     assert dataclasses.replace(said, **rates) == read
-    assert said.sparse_optimizer == OptimizerConfig(name="adam", lr=DEFAULT_SPARSE.lr)
+    assert said.sparse_optimizer == OptimizerConfig(name="adam", lr=1e-3)
     assert rates["dense_optimizer"].name == "sgd"
     assert said.sparse_schedule[0].policy is WarmupPolicy.CONSTANT
     assert type(said.global_batch_size) is int and type(said.storage_path) is str
