@@ -22,6 +22,7 @@ from rayrec.models import TwoTower
 from rayrec.optim import WarmupPolicy, WarmupStage
 from rayrec.runs.run_file import RunFile
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.optimizer_config import DEFAULT_SPARSE
 
 PACKAGES = ("", ".data", ".driver", ".layout", ".optim", ".planner", ".train")
 # results, plans and what the driver tells ranks: nobody writes them by hand
