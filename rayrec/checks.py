@@ -78,7 +78,7 @@ def absolute_path(what: str, path: str | os.PathLike[str]) -> str:
     scheme, _, rest = text.partition(":/")
     if len(scheme) > 1 and scheme.isalnum() and rest:
         raise ConfigError(
-            f"{what}={path!r} would be a folder called {scheme + ':'!r}. Write {scheme}://{rest} "
+            f"{what}={path!r}, a folder called {scheme + ':'!r}. Write {scheme}://{rest} "
             f"for a URI, or ./{text} for that folder."
         )
     return os.path.abspath(os.path.expanduser(text))

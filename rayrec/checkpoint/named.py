@@ -75,13 +75,19 @@ def open_checkpoint(path: str, filesystem: fs.FileSystem | None = None) -> tuple
     except CheckpointError:
         if store.has_manifest():
             raise
-        told = _checkpoints_of(path, filesystem)
-        if not told:
-            raise
-        raise CheckpointError(
-            f"{path} is the folder of a run and no checkpoint. {told} Name one of its checkpoints, "
-            f"or {path}@{LATEST} or {path}@{BEST}."
-        ) from None
+        named, _, word = path.rpartition("@")
+        # of RUN@word, where the word is none of the two, what stands before it is the run
+        for run, wrong in (
+            (path, "is the folder of a run and no checkpoint"),
+            (named, f"is no checkpoint, and {word!r} no word for one"),
+        ):
+            told = run and _checkpoints_of(run, filesystem)
+            if told:
+                raise CheckpointError(
+                    f"{path} {wrong}. {told} Name one of its checkpoints, or {run}@{LATEST} or "
+                    f"{run}@{BEST}."
+                ) from None
+        raise
     return store, Manifest.from_bytes(text, store.path)
 
 

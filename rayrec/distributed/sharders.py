@@ -15,6 +15,7 @@ from torch import nn
 
 from rayrec.distributed.sharding import choose_optimizers, find_collections, is_sequence
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_argument
 from rayrec.layout import ShardingPlan
 from rayrec.layout.words import also_takes
 from rayrec.optim import SPARSE_OPTIMIZERS, RowWiseAdagrad, SparseOptimizer, as_sparse_optimizer
@@ -113,10 +114,11 @@ def optimizers_for(
 
     Raises:
         ConfigError: both say something, or a collection has no sharder, so that TorchRec would not
-            shard it.
+            shard it; or something else is among the sharders.
     """
     if sharders is None:
         return RowWiseAdagrad() if given is None else given
+    check_argument("DistributedModelParallel", "sharders", sharders, list[ModuleSharder])
     if given is not None and any(sharder.optimizer for sharder in sharders):
         raise ConfigError("sparse_optimizer= and fused_params name optimizers; give one of them.")
     chosen: dict[str, SparseOptimizer] = {}

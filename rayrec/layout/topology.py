@@ -48,8 +48,12 @@ def _from_torchrec(words: dict[str, Any]) -> dict[str, Any]:
     """`world_size`, `compute_device`, `local_world_size`, `hbm_cap` and `ddr_cap` as fields."""
     if "world_size" not in words:
         return words
-    ranks, device = range(words.pop("world_size")), words.pop("compute_device", "cpu")
-    near = words.pop("local_world_size", None) or len(ranks)
+    size, device = words.pop("world_size"), words.pop("compute_device", "cpu")
+    near = words.pop("local_world_size", None) or size
+    for word, value in (("world_size", size), ("local_world_size", near)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{word}={value!r}; it must be a whole number above 0.")
+    ranks = range(size)
     caps = {"cuda": words.pop("hbm_cap", None) or HBM_BYTES, "cpu": words.pop("ddr_cap", None)}
     memory = caps.get(device) or Topology.local(near).memory_bytes[0]
     return {

@@ -91,8 +91,11 @@ def test_the_folder_of_a_run_tells_which_checkpoints_it_has(tmp_path):
         read_manifest(str(run))
     with pytest.raises(CheckpointError, match=r"at step 4, of which it holds no.*keep_best=True"):
         checkpoint_path("it", f"{run}@best")
-    with pytest.raises(CheckpointError, match="the path is wrong, or the save was cut short"):
-        read_manifest(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"'newest' no word for one.*or .*/a@best"):
+        read_manifest(f"{run}@newest")
+    for path in (tmp_path, tmp_path / "b@newest"):
+        with pytest.raises(CheckpointError, match="path is wrong, or the save was cut short"):
+            read_manifest(str(path))
 
 
 def test_prune_keeps_the_newest_and_what_is_not_its_own(tmp_path):

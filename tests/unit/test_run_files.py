@@ -180,7 +180,7 @@ def test_what_is_printed_is_read_as_the_same_run(
         (["run.a b=1"], r"'run\.a b' is no key of TOML"),
         (['run.name="a'], r'^--set run.name="a has " without a second one'),
         (["run.name=a'"], r"has ' without a second one"),
-        (["run.storage_path=s3:/b"], r"a folder called 's3:'\. Write s3://b for a URI"),
+        (["run.storage_path=s3:/b"], r"='s3:/b', a folder called 's3:'\. Write s3://b for a URI"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_wanted(

@@ -232,6 +232,19 @@ ANSWERED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optimizers(bags(optimizer="ADAM")),
         r"none for 'rows'.*get_default_sharders\(\)",
     ),
+    "sharders that are none": (
+        lambda: sharded(sharders=["row_wise"]),
+        r"sharders=\['row_wise'\]; it must be a list",
+    ),
+    "one sharder without a list": (
+        lambda: sharded(sharders=EmbeddingBagCollectionSharder()),
+        "it must be a list, each item an instance of ModuleSharder",
+    ),
+    "world_size= of a text": (lambda: Topology(world_size="2"), "world_size='2'; it must be"),
+    "local_world_size= of a fraction": (
+        lambda: Topology(world_size=2, local_world_size=0.5),
+        "local_world_size=0.5; it must be",
+    ),
     "an env that is none": (lambda: sharded(plan()), "ShardingEnv of rayrec.distributed"),
     "planner.plan of neither": (lambda: planner().plan(3), "tables or a model"),
     "planner.plan of a module without tables": (
