@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rayrec.driver.answers import LONGEST_TURN_S
 from rayrec.driver.facts import alive_nodes, node_of
-from rayrec.driver.head import head
+from rayrec.driver.head import head, lost_calls
 from rayrec.driver.hiring import end_process
 from rayrec.driver.placement import NOTICE_AFTER_S
 from rayrec.driver.rank_start import Crew
@@ -161,8 +161,10 @@ class Bench:
             if more > 0:
                 self._asked = head.aside(partial(self._asked_for, wanted_on[-more:]))
         if self._asked is not None and self._asked.done():
-            self._spares += self._asked.result()
-            self._asked = None
+            asked, self._asked = self._asked, None
+            # what is lost is asked for again
+            with suppress(*lost_calls()):
+                self._spares += asked.result()
 
     def _asked_for(self, nodes: Sequence[str]) -> list[_Spare]:
         """Spares whose places the cluster is asked for near some nodes."""

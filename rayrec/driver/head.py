@@ -99,7 +99,7 @@ class Head:
 
     def _take(self, name: object) -> None:
         if name in self._open and self._open[name].done():
-            with suppress(_lost_call()):
+            with suppress(*lost_calls()):
                 self._last[name] = self._open.pop(name).result()
 
     def answer(self, ask: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
@@ -123,7 +123,7 @@ class Head:
             wait([future], SOON_S)
         try:
             return future.result()
-        except _lost_call() as error:
+        except lost_calls() as error:
             raise ClusterError(
                 f"the head of the Ray cluster does not answer: {one_line(error)}. Begin again."
             ) from error
@@ -194,7 +194,7 @@ class Head:
                 result, error = do(), None
             except BaseException as raised:
                 result, error = None, raised
-            if tasks is self._tasks and not isinstance(error, _lost_call()):
+            if tasks is self._tasks and not isinstance(error, lost_calls()):
                 self._since = None
             if error is None:
                 future.set_result(result)
@@ -212,11 +212,11 @@ def listens(address: str, timeout_s: float) -> bool:
         return False
 
 
-def _lost_call() -> type[Exception]:
-    """What Ray raises where a call to the head is lost."""
-    from ray.exceptions import RpcError
+def lost_calls() -> tuple[type[Exception], ...]:
+    """What Ray raises where a call to the head is lost, or has waited for Ray's own minute."""
+    from ray.exceptions import GetTimeoutError, RpcError
 
-    return RpcError
+    return RpcError, GetTimeoutError
 
 
 head = Head()

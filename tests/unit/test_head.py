@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rayrec.command import run_command
 from rayrec.driver import head as module
+from rayrec.driver.bench import Bench
 from rayrec.driver.cluster import connected
 from rayrec.driver.head import Head
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ClusterError
 
 
@@ -144,14 +148,39 @@ def test_what_a_question_raises_is_raised_where_its_answer_is_wanted(head: Head)
     assert head.recent("nodes", number(1)) == 1
 
 
-def test_a_lost_call_is_silence_and_no_error(head: Head) -> None:
-    from ray.exceptions import RpcError
+@pytest.mark.parametrize("kind", ["RpcError", "GetTimeoutError"])
+def test_a_lost_call_is_silence_and_no_error(head: Head, kind: str) -> None:
+    import ray.exceptions
 
     def lost() -> int:
-        raise RpcError("connection reset", rpc_code=14)
+        raise getattr(ray.exceptions, kind)("connection reset")
 
     assert head.recent("nodes", number(3)) == 3
     assert head.recent("nodes", lost) == 3 and head.silent_s > 0
     with pytest.raises(ClusterError, match="does not answer: connection reset"):
         head.answer(lost)
     assert head.recent("nodes", number(4)) == 4 and head.silent_s == 0
+
+
+@pytest.mark.parametrize("kind", ["RpcError", "GetTimeoutError"])
+def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
+    head: Head, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import ray.exceptions
+
+    asked: list[str] = []
+
+    def ask(bench: Bench, nodes: Sequence[str]) -> list[Any]:
+        asked.extend(nodes)
+        if len(asked) == 1:
+            raise getattr(ray.exceptions, kind)("connection reset")
+        return []
+
+    monkeypatch.setattr(Bench, "_asked_for", ask)
+    monkeypatch.setattr(Bench, "_tell_shortage", lambda bench, turn_s: None)
+    monkeypatch.setattr("rayrec.driver.bench.head", head)
+    crew: Any = SimpleNamespace(nodes=["here", "here"])
+    bench = Bench(ScalingConfig(num_workers=2, spares=1), 30.0, 120.0)
+    for second in range(2):
+        bench.look(crew, None, 100.0 + 2 * second)
+    assert asked == ["here", "here"]
