@@ -65,8 +65,13 @@ def test_storage_that_refuses_fails_the_run(
 def test_ctrl_c_while_the_command_loads_ends_it_without_a_traceback(tmp_path: Path) -> None:
     slow = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     (tmp_path / "click.py").write_text(slow)  # the first import of the command that is not quick
+    # a shell hands its programs in the background a SIGINT that is ignored
+    begin = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('rayrec.cli.main', run_name='__main__', alter_sys=True)"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "rayrec.cli.main", "--help"],
+        [sys.executable, "-c", begin, "--help"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
