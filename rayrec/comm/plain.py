@@ -2,8 +2,8 @@
 
 torch's object collectives unpickle what a peer sends, which runs whatever code it names. Here a
 value is JSON, followed by the raw bytes of its tensors and Arrow tables. It may hold what JSON has,
-tuples, dicts with any keys, ranges, bytes, tensors, tables, and dataclasses and NamedTuples of
-rayrec. A gather costs one pass over the value, a small collective for the sizes, and one that is as
+numbers of numpy, tuples, dicts with any keys, ranges, bytes, tensors, tables, and dataclasses,
+NamedTuples and enums of rayrec. A gather costs one pass over the value, a small collective for the sizes, and one that is as
 long as the longest value.
 """
 
@@ -14,6 +14,8 @@ import importlib
 import json
 import struct
 from collections.abc import Callable, Mapping
+from enum import Enum
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -116,6 +118,10 @@ def _plain(value: Any, buffers: list[bytes]) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[inner(key), inner(one)] for key, one in value.items()]}
     name = f"{type(value).__module__}:{type(value).__qualname__}"
+    if isinstance(value, Enum) and name.startswith(_PACKAGE):
+        return {"enum": [name, value.name]}
+    if isinstance(value, Integral | Real) and not isinstance(value, Enum):
+        return int(value) if isinstance(value, Integral) else float(value)
     if dataclasses.is_dataclass(value) and name.startswith(_PACKAGE):
         given = [one.name for one in dataclasses.fields(value) if one.init]
         return {"fields": [name, {one: inner(getattr(value, one)) for one in given}]}
@@ -166,7 +172,7 @@ def _table(number: int, buffers: list[memoryview]) -> Any:
 
 
 def _class(name: str) -> type:
-    """A dataclass or NamedTuple of rayrec; a peer may name no other."""
+    """A dataclass, NamedTuple or enum of rayrec; a peer may name no other."""
     module, _, path = name.partition(":")
     found: Any = None
     if name.startswith(_PACKAGE):
@@ -176,7 +182,7 @@ def _class(name: str) -> type:
     if (
         not isinstance(found, type)
         or found.__module__ != module
-        or not (dataclasses.is_dataclass(found) or issubclass(found, tuple))
+        or not (dataclasses.is_dataclass(found) or issubclass(found, tuple | Enum))
     ):
         raise CommError(f"a rank sent a value of the kind {name!r}, which is no data of rayrec")
     return found
@@ -195,5 +201,6 @@ _KINDS: dict[str, Callable[[Any, list[memoryview]], Any]] = {
     ),
     "tuple": lambda parts, buffers: tuple(_value(one, buffers) for one in parts),
     "named": lambda parts, buffers: _class(parts[0])(*(_value(one, buffers) for one in parts[1])),
+    "enum": lambda parts, buffers: _class(parts[0])[parts[1]],  # type: ignore[index]
     "table": _table,
 }

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -19,6 +20,7 @@ from rayrec.comm import plain
 from rayrec.errors import CommError
 from rayrec.layout import Shard, ShardingPlan, TableLayout, TablePlacement
 from rayrec.observe.times import PartTimes, RankTimes
+from rayrec.serve.manifest import Manifest
 from rayrec.shards.undo import Point
 from rayrec.train.random_state import random_state, set_random_state
 
@@ -53,6 +55,18 @@ def test_tensors_keep_their_bits(dtype: torch.dtype) -> None:
     found = plain.decode(plain.encode(ShardState(shard, strided)))
     assert found.shard == shard and torch.equal(found.weight, strided)
     found.weight.fill_(1)
+
+
+def test_what_an_artifact_says_of_itself_is_told() -> None:
+    """Ranks that publish tell each other of it: enums, files, a schema, a recipe."""
+    folder = Path(__file__).parent / "artifact_v1" / "artifact"
+    manifest = Manifest.from_bytes((folder / "manifest.json").read_bytes(), str(folder))
+    assert plain.decode(plain.encode([manifest])) == [manifest]
+
+
+def test_numbers_of_numpy_become_numbers() -> None:
+    told = plain.decode(plain.encode({"auc": np.float64(0.5), "rows": np.int32(7)}))
+    assert told == {"auc": 0.5, "rows": 7} and type(told["rows"]) is int
 
 
 def test_generators_go_on_from_what_was_told() -> None:
