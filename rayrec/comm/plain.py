@@ -3,8 +3,8 @@
 torch's object collectives unpickle what a peer sends, which runs whatever code it names. Here a
 value is JSON, followed by the raw bytes of its tensors and Arrow tables. It may hold what JSON has,
 numbers of numpy, tuples, dicts with any keys, ranges, bytes, tensors, tables, and dataclasses,
-NamedTuples and enums of rayrec. A gather costs one pass over the value, a small collective for the sizes, and one that is as
-long as the longest value.
+NamedTuples and enums of rayrec. A gather costs one pass over the value, a small collective for the
+sizes, and one that is as long as the longest value.
 """
 
 from __future__ import annotations
