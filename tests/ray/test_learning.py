@@ -103,6 +103,8 @@ FROZEN = (
     "sgd",
     "--global-batch",
     "256",
+    "--init-bound",
+    "0.1",  # LAMB's steps are as long as the rows
     "--dense-layers",
     "16",
     "--over-layers",
