@@ -8,11 +8,12 @@ all of them.
 from __future__ import annotations
 
 import math
-from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from rayrec.chaos.schedule import known_words
 
 # what a rank shows meanwhile
 DOING = {
@@ -88,10 +89,4 @@ def moment_words(text: str) -> tuple[str, ...]:
         argparse.ArgumentTypeError: one is not known, or is given twice.
     """
     words = tuple(word.strip() for word in text.split(","))
-    for word in words:
-        if word not in MOMENTS:
-            known = ", ".join(MOMENTS)
-            raise ArgumentTypeError(f"{word or text!r} is no moment of a run; choose from {known}")
-    if len(set(words)) < len(words):
-        raise ArgumentTypeError(f"{text!r} names a moment twice; name it once")
-    return words
+    return known_words(words, MOMENTS, "moment", "moment of a run")

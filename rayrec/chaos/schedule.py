@@ -71,11 +71,26 @@ def signal_words(text: str) -> tuple[str, ...]:
     Raises:
         argparse.ArgumentTypeError: one is not known, or is given twice.
     """
-    words = tuple(word.strip().upper().removeprefix("SIG") for word in text.split(","))
+    words = (word.strip().upper().removeprefix("SIG") for word in text.split(","))
+    return known_words(tuple(words), SIGNALS, "signal", "signal for ranks")
+
+
+def known_words(
+    words: tuple[str, ...], known: Sequence[str], noun: str, said: str
+) -> tuple[str, ...]:
+    """Return words of an option, each of which is known and comes once.
+
+    Args:
+        noun: what a word is called.
+        said: the same, where a word is none.
+    Raises:
+        argparse.ArgumentTypeError: one is not known, or is given twice.
+    """
     for word in words:
-        if word not in SIGNALS:
-            known = ", ".join(SIGNALS)
-            raise ArgumentTypeError(f"{word or text!r} is no signal for ranks; choose from {known}")
+        if word not in known:
+            raise ArgumentTypeError(
+                f"{word or ','.join(words)!r} is no {said}; choose from {', '.join(known)}"
+            )
     if len(set(words)) < len(words):
-        raise ArgumentTypeError(f"{text!r} names a signal twice; name it once")
+        raise ArgumentTypeError(f"{','.join(words)!r} names a {noun} twice; name it once")
     return words
