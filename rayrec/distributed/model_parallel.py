@@ -167,13 +167,22 @@ class DistributedModelParallel(EngineFront):
         self.module.to(self.device)
         # in a list, so that nn.Module does not register it and names keep no prefix
         self._dense: list[DenseReplicas] = []
-        options = dict(ddp_options or {})
-        ranks = dist.get_world_size(process_group) if grouped else 1
-        self._to_average: tuple[Any, ...] | None = None
-        if need_averages(self.module, options, ranks):
-            self._to_average = process_group, transport, self._engine.runner.watched, options
+        self._put_off_averages(process_group, grouped, transport, dict(ddp_options or {}))
         if init_data_parallel:
             self.init_data_parallel()
+
+    def _put_off_averages(
+        self,
+        group: dist.ProcessGroup | None,
+        grouped: bool,
+        transport: Transport,
+        options: dict[str, Any],
+    ) -> None:
+        """Keep what `init_data_parallel` puts around the dense parameters, where that is needed."""
+        ranks = dist.get_world_size(group) if grouped else 1
+        self._to_average: tuple[Any, ...] | None = None
+        if need_averages(self.module, options, ranks):
+            self._to_average = group, transport, self._engine.runner.watched, options
 
     def init_data_parallel(self) -> None:
         """Put DDP around the dense parameters, if that was put off; every rank calls it.
