@@ -42,12 +42,13 @@ def test_a_run_without_a_file_is_the_jobs_run(
     clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_command, by_job = tmp_path / "command.json", tmp_path / "job.json"
-    assert main(["train", "--data", str(clicks), *LOCAL, "--result", str(by_command)]) == 0
+    line = ["train", "--data", str(clicks), *LOCAL, "--set", "model.init_bound=2"]
+    assert main([*line, "--result", str(by_command)]) == 0
     shown = capsys.readouterr().out
     assert "\ndone: step 1, 1003 rows" in shown and "\nevaluation: auc" in shown
     files = ["--train", f"{clicks}/train", "--eval", f"{clicks}/eval"]
     options = ["--schema", f"{clicks}/schema.json", "--local", "--result", str(by_job)]
-    assert train_dlrm.main([*files, *options]) == 0
+    assert train_dlrm.main([*files, *options, "--init-bound", "2"]) == 0
     assert result_of(by_command) == result_of(by_job)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
+from rayrec.recipe import INIT_BOUND
 from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
 
@@ -47,6 +49,20 @@ def weights(trainer: RankTrainer) -> dict[str, torch.Tensor]:
         for name, t in s.tensors().items()
     }
     return tables | {name: p.detach().clone() for name, p in trainer.model.dense_parameters()}
+
+
+@pytest.mark.parametrize("bound", [INIT_BOUND, 3.0, None])
+def test_rows_start_within_the_bound_of_the_recipe(spec: TrainSpec, bound: float | None) -> None:
+    """Those of tables to which the schema gives bounds start within these."""
+    body = json.loads(spec.model.schema)
+    body["tables"][0] |= {"weight_init_min": 7.0, "weight_init_max": 8.0}
+    said = replace(spec.model, schema=json.dumps(body), init_bound=bound)
+    with RankTrainer(replace(spec, model=said)) as trainer:
+        first, *others = (state.weight for state in trainer.model.shard_states())
+    assert first.min() >= 7 and first.max() <= 8
+    for rows in others:
+        limit = len(rows) ** -0.5 if bound is None else bound
+        assert 0.9 * limit < rows.abs().max() <= limit
 
 
 @pytest.mark.parametrize("cut", [3, 8, 9])

@@ -53,15 +53,16 @@ def run(spec: TrainSpec, look: Any = None) -> tuple[list[Event], list[Any], Rank
     return events, seen.values, trainer
 
 
+def rates(trainer: Any) -> tuple[float, float]:
+    """The learning rates of the tables and of the dense part."""
+    tables = trainer._rates._tables.param_groups[0]["lr"]
+    return tables, trainer._dense.param_groups[0]["lr"]
+
+
 def test_learning_rates_follow_their_schedules(data: Path) -> None:
     sparse = schedule(10, warmup=3, decay="cosine", floor=0.1)
     dense = schedule(12, warmup=4, decay="step", floor=0.5, every=5)
     spec = replace(spec_of(data, 1), sparse_schedule=sparse, dense_schedule=dense)
-
-    def rates(trainer: Any) -> tuple[float, float]:
-        tables = trainer._rates._tables.param_groups[0]["lr"]
-        return tables, trainer._dense.param_groups[0]["lr"]
-
     events, seen, _ = run(spec, rates)
     for step, (tables, others) in enumerate(seen):
         assert tables == pytest.approx(learning_rate_at(step, spec.sparse_optimizer.lr, sparse))
@@ -76,11 +77,6 @@ def test_a_schedule_in_words_covers_the_steps_of_the_run(data: Path) -> None:
     said = ScheduleConfig(decay="linear", warmup=3, floor=0.1)
     spec = replace(spec_of(data, 1), sparse_schedule=said, dense_schedule=said)
     stages = schedule(spec.steps, decay="linear", warmup=3, floor=0.1)
-
-    def rates(trainer: Any) -> tuple[float, float]:
-        tables = trainer._rates._tables.param_groups[0]["lr"]
-        return tables, trainer._dense.param_groups[0]["lr"]
-
     _, seen, _ = run(spec, rates)
     factors = [learning_rate_at(step, 1.0, stages) for step in range(spec.steps)]
     assert factors[0] == 0 and factors[3] == 1 and 0.1 < factors[-1] < 0.4
