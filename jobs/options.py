@@ -11,7 +11,12 @@ from rayrec.spec.optimizers import SPARSE_OPTIMIZERS
 from rayrec.spec.schedule import Decay
 from rayrec.spec.wire import WIRE_PRECISIONS
 from rayrec.train.checkpoint_config import FULL_EVERY
-from rayrec.train.optimizer_config import DENSE_OPTIMIZERS
+from rayrec.train.optimizer_config import (
+    DEFAULT_DENSE,
+    DEFAULT_SPARSE,
+    DENSE_OPTIMIZERS,
+    OptimizerConfig,
+)
 from rayrec.train.publish_config import ROW_TYPES
 
 MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
@@ -84,12 +89,17 @@ def add_scaling_options(
 
 
 def add_training_options(
-    group: Group, *, batch: int, epochs: int, sparse_lr: float, dense_lr: float
+    group: Group,
+    *,
+    batch: int,
+    epochs: int,
+    sparse: OptimizerConfig = DEFAULT_SPARSE,
+    dense: OptimizerConfig = DEFAULT_DENSE,
 ) -> None:
     """Add the options of a training run, which `run_of` reads.
 
     Args:
-        batch, epochs, sparse_lr, dense_lr: the job's defaults.
+        batch, epochs, sparse, dense: the job's defaults.
     """
     add = group.add_argument
     text = f"rows of a step over all ranks (default {batch})"
@@ -97,14 +107,15 @@ def add_training_options(
     add("--steps", type=arguments.whole(), help="global steps")
     text = f"passes over the data (default {epochs} when --steps is not given)"
     add("--epochs", type=arguments.whole(), help=text)
-    text = "of the tables (default rowwise_adagrad)"
-    add("--optimizer", choices=SPARSE_OPTIMIZERS, default="rowwise_adagrad", help=text)
-    text = f"learning rate of the tables (default {sparse_lr})"
-    add("--sparse-lr", type=arguments.rate, default=sparse_lr, help=text)
-    text = "of the dense part (default adam)"
-    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default="adam", help=text)
-    text = f"learning rate of the dense part (default {dense_lr})"
-    add("--dense-lr", type=arguments.rate, default=dense_lr, help=text)
+    group.set_defaults(sparse=sparse, dense=dense)
+    text = f"of the tables (default {sparse.name})"
+    add("--optimizer", choices=SPARSE_OPTIMIZERS, default=sparse.name, help=text)
+    text = f"learning rate of the tables (default {sparse.lr}; of others see docs/optimizers.md)"
+    add("--sparse-lr", type=arguments.rate, help=text)
+    text = f"of the dense part (default {dense.name})"
+    add("--dense-optimizer", choices=DENSE_OPTIMIZERS, default=dense.name, help=text)
+    text = f"learning rate of the dense part (default {dense.lr})"
+    add("--dense-lr", type=arguments.rate, help=text)
     text = "how both learning rates fall until the last step (default constant: they do not)"
     add("--schedule", choices=get_args(Decay), default="constant", help=text)
     text = "steps in which both learning rates grow from 0 at first (default 0)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.options import PROFILE_SKIP, PROFILE_STEPS
@@ -69,8 +70,8 @@ def run_of(
         name=name,
         storage_path=storage,
         seed=args.seed,
-        sparse_optimizer=OptimizerConfig(name=args.optimizer, lr=args.sparse_lr),
-        dense_optimizer=OptimizerConfig(name=args.dense_optimizer, lr=args.dense_lr),
+        sparse_optimizer=_optimizer(args.optimizer, args.sparse_lr, args.sparse),
+        dense_optimizer=_optimizer(args.dense_optimizer, args.dense_lr, args.dense),
         sparse_schedule=_schedule(args),
         dense_schedule=_schedule(args),
         qcomms_forward=args.qcomms_forward,
@@ -97,6 +98,11 @@ def run_of(
         publish=_publish(args),
         extras=extras,
     )
+
+
+def _optimizer(word: str, lr: float | None, base: OptimizerConfig) -> OptimizerConfig:
+    named = OptimizerConfig.of_word(word, base)
+    return named if lr is None else replace(named, lr=lr)
 
 
 def _schedule(args: argparse.Namespace) -> Schedule:

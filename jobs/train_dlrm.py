@@ -34,7 +34,7 @@ from rayrec.errors import ConfigError
 from rayrec.recipe import INIT_BOUND, MODELS, ModelRecipe
 from rayrec.runs.report import Reporting, process_start
 from rayrec.runs.training import ClickRun, train_clicks
-from rayrec.train.optimizer_config import DEFAULT_BATCH, DEFAULT_DENSE, DEFAULT_SPARSE
+from rayrec.train.optimizer_config import DEFAULT_BATCH
 from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--init-bound", type=arguments.positive, default=INIT_BOUND, metavar="BOUND", help=text)
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True, elastic=True)
-    sparse_lr, dense_lr = DEFAULT_SPARSE.lr, DEFAULT_DENSE.lr
-    add_training_options(run, batch=DEFAULT_BATCH, epochs=1, sparse_lr=sparse_lr, dense_lr=dense_lr)
+    add_training_options(run, batch=DEFAULT_BATCH, epochs=1)
     add_keeping_options(parser.add_argument_group("what is kept, and where a run starts"))
     add_publishing_options(parser.add_argument_group("what servers follow"))
     return parser.parse_args(argv)

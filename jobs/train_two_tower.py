@@ -39,6 +39,7 @@ from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
 from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
 from rayrec.storage import probe_output
+from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE
 from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ks", type=cutoffs, default=(10, 50), help="cut-offs of the metrics (default 10,50)")
     run = parser.add_argument_group("run")
     add_scaling_options(run, local=True)
-    add_training_options(run, batch=1024, epochs=20, sparse_lr=0.05, dense_lr=1e-3)
+    own = {"sparse": replace(DEFAULT_SPARSE, lr=0.05), "dense": replace(DEFAULT_DENSE, lr=1e-3)}
+    add_training_options(run, batch=1024, epochs=20, **own)
     add_keeping_options(parser.add_argument_group("what is kept, and where a run starts"))
     return parser.parse_args(argv)
 

@@ -131,9 +131,10 @@ def _is_code(kind: Any) -> bool:
     return not variants(kind)
 
 
-def takes_word(kind: Any, base: Any) -> bool:
-    """Whether a class makes itself of one word, by what it is without that word."""
-    return isinstance(kind, type) and hasattr(kind, "of_word") and isinstance(base, kind)
+def of_word(kind: Any, word: Any, base: Any) -> Any:
+    """What a class makes of one word and the value without it; None where it takes no word."""
+    takes = isinstance(kind, type) and hasattr(kind, "of_word") and isinstance(base, kind)
+    return kind.of_word(word, base) if takes and isinstance(word, str) else None
 
 
 def wanted(kind: Any, in_python: bool = False) -> str:

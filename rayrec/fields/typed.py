@@ -113,8 +113,9 @@ def _taken_one(kind: Any, value: Any, default: Any) -> Any:
         return value if fits else _UNFIT
     if get_origin(kind) is Callable:
         return value if callable(value) else _UNFIT
-    if isinstance(value, str) and kinds.takes_word(kind, default):
-        return kind.of_word(value, default)
+    made = kinds.of_word(kind, value, default)
+    if made is not None:
+        return made
     # Any, a protocol, and what only checkers can name say nothing that could be asked of a value.
     is_class = isinstance(kind, type) and kind not in (Any, kinds.Code)
     if not is_class or getattr(kind, "_is_protocol", False) or isinstance(value, kind):

@@ -75,8 +75,9 @@ def read_value(kind: Any, value: Any, place: Place, base: Any = None) -> Any:
     if value == NONE and kinds.takes_none(kind):
         return None
     for one in kinds.alternatives(kind):
-        if isinstance(value, str) and kinds.takes_word(one, base):
-            return one.of_word(value, base)
+        made = kinds.of_word(one, value, base)
+        if made is not None:
+            return made
     fitting = [one for one in kinds.alternatives(kind) if _fits(one, value)]
     if not fitting:
         raise place.wrong(value, kinds.wanted(kind))
@@ -140,6 +141,8 @@ def read_table(
         ConfigError: a key is unknown, missing or of another type, or the class refuses a value.
     """
     kind, given = _choose(classes, table, place, base)
+    # a name in a table means what the word alone does
+    base = kinds.of_word(kind, given.get("name"), base) or base
     types = kinds.field_types(kind)
     known = [name for name in types if name not in (fixed or {})]
     for key in given:

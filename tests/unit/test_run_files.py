@@ -126,6 +126,7 @@ def test_every_section_becomes_its_config(file: Path, tmp_path: Path) -> None:
         ('run.extras={who = "me", at = [1, {b = 2.5}]}', "run.drop_last=true"),
         ("run.sparse_optimizer={lr = 0.3}", "run.sparse_optimizer.type=RowWiseAdagrad"),
         ('run.dense_optimizer={name = "adagrad", lr = 0.3, options = {eps = 1e-4}}',),
+        ("run.sparse_optimizer={name = 'adam', lr = 0.3}", "run.dense_optimizer=sgd"),
         ('run.sparse_schedule={decay = "linear"}', "run.dense_schedule={warmup = 3}"),
         ("run.sparse_schedule=[]", "scaling.resources_per_worker=none", "scaling.pin_cores=true"),
         ("plan.plan=row_wise", "plan.constraints=none", "data.eval=s3://bucket/eval"),

@@ -14,6 +14,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from jobs import train_two_tower
 from jobs.recipe import MODELS, ModelRecipe
 from jobs.report import seconds_by_part, timing_table
 from jobs.settings import open_data, run_of
@@ -22,6 +23,7 @@ from rayrec.driver import RunConfig
 from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS, ScheduleConfig
 from rayrec.runs.run_file import RunFile
+from rayrec.train.optimizer_config import DEFAULT_SPARSE
 from rayrec.train.told import Milestone
 
 
@@ -64,6 +66,19 @@ def test_the_job_a_run_file_and_a_config_have_one_set_of_defaults() -> None:
     assert run == replace(RunConfig(global_batch_size=2048, epochs=1), checkpoint=run.checkpoint)
     recipe = ModelRecipe(model="dcn", schema="")
     assert args.init_bound == file.model.init_bound == recipe.init_bound
+
+
+@pytest.mark.parametrize("word", SPARSE_OPTIMIZERS)
+def test_the_name_of_an_optimizer_alone_means_the_same_everywhere(word: str) -> None:
+    said = RunConfig(global_batch_size=1, steps=1, sparse_optimizer=word).sparse_optimizer
+    assert run_of(parse(["--optimizer", word]), epochs=1, extras={}).sparse_optimizer == said
+    for change in (f"run.sparse_optimizer={word}", f"run.sparse_optimizer.name={word}"):
+        assert RunFile.read(None, [change]).run.sparse_optimizer == said
+    towers = run_of(train_two_tower.parse(["--optimizer", word]), epochs=1, extras={})
+    own = 0.05 if said.lr == DEFAULT_SPARSE.lr else said.lr
+    assert towers.sparse_optimizer == replace(said, lr=own)
+    given = run_of(parse(["--optimizer", word, "--sparse-lr", "0.5"]), epochs=1, extras={})
+    assert given.sparse_optimizer == replace(said, lr=0.5)
 
 
 @pytest.mark.parametrize(
