@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 
@@ -20,11 +21,11 @@ from rayrec import errors
 from rayrec.errors import InputError
 from rayrec.serve import Predictor
 from rayrec.serve.protobuf import fields_of, message
-from rayrec.serve.server.body import _TYPES
+from rayrec.serve.server.body import _TYPES, JSON_TYPE, written
 from rayrec.serve.server.faults import _KINDS
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import _MOST_BATCHES
-from rayrec.serve.wire import request_bytes
+from rayrec.serve.wire import Answer, request_bytes
 from tests.unit.documents import ROOT
 from tests.unit.running_replica import running
 from tests.unit.serve_worlds import an_artifact, rows
@@ -140,8 +141,9 @@ def test_the_numbers_of_the_files_are_those_of_the_server():
     statuses = {str(status) for _, _, status in _KINDS.values()} | {"200", "413", "415", "500"}
     assert set(post["responses"]) == statuses
     named = API["components"]["schemas"]["Error"]["properties"]["error"]["enum"]
-    assert set(named) == {kind.__name__ for kind in _KINDS} | {"ServingError"}
-    assert all(hasattr(errors, name) for name in named)
+    own = {kind.__name__ for kind in _KINDS} | {"ServingError"}
+    assert set(named) == own | {"NotFound", "MethodNotAllowed"}
+    assert all(hasattr(errors, name) for name in own)
 
 
 def check(value: object, place: str) -> None:
@@ -149,6 +151,8 @@ def check(value: object, place: str) -> None:
     registry = Registry().with_resource(
         "urn:api", Resource(contents=API, specification=DRAFT202012)
     )
+    # what Python's parser takes, and JSON does not
+    json.dumps(value, allow_nan=False)
     schema = {"$ref": f"urn:api#/{place}"}
     jsonschema.Draft202012Validator(schema, registry=registry).validate(value)
 
@@ -183,10 +187,14 @@ def test_http_answers_what_its_document_says(server, predictor, asked):
         ({"rows": 5}, "application/json", 400),
         ({"rows": asked.to_pylist(), "user": one}, "application/json", 400),
         (b"x", "text/plain", 415),
+        (None, "application/json", 405),
     ):
         got, said, _ = server.http("/predict", body, kind)
         assert got == status
         check(said, "components/schemas/Error")
+    status, said, _ = server.http("/nothing")
+    assert status == 404
+    check(said, "components/schemas/Error")
     for bad in ({"rows": 5}, {}, {"rows": [], "columns": {}}, {"rows": [], "timeout_ms": 0}):
         with pytest.raises(jsonschema.ValidationError):
             check(bad, "components/schemas/Request")
@@ -197,6 +205,22 @@ def test_http_answers_what_its_document_says(server, predictor, asked):
             assert status == 200 and headers["content-type"].startswith(kind)
             if kind == "application/json":
                 check(said, wanted["schema"]["$ref"].removeprefix("#/"))
+
+
+def test_a_score_that_is_no_number_is_null_in_json(server, predictor, asked):
+    """Parsers of other languages refuse the whole of an answer with NaN, as JSON does."""
+    columns = asked.to_pydict()
+    columns["age"][3] = columns["price"][3] = -3e38
+    wanted = predictor.predict(pa.table(columns, asked.schema)).tolist()
+    assert [number for number, score in enumerate(wanted) if not math.isfinite(score)] == [3]
+    status, said, _ = server.http("/predict", {"columns": columns})
+    check(said, "components/schemas/Answer")
+    assert status == 200 and said["scores"].pop(3) is None
+    np.testing.assert_allclose(said["scores"], wanted[:3] + wanted[4:], **CLOSE)
+    several = {"a": np.array([[0.5, np.inf]], np.float32), "b": np.array([np.nan], np.float32)}
+    body = json.loads(written(Answer(several, "v", 1), JSON_TYPE))
+    check(body, "components/schemas/Answer")
+    assert body["scores"] == {"a": [[0.5, None]], "b": [None]}
 
 
 def test_the_client_and_the_predictor_score_candidates_alike(server, predictor, asked):

@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rayrec import checks
 from rayrec.errors import InputError
@@ -108,14 +110,22 @@ def written(answer: Answer, content_type: str) -> bytes:
         return answer_bytes(answer)
     if content_type == PROTOBUF_TYPE:
         return message({SCORES: answer_bytes(answer)})
-    scores: Any = answer.scores
+    scores = answer.scores
     listed = (
-        {name: part.tolist() for name, part in scores.items()}
+        {name: _listed(part) for name, part in scores.items()}
         if isinstance(scores, dict)
-        else scores.tolist()
+        else _listed(scores)
     )
     said = {"scores": listed, "version": answer.version, "step": answer.step}
     return json.dumps(said).encode()
+
+
+def _listed(scores: NDArray[np.float32]) -> list[Any]:
+    """Scores as JSON has them: null in the place of NaN and infinity, for which it has no word."""
+    values = scores.astype(object)
+    values[~np.isfinite(scores)] = None
+    listed: list[Any] = values.tolist()
+    return listed
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
