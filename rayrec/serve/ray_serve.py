@@ -93,7 +93,7 @@ class Deployed:
         if trouble:
             return JSONResponse({"error": "InputError", "message": trouble}, status)
         try:
-            answer = await self._queue.score(*await self._reading.read(kind, body))
+            answer = await self._queue.score(await self._reading.read(kind, body))
         except Exception as error:
             fault = fault_of(error)
             return JSONResponse({"error": fault.error, "message": fault.text}, fault.status)
@@ -102,7 +102,7 @@ class Deployed:
     async def ask(self, rows: Columns, timeout_s: float | None = None) -> Answer:
         """Answer a handle, as `rayrec.serve.Client.ask`; without `timeout_s` it waits for ever."""
         asked = await self._reading.read(ARROW_TYPE, request_bytes(rows))
-        return await self._queue.score(asked.rows, asked.size, timeout_s)
+        return await self._queue.score(asked._replace(timeout_s=timeout_s))
 
     def check_health(self) -> None:
         """Tell Ray Serve whether to start another one in its place."""

@@ -12,6 +12,7 @@ grpc_service   bytes in, bytes out
 body           bodies as JSON, as Arrow streams or as protobuf
 health         whether a replica is to be given requests, in gRPC's own words
 http_service   JSON for people, and health, readiness and metrics
+parts          what both share
 replica        one process
 held           the ports and the folder of numbers that the replicas share
 pulse          how the supervisor sees that a replica hangs

@@ -16,11 +16,7 @@ from rayrec.errors import UnavailableError
 from rayrec.serve.protobuf import PROTOBUF_TYPE
 from rayrec.serve.server.body import written
 from rayrec.serve.server.faults import CANCELLED, OK, fault_of
-from rayrec.serve.server.health import Health
-from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
-from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.parts import Parts
 from rayrec.serve.wire import ARROW_TYPE, METHOD, SCORE_METHOD, SERVICE
 
 
@@ -31,16 +27,8 @@ class GrpcService:
         port: at which it listens, after `start`.
     """
 
-    def __init__(
-        self,
-        queue: ScoringQueue,
-        reading: Reading,
-        health: Health,
-        settings: ServerSettings,
-        metrics: Metrics,
-    ) -> None:
-        self._queue, self._reading = queue, reading
-        self._settings, self._metrics = settings, metrics
+    def __init__(self, parts: Parts) -> None:
+        self._parts, settings = parts, parts.settings
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.max_bytes),
@@ -54,7 +42,7 @@ class GrpcService:
             SCORE_METHOD: grpc.unary_unary_rpc_method_handler(self._score),
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        self._server.add_generic_rpc_handlers([generic, health.handler()])
+        self._server.add_generic_rpc_handlers([generic, parts.health.handler()])
         self.port = settings.port
 
     async def start(self) -> None:
@@ -63,7 +51,7 @@ class GrpcService:
         Raises:
             UnavailableError: the address cannot be had.
         """
-        address = self._settings.address(self._settings.port)
+        address = self._parts.settings.address(self._parts.settings.port)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -84,11 +72,9 @@ class GrpcService:
         start = perf_counter()
         outcome = CANCELLED
         try:
-            asked = await self._reading.read(kind, message)
-            answer = await self._queue.score(
-                asked.rows, asked.size, context.time_remaining(), asked.user
-            )
-            body = written(answer, kind)
+            asked = await self._parts.reading.read(kind, message)
+            asked = asked._replace(timeout_s=context.time_remaining())
+            body = written(await self._parts.queue.score(asked), kind)
             outcome = OK
             return body
         except Exception as error:
@@ -96,7 +82,7 @@ class GrpcService:
             outcome = fault.outcome
             await _abort(context, fault.code, fault.text)
         finally:
-            self._metrics.answered("grpc", outcome, perf_counter() - start)
+            self._parts.metrics.answered("grpc", outcome, perf_counter() - start)
 
 
 async def _abort(context: grpc.aio.ServicerContext, code: str, text: str) -> NoReturn:

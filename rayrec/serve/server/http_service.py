@@ -19,11 +19,8 @@ from aiohttp import web
 from rayrec.errors import InputError, UnavailableError
 from rayrec.serve.server.body import type_trouble, written
 from rayrec.serve.server.faults import CANCELLED, OK, fault_of
-from rayrec.serve.server.health import Health
-from rayrec.serve.server.metrics import CONTENT_TYPE, Metrics
-from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
-from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.metrics import CONTENT_TYPE
+from rayrec.serve.server.parts import Parts
 
 _PATHS = "there are POST /predict, and GET /health, /ready and /metrics."
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -36,16 +33,8 @@ class HttpService:
         port: at which it listens, after `start`.
     """
 
-    def __init__(
-        self,
-        queue: ScoringQueue,
-        reading: Reading,
-        health: Health,
-        settings: ServerSettings,
-        metrics: Metrics,
-    ) -> None:
-        self._queue, self._reading, self._health = queue, reading, health
-        self._settings, self._metrics = settings, metrics
+    def __init__(self, parts: Parts) -> None:
+        self._parts, settings = parts, parts.settings
         self.port = settings.http_port
         self.chain: Callable[[], dict[str, str]] = dict
         app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
@@ -65,7 +54,7 @@ class HttpService:
             UnavailableError: the address cannot be had.
         """
         await self._runner.setup()
-        host, port = self._settings.host, self._settings.http_port
+        host, port = self._parts.settings.host, self._parts.settings.http_port
         try:
             await web.TCPSite(self._runner, host, port, reuse_port=True).start()
         except OSError as error:
@@ -85,7 +74,7 @@ class HttpService:
             if trouble:
                 raise web.HTTPUnsupportedMediaType(text=trouble)
             kind = request.content_type
-            answer = await self._queue.score(*await self._reading.read(kind, body))
+            answer = await self._parts.queue.score(await self._parts.reading.read(kind, body))
             response = web.Response(body=written(answer, kind), content_type=kind)
             outcome = OK
             return response
@@ -100,27 +89,27 @@ class HttpService:
             outcome = fault.outcome
             return _error(fault.status, fault.error, fault.text)
         finally:
-            self._metrics.answered("http", outcome, perf_counter() - start)
+            self._parts.metrics.answered("http", outcome, perf_counter() - start)
 
     async def _say_last(self, _: web.Request, response: web.StreamResponse) -> None:
         """Have a client open another connection, where this one is about to be closed."""
-        if not self._health.is_ready:
+        if not self._parts.health.is_ready:
             response.force_close()
             # aiohttp has written its own header by now
             response.headers["connection"] = "close"
 
     async def _alive(self, _: web.Request) -> web.Response:
-        version, step = self._queue.version
+        version, step = self._parts.queue.version
         said = {"status": "alive", "version": version, "step": step, "pid": os.getpid()}
         return web.json_response(said | self.chain())
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if not self._health.is_ready:
+        if not self._parts.health.is_ready:
             return _error(503, UnavailableError.__name__, "the replica is about to end.")
-        return web.json_response({"status": "ready", "version": self._queue.version[0]})
+        return web.json_response({"status": "ready", "version": self._parts.queue.version[0]})
 
     async def _text(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return web.Response(body=self._parts.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 def _error(status: int, error: str, text: str) -> web.Response:

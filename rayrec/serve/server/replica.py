@@ -23,6 +23,7 @@ from rayrec.serve.server.health import Health
 from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.parts import Parts
 from rayrec.serve.server.reading import Reading
 from rayrec.serve.server.scoring import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
@@ -56,8 +57,8 @@ class Replica:
         reader = RequestReader(request_columns(schema), settings.max_rows)
         self._reading = Reading(reader, settings.queue_bytes)
         self.health = Health()
-        common = self.queue, self._reading, self.health, settings, metrics
-        self.grpc, self.http = GrpcService(*common), HttpService(*common)
+        parts = Parts(self.queue, self._reading, self.health, settings, metrics)
+        self.grpc, self.http = GrpcService(parts), HttpService(parts)
         self.following: Following | None = None
         if lead is not None and parent is not None:
             self.following = Following(lead, parent, metrics)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rayrec.errors import DeadlineError, OverloadedError, UnavailableError
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.body import Asked
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.served import version_of
 from rayrec.serve.server.settings import ServerSettings
@@ -35,11 +36,9 @@ from rayrec.serve.wire import Answer, Scores
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    rows: pa.RecordBatch
-    size: int
+    asked: Asked
     cost: int
     future: asyncio.Future[Answer]
-    user: pa.RecordBatch | None
 
 
 Outcome = Answer | Exception
@@ -74,40 +73,29 @@ class ScoringQueue:
         """Name and step of the weights that the next request is scored with."""
         return version_of(self._predictor)
 
-    async def score(
-        self,
-        rows: pa.RecordBatch,
-        size: int,
-        timeout_s: float | None,
-        user: pa.RecordBatch | None = None,
-    ) -> Answer:
-        """Wait for the scores of B rows.
+    async def score(self, asked: Asked) -> Answer:
+        """Wait for the scores of the B rows of a request.
 
-        Args:
-            rows: the columns of the request.
-            size: bytes of the request.
-            timeout_s: seconds that the caller waits; None for ever.
-            user: one row of the columns that the rows lack; None where they have all.
         Raises:
             OverloadedError: too much waits already.
             DeadlineError: the time passed first; a request that still waits is not scored then.
             UnavailableError: the replica is about to end.
             InputError: names column, row and value of the first bad entry.
         """
-        job = self._add(rows, size, user)
-        if timeout_s is None:
+        job = self._add(asked)
+        if asked.timeout_s is None:
             return await job.future
-        timer = self._loop.call_later(max(0.0, timeout_s), _expire, job, timeout_s)
+        timer = self._loop.call_later(max(0.0, asked.timeout_s), _expire, job, asked.timeout_s)
         try:
             return await job.future
         finally:
             timer.cancel()
 
-    def _add(self, rows: pa.RecordBatch, size: int, user: pa.RecordBatch | None) -> _Job:
+    def _add(self, asked: Asked) -> _Job:
         if self._is_closed:
             raise UnavailableError("the replica is about to end; ask again for another one.")
         # an empty request waits as well
-        cost = max(1, rows.num_rows)
+        cost, size = max(1, asked.rows.num_rows), asked.size
         most = self._settings
         is_full = self._rows + cost > most.queue_rows or self._bytes + size > most.queue_bytes
         # a request that is larger than the whole queue is taken when nothing else waits
@@ -116,7 +104,7 @@ class ScoringQueue:
                 f"{self._rows} rows of {self._bytes} bytes wait already, and {most.queue_rows} "
                 f"rows or {most.queue_bytes} bytes may; ask again a little later."
             )
-        job = _Job(rows, size, cost, self._loop.create_future(), user)
+        job = _Job(asked, cost, self._loop.create_future())
         with self._changed:
             self._jobs.append(job)
             self._rows += cost
@@ -167,20 +155,20 @@ class ScoringQueue:
         """Score requests; those with equal columns together, and each user alone."""
         kinds: list[tuple[pa.Schema | None, list[_Job]]] = []
         for job in jobs:
-            if job.user is not None:
+            if job.asked.user is not None:
                 kinds.append((None, [job]))
                 continue
             for schema, own in kinds:
-                if schema is not None and schema.equals(job.rows.schema):
+                if schema is not None and schema.equals(job.asked.rows.schema):
                     own.append(job)
                     break
             else:
-                kinds.append((job.rows.schema, [job]))
+                kinds.append((job.asked.rows.schema, [job]))
         return [pair for _, own in kinds for pair in self._together(own)]
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         try:
-            scores, name, step = self._score([job.rows for job in jobs], jobs[0].user)
+            scores, name, step = self._score([job.asked for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 return [(jobs[0], error)]
@@ -188,18 +176,17 @@ class ScoringQueue:
         outcomes: list[tuple[_Job, Outcome]] = []
         start = 0
         for job in jobs:
-            stop = start + job.rows.num_rows
+            stop = start + job.asked.rows.num_rows
             outcomes.append((job, Answer(_cut(scores, start, stop), name, step)))
             start = stop
         return outcomes
 
-    def _score(
-        self, parts: list[pa.RecordBatch], user: pa.RecordBatch | None
-    ) -> tuple[Scores, str, int]:
+    def _score(self, parts: list[Asked]) -> tuple[Scores, str, int]:
         """(sum of B,) float32, or by name of the task; and the version that gave them."""
-        rows = parts[0]
+        rows, user = parts[0].rows, parts[0].user
         if len(parts) > 1:
-            (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches() or [rows]
+            whole = pa.Table.from_batches([part.rows for part in parts]).combine_chunks()
+            (rows,) = whole.to_batches() or [rows]
         if user is None:
             request = self._predictor.read(rows)
         else:
@@ -221,7 +208,7 @@ class ScoringQueue:
                 job.future.set_result(outcome)
         for job in jobs:
             self._rows -= job.cost
-            self._bytes -= job.size
+            self._bytes -= job.asked.size
         self._metrics.queue_rows.set(self._rows)
 
 

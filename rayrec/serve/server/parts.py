@@ -1,0 +1,21 @@
+"""`Parts`: what the two services of a replica answer with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rayrec.serve.server.health import Health
+from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.reading import Reading
+from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.settings import ServerSettings
+
+
+class Parts(NamedTuple):
+    """What the gRPC and the HTTP side of a replica share."""
+
+    queue: ScoringQueue
+    reading: Reading
+    health: Health
+    settings: ServerSettings
+    metrics: Metrics
