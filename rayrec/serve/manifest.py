@@ -34,16 +34,22 @@ class StoredFile:
     bytes: int
     sha256: str
 
-    def check(self) -> None:
-        """See that it can be a file.
+    def check(self, where: str, folder: str) -> None:
+        """See that it can be a file of the folder whose document at `where` names it.
 
         Raises:
             ValueError, TypeError, AttributeError: it cannot.
+            ArtifactError: it lies outside of the folder.
         """
         if type(self.bytes) is not int or self.bytes < 0:
             raise ValueError(f"file {self.path!r} has {self.bytes!r} bytes")
         if b"\0" in self.path.encode():
             raise ValueError(f"file {self.path!r} has a null character")
+        if self.path.startswith("/") or ".." in PurePosixPath(self.path).parts:
+            raise ArtifactError(
+                f"{where} names file {self.path!r}, which lies outside of the {folder}. Copy it "
+                "again from where it was written."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +146,11 @@ class Manifest:
 
     def sealed(self) -> Manifest:
         """The same manifest with its sha256."""
-        return replace(self, sha256=_fingerprint(self._body()))
+        return replace(self, sha256=fingerprint(self._body()))
 
     def to_bytes(self) -> bytes:
         """The text of manifest.json."""
-        body = self._body() | {"sha256": self.sha256 or _fingerprint(self._body())}
+        body = self._body() | {"sha256": self.sha256 or fingerprint(self._body())}
         tables = ",\n  ".join(json.dumps(table) for table in body.pop("tables"))
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()
@@ -190,7 +196,7 @@ class Manifest:
                     f"{VERSION}. Export the checkpoint with this rayrec."
                 )
             sha256 = body.pop("sha256")
-            if sha256 != _fingerprint(body):
+            if sha256 != fingerprint(body):
                 raise ArtifactError(
                     f"{where}/{MANIFEST} is damaged: its sha256 is not the one that it says. "
                     f"{again}"
@@ -213,12 +219,7 @@ class Manifest:
 
     def _check_places(self, where: str) -> None:
         for file in self.files():
-            file.check()
-            if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
-                raise ArtifactError(
-                    f"{where}/{MANIFEST} names file {file.path!r}, which lies outside of the "
-                    "artifact. Export the checkpoint again."
-                )
+            file.check(f"{where}/{MANIFEST}", "artifact")
         for table in self.tables:
             packed = table.packed
             sizes = packed.rows, packed.width
@@ -236,7 +237,8 @@ class Manifest:
                 )
 
 
-def _fingerprint(body: Mapping[str, Any]) -> str:
+def fingerprint(body: Mapping[str, Any]) -> str:
+    """The sha256 of JSON data, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -127,6 +127,13 @@ def test_a_manifest_with_sizes_that_no_table_has_is_refused(copied, sizes):
         Predictor.load(copied, trusted=False)
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../else", "tables/../../else"])
+def test_files_outside_of_an_artifact_are_refused(copied, path):
+    changed(copied, dense=replace(open_artifact(copied).manifest.dense, path=path))
+    with pytest.raises(ArtifactError, match="lies outside of the artifact"):
+        Predictor.load(copied)
+
+
 @pytest.mark.seeds(range(30))
 def test_a_manifest_with_any_two_values_changed_is_one_error(seed, copied):
     rng, text = random.Random(seed), (copied / "manifest.json").read_text()

@@ -10,16 +10,14 @@ one holds those of all bytes of the chain.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.manifest import StoredFile
+from rayrec.serve.manifest import StoredFile, fingerprint
 
 PUBLICATION = "publication.json"
 FORMAT, VERSION = "rayrec.publication", 2
@@ -92,7 +90,7 @@ class Publication:
 
     def sealed(self) -> Publication:
         """The same publication with its sha256."""
-        return replace(self, sha256=_fingerprint(self._body()))
+        return replace(self, sha256=fingerprint(self._body()))
 
     def to_bytes(self) -> bytes:
         """The text of publication.json; of a sealed one."""
@@ -128,7 +126,7 @@ class Publication:
                     f"{VERSION}. Follow it with the rayrec that trains."
                 )
             sha256 = body.pop("sha256")
-            if sha256 != _fingerprint(body):
+            if sha256 != fingerprint(body):
                 raise ArtifactError(
                     f"{where}/{PUBLICATION} is damaged: its sha256 is not the one that it says. "
                     f"{again}"
@@ -162,12 +160,7 @@ class Publication:
                 "publication is."
             )
         for file in self.files():
-            file.check()
-            if file.path.startswith("/") or ".." in PurePosixPath(file.path).parts:
-                raise ArtifactError(
-                    f"{where}/{PUBLICATION} names file {file.path!r}, which lies outside of the "
-                    "publication."
-                )
+            file.check(f"{where}/{PUBLICATION}", "publication")
 
 
 def place_of(name: str) -> tuple[str, int] | None:
@@ -179,7 +172,3 @@ def place_of(name: str) -> tuple[str, int] | None:
 def _table_of(entry: Mapping[str, Any]) -> ChangedTable:
     files = tuple(StoredFile(**file) for file in entry["files"])
     return ChangedTable(entry["name"], entry["power"], entry["rows"], files)
-
-
-def _fingerprint(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
