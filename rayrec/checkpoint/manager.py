@@ -102,12 +102,12 @@ class CheckpointManager:
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
-    def best_step(self) -> int | None:
-        """The step of the best evaluation, of which the newest checkpoint tells.
+    def best_step(self, steps: Sequence[int]) -> int | None:
+        """The step of the best evaluation, of which the newest of these checkpoints tells.
 
         None where no evaluations were compared. The checkpoint of that step may not be kept.
         """
-        for step in reversed(self.steps()):
+        for step in reversed(steps):
             try:
                 text = Store(self.path(step), self._filesystem).read_all(MANIFEST)
                 best = Manifest.from_bytes(text, self.path(step)).extras.get("best")

@@ -43,18 +43,19 @@ def located(path: str | os.PathLike[str], filesystem: fs.FileSystem | None = Non
     if not run or word not in (LATEST, BEST):
         return os.fspath(path)
     manager = CheckpointManager(run, filesystem)
-    newest = manager.latest()
-    if newest is None:
+    steps = manager.steps()
+    if not steps:
         raise CheckpointError(f"{run} holds no complete checkpoint, and {path} names one of it.")
+    newest = manager.path(steps[-1])
     if word == LATEST:
         return newest
-    best = manager.best_step()
+    best = manager.best_step(steps)
     if best is None:
         raise CheckpointError(
             f"{run} was not evaluated with a score to compare by, so that none of its checkpoints "
             f"is the best; its newest is {newest}. EvaluationConfig(score=...) compares them."
         )
-    if best not in manager.steps():
+    if best not in steps:
         raise CheckpointError(
             f"the best evaluation of {run} was at step {best}, of which it holds no checkpoint; "
             f"its newest is {newest}. EvaluationConfig(keep_best=True) saves the best."
@@ -95,12 +96,14 @@ def _checkpoints_of(run: str, filesystem: fs.FileSystem | None) -> str:
     """Which checkpoints a run has, in a sentence; "" where it has none or is no run."""
     manager = CheckpointManager(run, filesystem)
     try:
-        newest, best = manager.latest(), manager.best_step()
+        steps = manager.steps()
     except CheckpointError:
         return ""
-    if newest is None:
+    if not steps:
         return ""
-    if best is None:
-        return f"Its newest is {newest}."
-    kept = "" if best in manager.steps() else ", which was not kept"
-    return f"Its newest is {newest}, its best {manager.path(best)}{kept}."
+    best = manager.best_step(steps)
+    told = f"Its newest is {manager.path(steps[-1])}"
+    if best is not None:
+        kept = "" if best in steps else ", which was not kept"
+        told = f"{told}, its best {manager.path(best)}{kept}"
+    return f"{told}."

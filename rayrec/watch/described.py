@@ -76,5 +76,5 @@ def describe_run(path: str) -> RunReport | None:
         facts={} if events is None else facts_of(events),
         settings={} if events is None else events.start.values["settings"],
         checkpoints=steps,
-        best_step=manager.best_step(),
+        best_step=manager.best_step(steps),
     )
