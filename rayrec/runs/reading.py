@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.fields import kinds
 from rayrec.fields.kinds import NONE, TYPE
-
-MAX_SHOWN = 60  # characters of a wrong value
+from rayrec.fields.typed import shown
 
 
 class Place(NamedTuple):
@@ -37,13 +36,11 @@ class Place(NamedTuple):
 
     def wrong(self, value: Any, want: str) -> ConfigError:
         """An error about the value of the key at this place."""
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        if len(shown) > MAX_SHOWN:
-            shown = f"{shown[: MAX_SHOWN - 3]}..."
+        told = str(value).lower() if isinstance(value, bool) else shown(value)
         *table, key = self.path
         where = f"[{'.'.join(table)}] " if table else ""
         return ConfigError(
-            f"{self.source_of(self.path)}: {where}{key} is {shown}; it must be {want}."
+            f"{self.source_of(self.path)}: {where}{key} is {told}; it must be {want}."
         )
 
 
