@@ -57,29 +57,28 @@ CHOSEN_ON = {
         seed=14, rows_train=1_000_000, num_features=16, low_rank=0.2, cross=0.15, dense=0.1
     ),
 }
-# the five on which the defaults fell short of a tenth less regret
-FIRST = {
-    "default shape": SyntheticConfig(seed=101, rows_train=800_000),
-    "few rows, few ids": SyntheticConfig(seed=102, rows_train=300_000, cap=300),
-    "many ids": SyntheticConfig(seed=103, rows_train=600_000, cap=10_000, num_features=20),
-    "pairs": SyntheticConfig(
-        seed=104, rows_train=600_000, num_features=14, low_rank=0.15, cross=0.1
-    ),
-    "rare clicks, weak signal": SyntheticConfig(
-        seed=105, rows_train=500_000, cap=1000, base_rate=0.1, signal=1.2
-    ),
+SHAPES: dict[str, dict[str, Any]] = {
+    "default shape": {"rows_train": 800_000},
+    "few rows, few ids": {"rows_train": 300_000, "cap": 300},
+    "many ids": {"rows_train": 600_000, "cap": 10_000, "num_features": 20},
+    "pairs": {"rows_train": 600_000, "num_features": 14, "low_rank": 0.15, "cross": 0.1},
+    "rare clicks, weak signal": {
+        "rows_train": 500_000,
+        "cap": 1000,
+        "base_rate": 0.1,
+        "signal": 1.2,
+    },
 }
-TRUTHS = {
-    "default shape": SyntheticConfig(seed=301, rows_train=800_000),
-    "few rows, few ids": SyntheticConfig(seed=302, rows_train=300_000, cap=300),
-    "many ids": SyntheticConfig(seed=303, rows_train=600_000, cap=10_000, num_features=20),
-    "pairs": SyntheticConfig(
-        seed=304, rows_train=600_000, num_features=14, low_rank=0.15, cross=0.1
-    ),
-    "rare clicks, weak signal": SyntheticConfig(
-        seed=305, rows_train=500_000, cap=1000, base_rate=0.1, signal=1.2
-    ),
-}
+
+
+def truths(seed: int) -> dict[str, SyntheticConfig]:
+    """A truth of each shape; the seeds count from this one."""
+    numbered = enumerate(SHAPES.items(), seed)
+    return {name: SyntheticConfig(seed=i, **shape) for i, (name, shape) in numbered}
+
+
+FIRST = truths(101)  # the five on which the defaults fell short of a tenth less regret
+TRUTHS = truths(301)
 SEEDS = (201, 202, 203, 204, 205)
 EASY = SyntheticConfig(rows_train=1_000_000, num_features=12, cap=200)
 Scores = dict[str, float]
