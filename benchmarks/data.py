@@ -13,7 +13,6 @@ data in the cache. Times are CPU time of the one thread.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import deque
@@ -75,9 +74,7 @@ def by_lists(batch: pa.RecordBatch, schema: FeatureSchema) -> KeyedJaggedTensor:
 
 def main() -> None:
     """Time, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--columns", type=int, default=26)
     parser.add_argument("--rounds", type=int, default=60)

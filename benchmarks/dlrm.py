@@ -15,7 +15,6 @@ named "shipped".
 
 from __future__ import annotations
 
-import argparse
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -217,9 +216,7 @@ def _torchrec(
 
 def main() -> None:
     """Start the ranks of every system, let them take turns, print and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(

@@ -160,9 +160,7 @@ def bare(folder: str, args: argparse.Namespace, plan: Any) -> Run:
 
 def main() -> None:
     """Run both sides in turns, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--rows", type=int, default=800_000)

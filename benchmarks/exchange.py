@@ -10,7 +10,6 @@ own, or the communication hook's way through shared memory).
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import torch
@@ -60,9 +59,7 @@ def build(rank: int, num_ranks: int, name: str, size: int) -> Step:
 
 def main() -> None:
     """Start the ranks of every system, let them take turns, print and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
         "--sizes",

@@ -10,7 +10,6 @@ keeps keys: slices, one cat, one strided copy. One thread, malloc as in rayrec's
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 from collections.abc import Callable
@@ -132,9 +131,7 @@ def _peer(name: str) -> Any:
 
 def main() -> None:
     """Time, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     args = parser.parse_args()
     tune_malloc()

@@ -14,7 +14,6 @@ every case is timed on so many threads, too, and compared with itself on one.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,9 +147,7 @@ def row_values(optimizer: SparseOptimizer, dim: int) -> int:
 
 def main() -> None:
     """Time all cases in turns, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--pooling", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2048)

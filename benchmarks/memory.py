@@ -15,7 +15,6 @@ with the holes that malloc left. The gradient of the output is all the dense mod
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import os
 import sys
@@ -160,9 +159,7 @@ class Case(NamedTuple):
 
 def main() -> int:
     """Measure, compare, print and write; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--first", type=int, default=0, help="seed of the first set")
     parser.add_argument("--sets", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)

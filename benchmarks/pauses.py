@@ -119,9 +119,7 @@ def measure(args: argparse.Namespace, kind: str, folder: str) -> list[Save]:
 
 def main() -> None:
     """Save in every way, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--tables", type=int, default=8)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--width", type=int, default=32)

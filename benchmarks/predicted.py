@@ -290,9 +290,7 @@ def score(sets: list[dict[str, dict[str, float]]], which: str, chosen: str, cloc
 
 def main() -> None:
     """Start the ranks, gather their times, compare, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--sets", type=int, default=30)
     parser.add_argument(
         "--first",

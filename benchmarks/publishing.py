@@ -104,9 +104,7 @@ class Side:
 
 def main() -> None:
     """Train both in turns, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--cap", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--every", type=int, default=200)

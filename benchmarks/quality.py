@@ -16,7 +16,6 @@ rows of a part.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -196,9 +195,7 @@ def keep(part: str, about: str, name: str, run: Any, add: bool) -> None:
 
 def main() -> None:
     """Run the parts, print and write after each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     every = [*PARTS, "films"]
     parser.add_argument("--only", nargs="+", choices=every, default=every)
     parser.add_argument("--runs", nargs="+", help="only these rows of the tables of --only")

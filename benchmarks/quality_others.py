@@ -13,7 +13,6 @@ recipe's were.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import warnings
@@ -186,9 +185,7 @@ def lines_of(runs: dict[str, dict[str, float]]) -> list[str]:
 
 def main() -> None:
     """Run every seed, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 110)))
     text = "seeds at a time, each in a process of one thread"
     parser.add_argument("--processes", type=int, default=2, help=text)

@@ -12,7 +12,6 @@ the truths of "chosen", which say nothing about what is reported.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -165,9 +164,7 @@ def lines_of(results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Run the parts, print and write after each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=["truths", "easy", "default"])
     text = "data sets at a time, each in a process of one thread"
     parser.add_argument("--processes", type=int, default=2, help=text)

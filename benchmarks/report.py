@@ -48,6 +48,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark, whose help is what its file says of it."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def add_profile_option(parser: argparse.ArgumentParser) -> None:
     """The option of `profiles_of`."""
     parser.add_argument(

@@ -12,7 +12,6 @@ which --validate prints; it never reads the reported tenth.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -137,9 +136,7 @@ def lines_of(runs: Sequence[dict[str, Scores]]) -> list[str]:
 
 def main() -> None:
     """Run every seed, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--validate", action="store_true", help="print the choice of settings")
     args = parser.parse_args()

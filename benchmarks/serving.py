@@ -15,7 +15,6 @@ of an artifact whose dense part was compiled at the export, where there is a C++
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -223,9 +222,7 @@ def measure(timed: Timed, rounds: int, calls: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Export, time, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, help="40, and 5 of --cold")
     parser.add_argument("--cap", type=int, help="rows of a table (1e6; --cold: 3.2e6)")
     parser.add_argument("--server", action="store_true", help="time the server instead")

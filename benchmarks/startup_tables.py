@@ -11,7 +11,6 @@ tune it. TorchRec takes part where it is importable.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -80,9 +79,7 @@ def _torchrec(work: Workload, num_ranks: int) -> Step:
 
 def main() -> None:
     """Let the systems take turns, print and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cap", type=int, default=1_000_000, help="rows of the largest tables")

@@ -153,9 +153,7 @@ def compare_to(measured: dict[str, dict[str, Any]], references: Sequence[str]) -
 
 def main() -> None:
     """Start the ranks, let the systems take turns, print and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--systems", nargs="+", help="only these of every case")
     parser.add_argument("--ranks", type=int, default=2)
