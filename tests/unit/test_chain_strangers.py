@@ -15,8 +15,11 @@ import pytest
 import torch
 
 from rayrec.errors import ArtifactError
+from rayrec.quant import PackedTables
 from rayrec.serve import Predictor
+from rayrec.serve.artifact import open_artifact
 from rayrec.serve.chain import follower
+from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.judging import Verdict
 from rayrec.serve.dense_file import dense_bytes, loaded_dense
 from tests.unit.bad_texts import distorted, sealed
@@ -188,6 +191,17 @@ def test_a_write_that_fails_half_way_is_never_served(stranger, monkeypatch, whol
     none(stranger.folder / DELTA)
     assert one.refresh() == 1
     assert bytes_of(one) == bytes_of(Predictor.follow(stranger.folder))
+
+
+def test_a_base_that_is_half_taken_leaves_nothing_of_its_rows(whole):
+    packed = open_artifact(whole / "base-00000001").packed
+    copies = TableCopies(packed, 2)
+    copies.apply([])
+    served = copies.data[copies.active].clone()
+    with pytest.raises(RuntimeError):
+        copies.load(PackedTables(packed.tables, ~packed.data[: len(packed.data) // 2]))
+    copies.apply([])
+    assert torch.equal(copies.data[copies.active], served)
 
 
 @pytest.mark.parametrize("name", ["publication.json", "dense.safetensors", "rows"])

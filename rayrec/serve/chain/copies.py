@@ -48,9 +48,9 @@ class TableCopies:
 
     def load(self, tables: PackedTables) -> None:
         """Take the rows of all tables, of the same sizes and types, as a new version."""
+        self._lacks, self._lacks_all = [], len(self.data) > 1  # before a row is written
         self._fill(self.resting, tables)
         self.active = self.resting
-        self._lacks, self._lacks_all = [], len(self.data) > 1
 
     def apply(self, changes: Sequence[ChangedRows]) -> None:
         """Take some rows as a new version; they were checked before."""
