@@ -175,7 +175,7 @@ def lines_of(runs: dict[str, dict[str, float]]) -> list[str]:
     lines = [f"| {len(runs)} seeds | AUC, mean (sd) | rayrec above it | standard error | wins |"]
     lines.append("|---" * 5 + "|")
     for name, column in zip(names, table.T, strict=True):
-        gaps, error = table[:, 0] - column, 0.0
+        gaps = table[:, 0] - column
         error = gaps.std(ddof=1) / np.sqrt(len(gaps))
         mine = f"{gaps.mean():+.4f} (sd {gaps.std(ddof=1):.4f}) | {error:.4f} | {(gaps > 0).sum()}"
         mine = " | | " if name == names[0] else mine

@@ -18,8 +18,7 @@ from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTables
 from rayrec.serve import Predictor
 from rayrec.serve.artifact import open_artifact
-from rayrec.serve.chain import follower
-from rayrec.serve.chain.copies import TableCopies
+from rayrec.serve.chain import copies
 from rayrec.serve.chain.judging import Verdict
 from rayrec.serve.dense_file import dense_bytes, loaded_dense
 from tests.unit.bad_texts import distorted, sealed
@@ -172,7 +171,7 @@ def test_a_dense_part_of_another_model_changes_nothing(stranger):
 
 def test_a_write_that_fails_half_way_is_never_served(stranger, monkeypatch, whole):
     """The copy that was half written is written anew, from the one that is served."""
-    write, count = follower.TableCopies.apply.__globals__["_write"], [0]
+    write, count = copies._write, [0]
 
     def fails(*given) -> None:
         count[0] += 1
@@ -180,7 +179,7 @@ def test_a_write_that_fails_half_way_is_never_served(stranger, monkeypatch, whol
             raise MemoryError("no room")
         write(*given)
 
-    monkeypatch.setitem(follower.TableCopies.apply.__globals__, "_write", fails)
+    monkeypatch.setattr(copies, "_write", fails)
     assert stranger.looks(lambda delta: None) == 0
     assert "contradicts itself (MemoryError: no room)" in stranger.predictor.trouble
     # a delta that changes nothing of what the one before has written
@@ -195,13 +194,13 @@ def test_a_write_that_fails_half_way_is_never_served(stranger, monkeypatch, whol
 
 def test_a_base_that_is_half_taken_leaves_nothing_of_its_rows(whole):
     packed = open_artifact(whole / "base-00000001").packed
-    copies = TableCopies(packed, 2)
-    copies.apply([])
-    served = copies.data[copies.active].clone()
+    two = copies.TableCopies(packed, 2)
+    two.apply([])
+    served = two.data[two.active].clone()
     with pytest.raises(RuntimeError):
-        copies.load(PackedTables(packed.tables, ~packed.data[: len(packed.data) // 2]))
-    copies.apply([])
-    assert torch.equal(copies.data[copies.active], served)
+        two.load(PackedTables(packed.tables, ~packed.data[: len(packed.data) // 2]))
+    two.apply([])
+    assert torch.equal(two.data[two.active], served)
 
 
 @pytest.mark.parametrize("name", ["publication.json", "dense.safetensors", "rows"])
