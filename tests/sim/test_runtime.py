@@ -14,7 +14,7 @@ from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.kernels import parts
 from rayrec.distributed.program.options import EngineOptions
-from rayrec.errors import InputError
+from rayrec.errors import InputError, ShapeError
 from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,
@@ -211,6 +211,35 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
         )
     with pytest.raises(InputError, match="-1"):
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
+
+
+@pytest.mark.parametrize("check_ids", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("lengths", [[4, -1], [-1, 4]])
+def test_negative_lengths_are_never_looked_up(
+    lengths: list[int], ranks: int, check_ids: bool
+) -> None:
+    table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
+    for layout in (table_wise(table, ranks - 1), row_wise(table, range(ranks))):
+        plan = ShardingPlan(
+            world_size=ranks, tables={"t": TablePlacement(layout)}, hosts=(tuple(range(ranks)),)
+        )
+
+        def rank_main(exchange, plan=plan):
+            model, _ = shard_embeddings(
+                EmbeddingBagCollection(tables=[table]),
+                plan,
+                exchange,
+                SGD(lr=0.1),
+                torch.device("cpu"),
+                0,
+                EngineOptions(check_ids=check_ids),
+            )
+            sizes = torch.tensor([2, 1] if exchange.rank else lengths)
+            return model(KeyedJaggedTensor(["f"], torch.arange(3), lengths=sizes))
+
+        with pytest.raises(ShapeError, match=r"3 ids, .* sum to 3 \(the least is -1\)"):
+            SimulatedWorld(ranks).run(rank_main)
 
 
 @pytest.mark.seeds(range(5000, 5040))

@@ -114,6 +114,11 @@ def lookups(request):
         ([1, 1, 1, 2], {}, "4 ids, but the lengths .* sum to 5"),
         (None, {"offsets": torch.tensor([1, 1, 2, 3, 4])}, "the offsets go from 1 to 4"),
         ([1, 1, 1, 0], {"offsets": torch.arange(5)}, "sum to 3"),
+        ([1, 0, 4, -1], {}, r"sum to 4 \(the least is -1\)"),
+        ([1, -1, 1, 3], {}, r"sum to 4 \(the least is -1\)"),
+        (None, {"offsets": torch.tensor([0, 1, 1, 5, 4])}, r"sum to 4 \(the least is -1\)"),
+        ([2, 0, 1, 1], {"offsets": torch.arange(5)}, "by other lengths"),
+        ([1, 1, 1, 1, 0, 0], {"offsets": torch.arange(5)}, "6 lengths and 5 offsets"),
         ([1, 1, 1, 1], {"weights": torch.ones(5)}, "5 weights for 4 ids"),
     ],
 )
