@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rayrec.comm.exchange import Exchange
 from rayrec.comm.joined import share_hosts
 from rayrec.comm.process_group import ProcessGroupExchange, new_group, timeout_s
-from rayrec.errors import CommError
+from rayrec.errors import CommError, ConfigError
 
 
 class Transport(Enum):
@@ -91,6 +91,23 @@ def host_identity() -> str:
 def number_of(text: str) -> int:
     """A whole number of 56 bits that ranks exchange in the place of a text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        ConfigError: torch knows no such device, or has none here.
+    """
+    try:
+        torch.empty(0, device=device)
+    # torch without CUDA answers by an assertion
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device={str(device)!r} cannot be used here ({str(error).splitlines()[0]}); torch "
+            f"{torch.__version__} sees {torch.cuda.device_count()} GPUs. Give 'cpu' or one of them."
+        ) from error
+    return torch.device(device)
 
 
 def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrec.comm.choose import usable_device
 from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed.fused_collection import FusedCollection
 from rayrec.distributed.sharding import replace_modules, shard_embeddings
@@ -48,7 +49,8 @@ class FusedEmbeddingBagCollection(FusedCollection):
         location: in which memory of that device, see `Storage`.
         source: a collection of the same tables whose rows are taken over; initial values otherwise.
     Raises:
-        ConfigError: the tables contradict themselves, or no kernel applies the optimizer.
+        ConfigError: the tables contradict themselves, no kernel applies the optimizer, or there is
+            no such device.
 
     Example:
         tables = FusedEmbeddingBagCollection([...], RowWiseAdagrad, {"lr": 0.02})
@@ -67,7 +69,7 @@ class FusedEmbeddingBagCollection(FusedCollection):
     ) -> None:
         optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingBagCollection(tables, is_weighted, device="meta")
-        on = torch.device("cpu" if device is None else device)
+        on = usable_device("cpu" if device is None else device)
         inner, engine = (
             (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
         )
@@ -114,7 +116,7 @@ class FusedEmbeddingCollection(FusedCollection):
     ) -> None:
         optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingCollection(tables, device="meta", need_indices=need_indices)
-        on = torch.device("cpu" if device is None else device)
+        on = usable_device("cpu" if device is None else device)
         inner, engine = (
             (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
         )

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.comm.choose import Transport, device_of, exchange_for
+from rayrec.comm.choose import Transport, device_of, exchange_for, usable_device
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
@@ -78,8 +78,8 @@ class DistributedModelParallel(EngineFront):
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks, or is another one on
             another rank; or none is given and the tables fit nowhere.
-        ConfigError: nothing to shard, a dense module that cannot initialize itself, or a wrong
-            option of DDP.
+        ConfigError: nothing to shard, a dense module that cannot initialize itself, a device that
+            is not there, or a wrong option of DDP.
 
     Example:
         collection = EmbeddingBagCollection(tables, device="meta")
@@ -120,7 +120,7 @@ class DistributedModelParallel(EngineFront):
         grouped = process_group is not None or dist.is_initialized()
         transport = Transport(transport)
         self._stepped = False
-        self.device = torch.device(device or device_of(process_group, grouped))
+        self.device = usable_device(device or device_of(process_group, grouped))
         self._replicas: Replicas | None = None
         sharding_group = process_group
         if sharding_group_size is not None and grouped:

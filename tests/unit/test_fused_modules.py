@@ -243,6 +243,14 @@ def test_fusing_a_model_takes_its_rows_over() -> None:
     )
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_a_device_that_is_not_there_is_an_error_of_options(device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"device='{device}' cannot be used here \(.*GPUs"):
+        DistributedModelParallel(EmbeddingBagCollection(bags(), device="meta"), device=device)
+    with pytest.raises(ConfigError, match=rf"device='{device}'"):
+        FusedEmbeddingCollection(sequences(), SGD, {"lr": 0.1}, device=device)
+
+
 def test_a_fused_model_is_sharded_with_its_optimizer_and_rows() -> None:
     model = fuse_embedding_optimizer(Model(), Adagrad, {"lr": 0.3})
     rows = model.pooled.rows_of("t2").clone()
