@@ -40,8 +40,8 @@ NO_LIMIT = 1 << 62
 # memory ladder, times the bytes of a perfectly even packing
 LIMITS = (1.02, 1.06, 1.15, 1.35, 1.8, 3.0)
 SMALL = 4000  # items x ranks up to which every search is a fine one
-# items x ranks up to which the whole memory ladder is always searched, so that more memory makes no
-# plan slower
+# items x ranks up to which the memory ladder is searched although all memory suffices, so that more
+# of it makes no plan slower
 MONOTONE = 16_000
 # times the lower bound: so near a packing ends the search, of problems up to SMALL and of others
 NEAR_SMALL, NEAR = 1.0001, 1.0025

@@ -13,7 +13,6 @@ from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
 TaskKind = Literal["binary", "multiclass", "regression"]
-TASK_KINDS = ("binary", "multiclass", "regression")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
