@@ -30,6 +30,7 @@ from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharders import ModuleSharder, ShardingEnv, group_of, optimizers_for
 from rayrec.distributed.sharding import choose_optimizers, shard_embeddings
+from rayrec.fields.typed import check_argument
 from rayrec.layout import ShardingPlan
 from rayrec.layout.words import also_takes
 from rayrec.optim import SparseOptimizer
@@ -116,7 +117,8 @@ class DistributedModelParallel(EngineFront):
         ddp_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        process_group = process_group if env is None else group_of(env)
+        process_group = group_of(env, process_group)
+        check_argument("DistributedModelParallel", "plan", plan, ShardingPlan | None)
         grouped = process_group is not None or dist.is_initialized()
         transport = Transport(transport)
         self._stepped = False

@@ -95,13 +95,19 @@ def get_default_sharders() -> list[ModuleSharder[nn.Module]]:
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
-def group_of(env: ShardingEnv) -> dist.ProcessGroup | None:
-    """The process group of an environment."""
+def group_of(
+    env: ShardingEnv | None, process_group: dist.ProcessGroup | None
+) -> dist.ProcessGroup | None:
+    """The process group that is given, in either word."""
+    if env is None:
+        return process_group
     if not isinstance(env, ShardingEnv):
         raise ConfigError(
             f"env is a {type(env).__name__}; give a ShardingEnv of rayrec.distributed, or "
             "process_group=."
         )
+    if process_group not in (None, env.process_group):
+        raise ConfigError("env and process_group= name two groups of ranks; give one of them.")
     return env.process_group
 
 
@@ -114,8 +120,10 @@ def optimizers_for(
 
     Raises:
         ConfigError: both say something, or a collection has no sharder, so that TorchRec would not
-            shard it; or something else is among the sharders.
+            shard it; or something else is among the optimizers or the sharders.
     """
+    either = SparseOptimizer | Mapping[str, SparseOptimizer] | None
+    check_argument("DistributedModelParallel", "sparse_optimizer", given, either)
     if sharders is None:
         return RowWiseAdagrad() if given is None else given
     check_argument("DistributedModelParallel", "sharders", sharders, list[ModuleSharder])

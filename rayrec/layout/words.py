@@ -78,7 +78,7 @@ def also_takes(
         @wraps(init)
         def __init__(self: T, *args: Any, **words: Any) -> None:
             for word in words.keys() & KEYWORDS.keys():
-                raise ConfigError(f"{cls.__name__} takes no {word}=: {KEYWORDS[word]}.")
+                raise ConfigError(f"{type(self).__name__} takes no {word}=: {KEYWORDS[word]}.")
             init(self, *args, **translate(words))
 
         cls.__init__ = __init__  # type: ignore[method-assign, assignment]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
-from rayrec.fields.typed import check_fields
+from rayrec.fields.typed import check_argument, check_fields
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.jsonfields import Fields, parse_object
 from rayrec.layout.kinds import KINDS
@@ -28,9 +28,18 @@ CACHE_LOAD_FACTOR = 0.2
 
 def _from_torchrec(words: dict[str, Any]) -> dict[str, Any]:
     """`sharding_types`, `pooling_factors` and `is_weighted` as fields."""
-    own = {"sharding_types": "kinds", "is_weighted": "weighted"}
+    own = {
+        "sharding_types": "kinds",
+        "is_weighted": "weighted",
+        "pooling_factors": "pooling_factor",
+    }
+    for word, ours in own.items():
+        if word in words and ours in words:
+            raise ConfigError(f"ParameterConstraints has {word}= and {ours}=; give one of them.")
+    factors = words.pop("pooling_factors", None)
     means = {own.get(word, word): value for word, value in words.items()}
-    if factors := means.pop("pooling_factors", None):
+    if factors:
+        check_argument("ParameterConstraints", "pooling_factors", factors, Sequence[float])
         means["pooling_factor"] = sum(factors) / len(factors)
     return means
 

@@ -96,7 +96,9 @@ class EmbeddingShardingPlanner:
         return replace(self.asked, tables=tuple(tables))
 
     def plan(
-        self, tables: Sequence[BaseEmbeddingConfig] | HoldsTables, sharders: Sequence[Any] = ()
+        self,
+        tables: Sequence[BaseEmbeddingConfig] | HoldsTables,
+        sharders: Sequence[Any] | None = None,
     ) -> ShardingPlan:
         """Place every table.
 
@@ -112,7 +114,7 @@ class EmbeddingShardingPlanner:
             PlanError: constraints leave a table no kind.
             ConfigError: tables or constraints contradict themselves.
         """
-        named = [own for sharder in sharders if (own := getattr(sharder, "optimizer", None))]
+        named = [own for sharder in sharders or () if (own := getattr(sharder, "optimizer", None))]
         request = self.request(_tables_of(tables))
         if named:
             largest = max(named, key=lambda optimizer: optimizer.state_bytes(COLUMN_MULTIPLE))
@@ -128,7 +130,7 @@ class EmbeddingShardingPlanner:
         """As `plan`: the plans of all ranks are equal where their planners are, and need no
         exchange. `DistributedModelParallel` refuses plans that differ.
         """
-        return self.plan(tables, sharders or ())
+        return self.plan(tables, sharders)
 
 
 def _tables_of(given: Sequence[BaseEmbeddingConfig] | HoldsTables) -> list[BaseEmbeddingConfig]:

@@ -138,6 +138,7 @@ WORKS: dict[str, Callable[[], bool]] = {
     "collective_plan": lambda: (
         planner().collective_plan(Both(), get_default_sharders(), None) == plan()
     ),
+    "planner.plan(module, None)": lambda: planner().plan(Both(), None) == plan(),
     "collective_plan(module)": lambda: planner().collective_plan(Both()) == plan(),
     "a planner without batch_size": lambda: planner().asked.batch_size == 512,
     "ParameterConstraints(sharding_types=)": lambda: (
@@ -190,7 +191,7 @@ ANSWERED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "qcomm_codecs_registry=": (
         lambda: EmbeddingBagCollectionSharder(qcomm_codecs_registry={}),
-        r"qcomms=QCommsConfig",
+        r"^EmbeddingBagCollectionSharder takes no .*qcomms=QCommsConfig",
     ),
     "QuantConfig": (
         lambda: rayrec.modules.QuantConfig,
@@ -246,6 +247,24 @@ ANSWERED: dict[str, tuple[Callable[[], Any], str]] = {
         "local_world_size=0.5; it must be",
     ),
     "an env that is none": (lambda: sharded(plan()), "ShardingEnv of rayrec.distributed"),
+    "an env beside another group": (
+        lambda: sharded(ShardingEnv(), process_group=object()),
+        "give one of them",
+    ),
+    "a plan that is none": (lambda: sharded(plan={}), r"plan={}; it must be ShardingPlan"),
+    "an optimizer by name": (
+        lambda: sharded(sparse_optimizer="adam"),
+        "sparse_optimizer='adam'; it must be an instance of SparseOptimizer",
+    ),
+    "an optimizer by class": (lambda: sharded(sparse_optimizer={"t": SGD}), "it must be"),
+    "sharding_types= beside kinds=": (
+        lambda: ParameterConstraints(sharding_types=["row_wise"], kinds=["table_wise"]),
+        "sharding_types= and kinds=; give one of them",
+    ),
+    "pooling_factors= of one number": (
+        lambda: ParameterConstraints(pooling_factors=3.0),
+        "pooling_factors=3.0; it must be a list",
+    ),
     "planner.plan of neither": (lambda: planner().plan(3), "tables or a model"),
     "planner.plan of a module without tables": (
         lambda: planner().plan(torch.nn.Linear(1, 1)),
