@@ -16,7 +16,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.spec.task import Task
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.scoring import binary_labels
+from rayrec.train.scoring import binary_labels, check_columns_of_metrics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,12 +111,14 @@ def check_outside(data: Dataset, path: str) -> None:
 
 
 def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
-    """Find bad ids and labels that the metadata of the data's files tell of, before ranks start.
+    """Find bad ids and labels that the metadata of the data's files tell of, and columns that
+    metrics miss, before ranks start.
 
     Args:
         tasks: of the run, which say what labels may hold; none means one binary task.
     Raises:
-        InputError: names the first bad entry by row and file.
+        InputError: names the first bad entry by row and file, or the column.
     """
+    check_columns_of_metrics(tasks, data)
     if isinstance(data, FileDataset):
         check_statistics(data, binary_labels(tasks, data))

@@ -8,7 +8,7 @@ a row goes to the rank that its group's number names, by one all-to-all. Costs 8
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +42,17 @@ def column_of(batch: Any, name: str, rows: int, metric: Metric) -> Tensor:
             f"metric {type(metric).__name__} reads feature {name!r} as a column, and not every row "
             "has one id of it. Name the column in the schema's 'groups'."
         )
-    raise InputError(
-        f"metric {type(metric).__name__} reads column {name!r}; the batch has the groups "
-        f"{sorted(groups)} and the features {sorted(keys)[:20]}. Name the column in the schema's "
-        "'groups'."
+    raise no_column(metric, name, "the batch", groups, keys)
+
+
+def no_column(
+    metric: Metric, name: str, where: str, groups: Iterable[str], features: Iterable[str]
+) -> InputError:
+    """The error of a metric whose column is neither a group nor a feature."""
+    return InputError(
+        f"metric {type(metric).__name__} reads column {name!r}; {where} has the groups "
+        f"{sorted(groups)} and the features {sorted(features)[:20]}. Name the column in the "
+        "schema's 'groups'."
     )
 
 

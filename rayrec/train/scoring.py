@@ -27,7 +27,7 @@ from rayrec.metrics.metric import (
 from rayrec.metrics.named import metric_named
 from rayrec.spec.task import Task
 from rayrec.train.config import Dataset
-from rayrec.train.kept_rows import KeptRows, column_of
+from rayrec.train.kept_rows import KeptRows, column_of, no_column
 
 _USUAL: dict[str, Callable[[], Metric]] = {
     "binary": BinaryScoresMetric,
@@ -77,6 +77,21 @@ def check_tasks(tasks: Sequence[Task]) -> list[str]:
             for name in check_mergeable(metric, task.outputs, task.classes):
                 found.append(f"{task.name}/{name}" if len(tasks) > 1 else name)
     return found
+
+
+def check_columns_of_metrics(tasks: Sequence[Task], data: Dataset | None) -> None:
+    """Check before anything is started that the data have the columns that metrics read.
+
+    Raises:
+        InputError: a column is neither a group of the schema nor a feature.
+    """
+    if not isinstance(data, RowDataset):
+        return
+    groups, features = data.schema.groups, data.schema.feature_names()
+    for metric in (metric for task in tasks for metric in metrics_of(task)):
+        for name in metric.columns:
+            if name not in groups and name not in features:
+                raise no_column(metric, name, "the schema", groups, features)
 
 
 def by_task(tasks: Sequence[Task], logits: Any, labels: Any) -> Outputs:

@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.driver import Driver, RunConfig, ScalingConfig
+from rayrec.driver.specs import check_values
 from rayrec.errors import InputError
 from rayrec.runs.inputs import open_data
+from rayrec.spec.task import Task
 from tests.gloo.shaped import TASKS, ManyTasks, write_shaped
 
 
@@ -51,3 +53,12 @@ def test_the_label_of_a_binary_task_is_checked_by_its_place(shaped: Path, tmp_pa
     pq.write_table(table.set_column(place, label, spoiled), file)
     with pytest.raises(InputError, match=rf"label column '{label}' holds 2 in row 0"):
         driver_of(tmp_path).fit()
+
+
+def test_the_column_of_a_metric_is_missed_before_ranks_start(shaped: Path) -> None:
+    schema = (shaped / "many.json").read_text()
+    data = open_data(str(shaped / "train"), schema)
+    feature = data.schema.feature_names()[0]
+    check_values(data, [Task(name="click", metrics=(f"gauc@{feature}",)), *TASKS[1:]])
+    with pytest.raises(InputError, match="Gauc reads column 'usr'; the schema has the groups"):
+        check_values(data, [Task(name="click", metrics=("gauc@usr",)), *TASKS[1:]])
