@@ -36,13 +36,13 @@ class ShardingEnv:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
-        return dist.get_world_size(self.process_group)
+        """Number of ranks; 1 without any group."""
+        return dist.get_world_size(self.process_group) if dist.is_initialized() else 1
 
     @property
     def rank(self) -> int:
-        """This rank in the group."""
-        return dist.get_rank(self.process_group)
+        """This rank in the group; 0 without any."""
+        return dist.get_rank(self.process_group) if dist.is_initialized() else 0
 
 
 @also_takes()

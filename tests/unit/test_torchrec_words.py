@@ -106,6 +106,7 @@ WORKS: dict[str, Callable[[], bool]] = {
     "positional env, device, plan and sharders": lambda: (
         sharded(ShardingEnv(), torch.device("cpu"), plan(), get_default_sharders()).plan == plan()
     ),
+    "an env without a group": lambda: (ShardingEnv().world_size, ShardingEnv().rank) == (1, 0),
     "fused_params": lambda: (
         optimizers(
             bags(optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.02, eps=0.002),
