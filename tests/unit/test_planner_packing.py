@@ -88,6 +88,20 @@ def test_ranks_come_by_load_and_what_may_not_be_held_finds_no_place(seed: int) -
     assert 0 < held < 40
 
 
+def test_a_rank_that_was_filled_since_has_no_room_for_larger_buffers() -> None:
+    topology = Topology(hosts=((0, 1), (2, 3)), memory_bytes=(10**10,) * 4)
+    items = [Item.from_options((i,), priced(topology, 1000)) for i in range(2)]
+    whole = items[0].options[0]
+    split = next(o for o in items[1].options if o.num_ranks == 2)
+    assert whole.num_ranks == 1 and split.home_bytes > items[1].options[0].home_bytes
+    for spare, has_room in ((0, False), (split.home_bytes, True)):
+        packing = Packing(topology, items, topology.memory_bytes)
+        packing.limits[0] = packing.reserve + whole.num_bytes[0] + spare
+        assert packing.find(1, split) is not None
+        packing.put(0, Choice(whole, (0,)))
+        assert (packing.find(1, split) is not None) == has_room
+
+
 def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> None:
     topology = Topology.local(4, memory_bytes=10**10)
     giant, small = (
