@@ -231,15 +231,16 @@ def test_one_rank_with_several_rectangles_of_a_table_has_one_state() -> None:
 
 def train_in_eval_mode(rank: int, world_size: int):
     """Dense gradients after a backward in eval mode and inside no_sync: (averaged, own)."""
-    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    plan = make_plan("mixed", world_size)
+    model = DistributedModelParallel(build(), plan=plan, init_data_parallel=False)
     model.eval()
     batch = parts(0, rank, world_size)
-    model(batch)[0].backward()
-    averaged = next(p for _, p in model.dense_parameters()).grad.clone()
-    model.zero_grad()
     with model.no_sync():
         model(batch)[0].backward()
-    return averaged, next(p for _, p in model.dense_parameters()).grad.clone()
+    own = next(p for _, p in model.dense_parameters()).grad.clone()
+    model.zero_grad()
+    model(batch)[0].backward()
+    return next(p for _, p in model.dense_parameters()).grad.clone(), own
 
 
 def test_gradients_are_averaged_in_eval_mode_too_but_not_inside_no_sync(ranks: RankPool) -> None:

@@ -194,6 +194,14 @@ def test_optimizer_state_in_the_names_of_torchrec_is_taken(form: str) -> None:
         assert all(torch.equal(value, own[name][key]) for key, value in state.items())
 
 
+def test_an_optimizer_without_state_takes_none() -> None:
+    optimizer = fused_of("pooled", SGD, {"lr": 0.1}).fused_optimizer
+    saved = {"state": {}, "param_groups": optimizer.state_dict()["param_groups"]}
+    saved["param_groups"][0]["lr"] = 0.5
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_whole_optimizer_state_is_taken_by_shards() -> None:
     """A table of two column blocks on one rank takes its parts of the whole table's state."""
     table = EmbeddingBagConfig(6, 8, name="t", feature_names=["a"])

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rayrec.errors import InputError
-from rayrec.sparse import JaggedTensor, ops
+from rayrec.sparse import JaggedTensor, JaggedTensors, ops
 
 SEEDS = range(20)
 
@@ -158,6 +158,8 @@ def test_pytree_map_reaches_only_the_tensors_that_are_there():
         and doubled.weights_or_none() is None
         and doubled.offsets_or_none() is None
     )
+    named = pytree.tree_map(lambda t: t * 2, JaggedTensors(a=jt))
+    assert isinstance(named, JaggedTensors) and named["a"].values().tolist() == [0, 2, 4]
 
 
 def test_text_shows_the_bags():
