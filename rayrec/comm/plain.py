@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rayrec.comm.choose import device_of
+from rayrec.comm.process_group import gather_ints
 from rayrec.errors import CommError
 
 _HEADER = struct.Struct("<q")
@@ -47,17 +49,17 @@ def gather(value: Any) -> list[Any]:
     return [_decoded(row, size) for row, size in zip(rows or [], sizes, strict=False)]
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any) -> bytearray:
     """A value as bytes.
 
     Raises:
         TypeError: it holds something of another kind.
     """
-    buffers: list[bytes] = []
+    buffers: list[bytes | memoryview] = []
     text = json.dumps(_plain(value, buffers), separators=(",", ":")).encode()
     sizes = [len(text), *map(len, buffers)]
     head = json.dumps(sizes).encode()
-    return b"".join([_HEADER.pack(len(head)), head, text, *buffers])
+    return bytearray().join([_HEADER.pack(len(head)), head, text, *buffers])
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
@@ -74,13 +76,9 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
     """What this rank sends, and the sizes of all."""
-    on_gpu = dist.get_backend(group) == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    sent = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(device)
-    own = torch.tensor([len(sent)], device=device)
-    sizes = own.new_empty(dist.get_world_size(group))
-    dist.all_gather(list(sizes.split(1)), own, group=group)
-    return sent, sizes.tolist()
+    device = device_of(group, True)
+    sent = torch.frombuffer(encode(value), dtype=torch.uint8).to(device)
+    return sent, [size for (size,) in gather_ints([len(sent)], group, device)]
 
 
 def _padded(sent: Tensor, width: int) -> Tensor:
@@ -91,13 +89,13 @@ def _decoded(row: Tensor, size: int) -> Any:
     return decode(row[:size].cpu().numpy().data)
 
 
-def _plain(value: Any, buffers: list[bytes]) -> Any:
+def _plain(value: Any, buffers: list[bytes | memoryview]) -> Any:
     """A value as JSON has it: lists and what has no parts as they are, else {kind: parts}."""
 
     def inner(one: Any) -> Any:
         return _plain(one, buffers)
 
-    def buffer(data: bytes) -> int:
+    def buffer(data: bytes | memoryview) -> int:
         buffers.append(data)
         return len(buffers) - 1
 
@@ -108,7 +106,7 @@ def _plain(value: Any, buffers: list[bytes]) -> Any:
     if isinstance(value, Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": [dtype, list(value.shape), buffer(raw.numpy().tobytes())]}
+        return {"tensor": [dtype, list(value.shape), buffer(raw.numpy().data)]}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, bytes | bytearray):
