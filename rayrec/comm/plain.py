@@ -49,6 +49,15 @@ def gather(value: Any) -> list[Any]:
     return [_decoded(row, size) for row, size in zip(rows or [], sizes, strict=False)]
 
 
+def broadcast(value: Any, source: int) -> Any:
+    """The value of rank `source` of the default group, on every rank; others may give anything."""
+    sent, sizes = _sent(value if dist.get_rank() == source else None, None)
+    if dist.get_rank() != source:
+        sent = sent.new_empty(sizes[source])
+    dist.broadcast(sent, source)
+    return _decoded(sent, sizes[source])
+
+
 def encode(value: Any) -> bytearray:
     """A value as bytes.
 

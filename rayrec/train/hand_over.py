@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rayrec.comm import plain
 from rayrec.comm.choose import exchange_for, host_identity
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.distributed.passing import columns_of, pass_on
@@ -144,8 +145,7 @@ class HandOverTask:
         if not there or sorted(place for place, _ in there) != list(range(there[0][1])):
             raise CommError(f"only {len(there)} ranks still keep tables of the world before")
         first = next(rank for rank, place in enumerate(places) if place is not None)
-        own = None if held is None or rank != first else replace(held, states=())
-        common: Held = gather_objects(own)[first]
+        common: Held = plain.broadcast(held and replace(held, states=()), first)
         group = self.group_size or self.ranks
         states = [] if held is None else held.states
         pieces, sent = pass_on(

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rayrec.errors import CommError
+from rayrec.layout import Shard, ShardingPlan, TableLayout, TablePlacement
+from rayrec.shards.state import ShardState
 from rayrec.train import hand_over
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.hand_over import HandOverTask, next_ranks
@@ -127,10 +130,46 @@ def test_a_lost_rank_is_found(ranks: RankPool, tmp_path: Path) -> None:
     assert told == ["only 1 ranks still keep tables of the world before"] * 2
 
 
-def asked(rank: int, ranks: int, wanted: list[int | None], size: int) -> int:
-    from rayrec.layout import Shard
-    from rayrec.shards.state import ShardState
+def passed_on_with_much_in_common(rank: int, ranks: int) -> None:
+    """A megabyte of dense layers, which all of them have."""
+    small, gathered = bytes(1 << 20), []
+    layout = TableLayout((0, 4), (0, 2), ((0,),))
+    plan = ShardingPlan(world_size=ranks, tables={"t": TablePlacement(layout)})
+    held = hand_over.Held(
+        rank=rank,
+        world_rank=rank,
+        world_size=ranks,
+        plan=plan,
+        states=[ShardState(shard, torch.ones(4, 2)) for shard in plan.shards(rank)],
+        small=small,
+        random=(),
+        iteration=7,
+    )
+    all_gather = dist.all_gather
 
+    def noted(parts: list[torch.Tensor], *given: Any, **options: Any) -> Any:
+        gathered.append(sum(part.numel() for part in parts))
+        return all_gather(parts, *given, **options)
+
+    hand_over.keep(held)
+    dist.all_gather = noted
+    try:
+        seat = Seat(rank=rank, world_size=ranks, host="", store_host="", store_port=0)
+        context = RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
+        HandOverTask(plan=plan, ranks=ranks).run(context)
+    finally:
+        dist.all_gather = all_gather
+    told = hand_over.take()
+    assert (told.small, told.iteration, len(told.states)) == (small, 7, len(plan.shards(rank)))
+    assert 0 < max(gathered) < len(small)
+
+
+def test_what_ranks_have_in_common_comes_from_one_of_them(ranks: RankPool) -> None:
+    """Of all of them, it would lie in the memory of each as often as there are ranks."""
+    ranks.run(3, passed_on_with_much_in_common)
+
+
+def asked(rank: int, ranks: int, wanted: list[int | None], size: int) -> int:
     rows = torch.zeros(1, 64).expand(size, 64)
     state = ShardState(Shard("t", range(size), range(64), rank), rows)
     return next_ranks(wanted[rank], [state], None)
