@@ -21,7 +21,7 @@ from rayrec.driver.answers import LONGEST_TURN_S
 from rayrec.driver.facts import alive_nodes, node_of
 from rayrec.driver.head import head, lost_calls
 from rayrec.driver.hiring import end_process
-from rayrec.driver.placement import NOTICE_AFTER_S
+from rayrec.driver.placement import NOTICE_AFTER_S, give_back
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.room import Place
 from rayrec.driver.scaling import ScalingConfig
@@ -138,17 +138,11 @@ class Bench:
     def close(self) -> None:
         """End all spares, and give back every place that spares ever had."""
         import ray
-        from ray.util.placement_group import remove_placement_group
 
         for spare in self._spares:
             if spare.actor is not None:
                 ray.kill(spare.actor, no_restart=True)
-
-        def give_back() -> None:
-            for group in self._groups:
-                remove_placement_group(group)
-
-        head.aside(give_back)
+        give_back(self._groups)
 
     def _ask(self, crew: Crew) -> None:
         """Ask the cluster for places, some at a time, which `look` finds later."""

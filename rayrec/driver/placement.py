@@ -70,17 +70,29 @@ def placed(
         ConfigError: the ranks do not fit, or not within the time that `scaling` allows; says what
             is needed and what there is.
     """
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     refuse_too_much(scaling, cluster, check)
     bundles, strategy = [dict(scaling.bundle)] * scaling.least, scaling.placement_strategy
-    group = head.answer(lambda: placement_group(bundles, strategy=strategy), check)
+    made: list[Any] = []
     try:
-        wait_for_room(scaling, cluster, group, notice, check)
-        yield group
+        head.answer(lambda: made.append(placement_group(bundles, strategy=strategy)), check)
+        wait_for_room(scaling, cluster, made[0], notice, check)
+        yield made[0]
     finally:
-        head.aside(lambda: remove_placement_group(group))
+        give_back(made)
         head.settle()
+
+
+def give_back(groups: Sequence[Any]) -> None:
+    """Have placement groups removed, those included that the head has yet to be asked for."""
+    from ray.util.placement_group import remove_placement_group
+
+    def remove() -> None:
+        for group in groups:
+            remove_placement_group(group)
+
+    head.aside(remove)
 
 
 def wait_for_room(

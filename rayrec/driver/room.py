@@ -21,6 +21,7 @@ from rayrec.driver.placement import (
     NOTICE_AFTER_S,
     WAIT_TURN_S,
     crowding,
+    give_back,
     longest_wait,
     placed,
     refusal,
@@ -227,14 +228,7 @@ class Room:
 
     def close(self) -> None:
         """Give back all places but those of the base."""
-        from ray.util.placement_group import remove_placement_group
-
-        def close() -> None:
-            for group in self._single:
-                remove_placement_group(group)
-            self._single.clear()
-
-        head.aside(close)
+        give_back(self._single)
 
 
 def choose(there: Sequence[Place], taken: Sequence[Place], ranks: int) -> list[Place]:

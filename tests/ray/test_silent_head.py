@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import FailureConfig
+from rayrec.driver import FailureConfig, ScalingConfig, placement
 from rayrec.driver.bench import Bench
+from rayrec.driver.cluster import Cluster
 from rayrec.driver.head import RECONNECT
 from rayrec.driver.spares import Stage
 from rayrec.train.callbacks import Callback
@@ -177,6 +178,32 @@ def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
     told = run(clicks, tmp_path, server, callbacks=(heard,), spares=1)
     assert heard.heard == [("failure", True), ("recovery", True)]
     assert told == undisturbed
+
+
+def test_a_place_that_comes_after_its_run_has_ended_is_given_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may go on, as a notebook does."""
+    from ray.util.placement_group import placement_group_table
+
+    refuse, before = placement.refuse_too_much, placement_group_table().keys()
+
+    def stop_after(*given: Any) -> str:
+        told = refuse(*given)
+        os.kill(server.pid, signal.SIGSTOP)
+        return told
+
+    def check() -> None:
+        if server.is_stopped:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(placement, "refuse_too_much", stop_after)
+    scaling, cluster = ScalingConfig(num_workers=1), Cluster(private=True, fixed=True)
+    with pytest.raises(KeyboardInterrupt), placement.placed(scaling, cluster, check=check):
+        pass
+    server.go_on()
+    table = placement.head.answer(placement_group_table)
+    assert [table[name]["state"] for name in table.keys() - before] == ["REMOVED"]
 
 
 def test_a_head_that_is_gone_ends_a_run_that_waits_for_room(
