@@ -76,7 +76,7 @@ class Bench:
         self._heartbeat_s, self._setup_timeout_s = heartbeat_s, setup_timeout_s
         self._spares: list[_Spare] = []
         self._groups: list[Any] = []
-        self._asked: Future[list[_Spare]] | None = None
+        self._asked: Future[None] | None = None
         self._looked_at = 0.0
         self._short_s = 0.0
         self._told = False
@@ -146,33 +146,33 @@ class Bench:
 
     def _ask(self, crew: Crew) -> None:
         """Ask the cluster for places, some at a time, which `look` finds later."""
-        if self._asked is None:
-            waiting = sum(spare.stage is Stage.ASKED for spare in self._spares)
-            more = min(self._scaling.spares - len(self._spares), MOST_ASKED - waiting)
-            wanted_on = [spare.wanted_on for spare in self._spares]
-            for _ in range(more):
-                wanted_on.append(home(crew.nodes, wanted_on))
-            if more > 0:
-                self._asked = head.aside(partial(self._asked_for, wanted_on[-more:]))
-        if self._asked is not None and self._asked.done():
-            asked, self._asked = self._asked, None
+        if self._asked is not None:
+            if not self._asked.done():
+                return
             # what is lost is asked for again
             with suppress(*lost_calls()):
-                self._spares += asked.result()
+                self._asked.result()
+            self._asked = None
+        waiting = sum(spare.stage is Stage.ASKED for spare in self._spares)
+        more = min(self._scaling.spares - len(self._spares), MOST_ASKED - waiting)
+        wanted_on = [spare.wanted_on for spare in self._spares]
+        for _ in range(more):
+            wanted_on.append(home(crew.nodes, wanted_on))
+        if more > 0:
+            self._asked = head.aside(partial(self._ask_near, wanted_on[-more:]))
 
-    def _asked_for(self, nodes: Sequence[str]) -> list[_Spare]:
-        """Spares whose places the cluster is asked for near some nodes."""
+    def _ask_near(self, nodes: Sequence[str]) -> None:
+        """Ask the cluster for the places of new spares near some nodes."""
         from ray.util.placement_group import placement_group
 
-        spares = []
         for node in nodes:
             # Ray takes the wish for a node with this strategy alone; for one bundle all are alike
             group = placement_group(
                 [dict(self._scaling.bundle)], strategy="STRICT_PACK", _soft_target_node_id=node
             )
             self._groups.append(group)
-            spares.append(_Spare(place=Place(group, 0), wanted_on=node))
-        return spares
+            # at once: the next call may be lost, and this place be held for nobody
+            self._spares.append(_Spare(place=Place(group, 0), wanted_on=node))
 
     def _place(self, spare: _Spare, node: str, crew: Crew, now: float) -> None:
         """Follow the place of a spare without a process, and make its process."""

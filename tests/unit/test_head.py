@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -170,17 +171,21 @@ def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
 
     asked: list[str] = []
 
-    def ask(bench: Bench, nodes: Sequence[str]) -> list[Any]:
-        asked.extend(nodes)
-        if len(asked) == 1:
+    def ask(bundles: object, strategy: str, _soft_target_node_id: str) -> object:
+        asked.append(_soft_target_node_id)
+        if len(asked) == 2:
             raise getattr(ray.exceptions, kind)("connection reset")
-        return []
+        return object()
 
-    monkeypatch.setattr(Bench, "_asked_for", ask)
+    # a function of Ray has the name of its module
+    module_of_places = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(module_of_places, "placement_group", ask)
+    monkeypatch.setattr("rayrec.driver.bench._nodes_of", lambda places: {})
     monkeypatch.setattr(Bench, "_tell_shortage", lambda bench, turn_s: None)
     monkeypatch.setattr("rayrec.driver.bench.head", head)
     crew: Any = SimpleNamespace(nodes=["here", "here"])
-    bench = Bench(ScalingConfig(num_workers=2, spares=1), 30.0, 120.0)
-    for second in range(2):
+    bench = Bench(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
+    for second in range(3):
         bench.look(crew, None, 100.0 + 2 * second)
-    assert asked == ["here", "here"]
+    assert asked == ["here"] * 3
+    assert [spare.place.group for spare in bench._spares] == bench._groups, "no place is for nobody"
