@@ -72,6 +72,7 @@ class Room:
         self._scaling, self._cluster, self._base = scaling, cluster, base
         self.say, self._check = notice, check
         self._single: list[Any] = []
+        self._there: tuple[Place, ...] = ()
         self._told = False
         self._looked_at = 0.0
         # for how many ranks there is no room, since when; no time once that was told
@@ -86,7 +87,8 @@ class Room:
 
     def seen(self) -> tuple[Place, ...]:
         """The places as the head has told last; it waits for nothing."""
-        return head.recent(self, self._find, ())
+        head.recent(self, self._find)
+        return self._there
 
     def _find(self) -> tuple[Place, ...]:
         least = self._scaling.least
@@ -97,7 +99,8 @@ class Room:
         there = []
         for group in (self._base, *self._single):
             there += [Place(group, bundle) for bundle in bundles_on(group, alive)]
-        return tuple(there)
+        self._there = tuple(there)
+        return self._there
 
     def ask(self, ranks: int, taken: Collection[Place] = ()) -> None:
         """Ask the cluster for so many places in all, and give back what is too much.
@@ -223,7 +226,7 @@ class Room:
         if not self._scaling.is_elastic or now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        if not set(taken) <= set(head.recent(self, self._find, taken)):
+        if not set(taken) <= set(self.seen()):
             raise PlaceLost
 
     def close(self) -> None:

@@ -15,8 +15,9 @@ import pytest
 from rayrec.command import run_command
 from rayrec.driver import head as module
 from rayrec.driver.bench import Bench
-from rayrec.driver.cluster import connected
+from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.head import Head
+from rayrec.driver.room import Room
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ClusterError
 
@@ -189,3 +190,22 @@ def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
         bench.look(crew, None, 100.0 + 2 * second)
     assert asked == ["here"] * 3
     assert [spare.place.group for spare in bench._spares] == bench._groups, "no place is for nobody"
+
+
+def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles, answers = [0], threading.Event()
+    monkeypatch.setattr("rayrec.driver.room.head", head)
+    monkeypatch.setattr("rayrec.driver.room.alive_nodes", frozenset)
+    monkeypatch.setattr("rayrec.driver.room.draining", dict)
+    monkeypatch.setattr("rayrec.driver.room.bundles_on", lambda group, alive: bundles)
+    room = Room(ScalingConfig(num_workers=(2, 3)), Cluster(private=True, fixed=True), object())
+    assert len(room.seen()) == 1
+    bundles.append(1)
+    taken = room.places()
+    monkeypatch.setattr(module, "SOON_S", 0.01)
+    head.aside(partial(answers.wait, 30.0))
+    room.check_places(taken)
+    assert len(taken) == 2 and room.seen() == taken
+    answers.set()
