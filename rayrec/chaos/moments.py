@@ -89,4 +89,4 @@ def moment_words(text: str) -> tuple[str, ...]:
         argparse.ArgumentTypeError: one is not known, or is given twice.
     """
     words = tuple(word.strip() for word in text.split(","))
-    return known_words(words, MOMENTS, "moment", "moment of a run")
+    return known_words(words, MOMENTS, "moment of a run")

@@ -13,6 +13,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rayrec.arguments import check_once
+
 DRIVER, NODE, GCS = "driver", "node", "gcs"
 SIGNALS = ("KILL", "STOP", "TERM", "ABRT", "SEGV")
 WEIGHTS = {"KILL": 1.0, DRIVER: 0.03, NODE: 0.1, GCS: 0.03}
@@ -72,25 +74,21 @@ def signal_words(text: str) -> tuple[str, ...]:
         argparse.ArgumentTypeError: one is not known, or is given twice.
     """
     words = (word.strip().upper().removeprefix("SIG") for word in text.split(","))
-    return known_words(tuple(words), SIGNALS, "signal", "signal for ranks")
+    return known_words(tuple(words), SIGNALS, "signal for ranks")
 
 
-def known_words(
-    words: tuple[str, ...], known: Sequence[str], noun: str, said: str
-) -> tuple[str, ...]:
+def known_words(words: tuple[str, ...], known: Sequence[str], what: str) -> tuple[str, ...]:
     """Return words of an option, each of which is known and comes once.
 
     Args:
-        noun: what a word is called.
-        said: the same, where a word is none.
+        what: what each of them is, for the message.
     Raises:
         argparse.ArgumentTypeError: one is not known, or is given twice.
     """
     for word in words:
         if word not in known:
             raise ArgumentTypeError(
-                f"{word or ','.join(words)!r} is no {said}; choose from {', '.join(known)}"
+                f"{word or ','.join(words)!r} is no {what}; choose from {', '.join(known)}"
             )
-    if len(set(words)) < len(words):
-        raise ArgumentTypeError(f"{','.join(words)!r} names a {noun} twice; name it once")
+    check_once(words)
     return words
