@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rayrec.driver.controller import Controller
+from rayrec.driver.facts import alive_nodes
+from rayrec.driver.head import head
+from rayrec.driver.placement import total
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.scaling import ScalingConfig
@@ -119,9 +122,9 @@ def check_cluster(scaling: ScalingConfig, say: Callable[[str], None]) -> None:
     import ray
 
     def prepare(group: RankGroup) -> Prepared:
-        total = ray.cluster_resources()
-        alive = sum(1 for node in ray.nodes() if node["Alive"])
-        room = f"{total.get('CPU', 0):g} CPU, {total.get('GPU', 0):g} GPU"
+        there = total(group.check)
+        alive = len(head.answer(alive_nodes, group.check))
+        room = f"{there.get('CPU', 0):g} CPU, {there.get('GPU', 0):g} GPU"
         say(f"OK Ray {ray.__version__}: {alive} nodes, {room}")
         hosts = [f"{group.addresses[ranks[0]].host}: {len(ranks)}" for ranks in group.hosts]
         say(f"OK {group.world_size} ranks started, by host {', '.join(hosts)}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,3 +211,10 @@ def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     room.check_places(taken)
     assert len(taken) == 2 and room.seen() == taken
     answers.set()
+
+
+def test_nobody_asks_the_head_in_the_thread_of_a_run() -> None:
+    """Ray's calls wait for it without a bound."""
+    asks = re.compile(r"\bray\.(nodes|cluster_resources|available_resources)\(")
+    files = Path(module.__file__).parent.glob("*.py")
+    assert [file.name for file in files if asks.search(file.read_text())] == ["facts.py"]
