@@ -2,9 +2,10 @@
 
 torch's object collectives unpickle what a peer sends, which runs whatever code it names. Here a
 value is JSON, followed by the raw bytes of its tensors and Arrow tables. It may hold what JSON has,
-numbers of numpy, tuples, dicts with any keys, ranges, bytes, tensors, tables, and dataclasses,
-NamedTuples and enums of rayrec. A gather costs one pass over the value, a small collective for the
-sizes, and one that is as long as the longest value.
+scalars of numpy, tuples, dicts with any keys, ranges, bytes, tensors, tables, and dataclasses,
+NamedTuples and enums of rayrec. A text, a list or a tuple of another class becomes a plain one. A
+gather costs one pass over the value, a small collective for the sizes, and one that is as long as
+the longest value.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from enum import Enum
-from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -108,9 +109,11 @@ def _plain(value: Any, buffers: list[bytes | memoryview]) -> Any:
         buffers.append(data)
         return len(buffers) - 1
 
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if type(value) is list:
+    if isinstance(value, list):
         return [inner(one) for one in value]
     if isinstance(value, Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -125,16 +128,18 @@ def _plain(value: Any, buffers: list[bytes | memoryview]) -> Any:
     if isinstance(value, Mapping):
         return {"dict": [[inner(key), inner(one)] for key, one in value.items()]}
     name = f"{type(value).__module__}:{type(value).__qualname__}"
-    if isinstance(value, Enum) and name.startswith(_PACKAGE):
+    is_ours = name.startswith(_PACKAGE)
+    if isinstance(value, Enum) and is_ours:
         return {"enum": [name, value.name]}
-    if isinstance(value, Integral | Real) and not isinstance(value, Enum):
-        return int(value) if isinstance(value, Integral) else float(value)
-    if dataclasses.is_dataclass(value) and name.startswith(_PACKAGE):
+    if isinstance(value, str):
+        # tables may have names of an enum of the user's
+        return str.__str__(value)
+    if dataclasses.is_dataclass(value) and is_ours:
         given = [one.name for one in dataclasses.fields(value) if one.init]
         return {"fields": [name, {one: inner(getattr(value, one)) for one in given}]}
     if isinstance(value, tuple):
         parts = [inner(one) for one in value]
-        return {"tuple": parts} if type(value) is tuple else {"named": [name, parts]}
+        return {"named": [name, parts]} if is_ours else {"tuple": parts}
     if type(value).__name__ == "Table":
         import pyarrow as pa
 

@@ -6,6 +6,8 @@ import json
 import math
 import pickle
 import re
+import signal
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,37 @@ def test_what_an_artifact_says_of_itself_is_told() -> None:
     assert plain.decode(plain.encode([manifest])) == [manifest]
 
 
-def test_numbers_of_numpy_become_numbers() -> None:
-    told = plain.decode(plain.encode({"auc": np.float64(0.5), "rows": np.int32(7)}))
-    assert told == {"auc": 0.5, "rows": 7} and type(told["rows"]) is int
+class Name(StrEnum):
+    """As a user may name tables."""
+
+    USER = "user"
+
+
+# the same in older code, where str() gives another text
+Code = Enum("Code", {"USER": "user"}, type=str)
+
+
+@pytest.mark.parametrize(
+    ("value", "plainly"),
+    [
+        (np.float64(0.5), 0.5),
+        (np.int32(7), 7),
+        (np.bool_(True), True),
+        (np.str_("user"), "user"),
+        (Name.USER, "user"),
+        (Code.USER, "user"),
+        (torch.Size([2, 3]), (2, 3)),
+    ],
+)
+def test_what_is_almost_plain_becomes_plain(value: Any, plainly: Any) -> None:
+    (told,) = plain.decode(plain.encode([value]))
+    assert told == plainly and type(told) is type(plainly)
+
+
+@pytest.mark.parametrize("name", [np.str_("user"), Name.USER, Code.USER])
+def test_a_table_has_a_name_of_the_users_kind(name: str) -> None:
+    plan = ShardingPlan(world_size=2, tables={name: TablePlacement(layout=HALVES)})
+    assert plain.decode(plain.encode(plan.shards(1))) == plan.shards(1)
 
 
 def test_generators_go_on_from_what_was_told() -> None:
@@ -78,7 +108,16 @@ def test_generators_go_on_from_what_was_told() -> None:
 
 
 def test_what_is_not_plain_is_refused_where_it_is_told() -> None:
-    for value in (object(), {1}, print, ValueError("x"), pickle.Pickler):
+    for value in (
+        object(),
+        {1},
+        np.arange(2),
+        signal.SIGINT,
+        Path("a"),
+        print,
+        ValueError("x"),
+        pickle.Pickler,
+    ):
         with pytest.raises(TypeError, match="plain values"):
             plain.encode([value])
 
