@@ -38,6 +38,8 @@ PROBE_S = 1.0
 # for so long Ray tries to reach a head that is gone, and ends the process then, with code 1 and
 # without a word of ours
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60
+# of that time, for silence before it is told, and for `ray.shutdown`: 12 s without a head
+LEAVE_S = 30.0
 # at the end of a run, for what it gives back
 END_S = 5.0
 
@@ -175,7 +177,8 @@ class Head:
             return
         now = time.monotonic()
         self._refused_since = self._refused_since or now
-        limit_s = float(os.environ.get(RECONNECT, RECONNECT_S)) / 2
+        rays_s = float(os.environ.get(RECONNECT, RECONNECT_S))
+        limit_s = max(rays_s / 4, rays_s - LEAVE_S)
         if now - self._refused_since >= limit_s:
             raise ClusterError(
                 f"the head of the Ray cluster at {self.address} is gone: nothing has listened "

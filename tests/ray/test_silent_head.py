@@ -207,13 +207,15 @@ def test_a_place_that_comes_after_its_run_has_ended_is_given_back(
 
 
 def test_a_head_that_is_gone_ends_a_run_that_waits_for_room(
-    private_home: Path, tmp_path: Path, clicks: SyntheticPaths
+    private_home: Path, tmp_path: Path, clicks: SyntheticPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a code and a line, before Ray ends the process with neither."""
     words = ["--train", str(clicks.train), "--eval", str(clicks.eval)]
     words += ["--schema", str(clicks.schema), "--ranks", "4", "--placement-timeout", "300"]
+    # of the other processes of the head, too, which wait for it as long
+    monkeypatch.setenv(RECONNECT, "40")
     with started_head(private_home, num_cpus=1) as head:
-        env = {**head.env, "RAY_ADDRESS": head.gcs, "PYTHONPATH": str(ROOT), RECONNECT: "40"}
+        env = {**head.env, "RAY_ADDRESS": head.gcs, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "jobs.train_dlrm", *words]
         pipe = subprocess.PIPE
         job = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=pipe, stderr=pipe)
