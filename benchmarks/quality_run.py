@@ -106,25 +106,27 @@ def model_of(data: FileDataset, recipe: Recipe) -> Callable[[], nn.Module]:
         schema=data.schema.to_json(),
         dense_layers=recipe.dense_layers,
         over_layers=recipe.over_layers,
+        init_bound=None,  # the schema has the recipe's
     )
 
 
 def run_config(trial: Trial, rows: int) -> RunConfig:
-    """The run's options: both learning rates fall over all steps by the recipe's schedule."""
+    """The run's options: the learning rates fall over all steps by the recipe's schedules."""
     from rayrec.driver import RunConfig
     from rayrec.optim import schedule
 
     recipe = trial.recipe
     steps = recipe.epochs * -(-rows // recipe.batch)
-    stages = schedule(steps, warmup=recipe.warmup, decay=recipe.decay)
+    dense = schedule(steps, warmup=recipe.warmup, decay=recipe.decay)
+    tables = schedule(steps, warmup=recipe.warmup, decay=recipe.tables_decay or recipe.decay)
     return RunConfig(
         global_batch_size=recipe.batch,
         epochs=recipe.epochs,
         seed=trial.seed,
         sparse_optimizer=recipe.tables,
         dense_optimizer=recipe.dense,
-        sparse_schedule=stages,
-        dense_schedule=stages,
+        sparse_schedule=tables,
+        dense_schedule=dense,
         tasks=recipe.tasks,
         progress="off",
         **trial.options,

@@ -20,6 +20,7 @@ class Recipe:
         tables, dense: the optimizers of the tables and of all other parameters.
         batch: rows of a step over all ranks.
         warmup, decay: of both learning rates, see `rayrec.optim.schedule`.
+        tables_decay: of the tables alone; None takes `decay`.
         bound: initial values of the tables lie within +- this; None takes the tables' own.
         dim: columns of every table; None takes the schema's.
         tasks: of a model with several outputs; none means one binary task.
@@ -31,6 +32,7 @@ class Recipe:
     epochs: int = 1
     warmup: int = 0
     decay: Literal["constant", "linear", "cosine"] = "linear"
+    tables_decay: Literal["constant", "linear", "cosine"] | None = None
     bound: float | None = None
     dim: int | None = None
     tasks: tuple[Task, ...] = ()

@@ -141,8 +141,12 @@ def twin_scores(
     others = [p for name, p in model.named_parameters() if not name.startswith("bags.")]
     optimizers = [sparse, torch.optim.Adam(others, lr=recipe.dense.lr)]
     steps = recipe.epochs * -(-len(rows.labels) // recipe.batch)
-    decay = (lambda step: 1 - step / steps) if recipe.decay == "linear" else (lambda step: 1.0)
-    rates = [torch.optim.lr_scheduler.LambdaLR(one, decay) for one in optimizers]
+    falls = {"linear": lambda step: 1 - step / steps, "constant": lambda step: 1.0}
+    decays = (recipe.tables_decay or recipe.decay, recipe.decay)
+    rates = [
+        torch.optim.lr_scheduler.LambdaLR(one, falls[decay])
+        for one, decay in zip(optimizers, decays, strict=True)
+    ]
     for _ in range(recipe.epochs):
         for batch in torch.randperm(len(rows.labels)).split(recipe.batch):
             model.zero_grad()

@@ -87,7 +87,7 @@ class OptimizerConfig:
 # numbers were chosen.
 DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.3)
 DEFAULT_DENSE = OptimizerConfig(name="adam", lr=3e-3)
-DEFAULT_BATCH = 2048  # rows of a step, where a command needs no word of it
+DEFAULT_BATCH = 1024  # rows of a step, where a command needs no word of it
 
 
 def as_optimizer(said: SparseOptimizer | OptimizerConfig) -> SparseOptimizer:

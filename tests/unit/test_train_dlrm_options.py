@@ -63,7 +63,7 @@ def test_the_job_a_run_file_and_a_config_have_one_set_of_defaults() -> None:
     args, file = parse([]), RunFile.read(None)
     run = run_of(args, epochs=1, extras={})
     assert run == replace(file.run, checkpoint=run.checkpoint)
-    assert run == replace(RunConfig(global_batch_size=2048, epochs=1), checkpoint=run.checkpoint)
+    assert run == replace(RunConfig(global_batch_size=1024, epochs=1), checkpoint=run.checkpoint)
     recipe = ModelRecipe(model="dcn", schema="")
     assert args.init_bound == file.model.init_bound == recipe.init_bound
 
