@@ -89,10 +89,10 @@ def main() -> None:
     work = Workload(dim=args.dim, cap=args.cap)
     names = available(args.systems)
     found: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for round_ in range(args.rounds):
-        first = round_ % len(names)
-        # each follows each: a virtual machine has, or has not, the memory of the one before
-        for name in names[first:] + names[:first]:
+    orders = np.random.default_rng(0)
+    for _ in range(args.rounds):
+        # in no fixed order: a virtual machine has, or has not, the memory of the one before
+        for name in orders.permutation(names).tolist():
             plain = name.removesuffix(", shipped")
             ranks = Ranks(name, System(maker, (plain, work), name == plain, args.ranks))
             try:
