@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.checks import seconds, whole_number
+from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.train.every import Every
 
 # of a run with increments, the checkpoints from one with all rows to the next
 FULL_EVERY = 10
@@ -40,19 +41,9 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for what, value in (
-            ("every_n_steps", self.every_n_steps),
-            ("num_to_keep", self.num_to_keep),
-        ):
-            if value is not None:
-                whole_number(f"CheckpointConfig has {what}", value)
-        if self.every_s is not None:
-            seconds("CheckpointConfig has every_s", self.every_s)
-            if self.every_n_steps is not None:
-                raise ConfigError(
-                    f"CheckpointConfig has every_n_steps={self.every_n_steps} and every_s="
-                    f"{self.every_s}; give one."
-                )
+        self.every.check("CheckpointConfig")
+        if self.num_to_keep is not None:
+            whole_number("CheckpointConfig has num_to_keep", self.num_to_keep)
         if self.full_every is not None:
             whole_number("CheckpointConfig has full_every", self.full_every, 2)
             if not self.incremental:
@@ -60,6 +51,11 @@ class CheckpointConfig:
                     f"CheckpointConfig has full_every={self.full_every} without incremental=True: "
                     "every checkpoint is full then. Leave full_every out, or add incremental=True."
                 )
+
+    @property
+    def every(self) -> Every:
+        """How often a run saves on the way."""
+        return Every(self.every_n_steps, self.every_s)
 
     @property
     def whole_every(self) -> int:

@@ -36,16 +36,14 @@ class OnTheWay:
 
     def next_step(self, step: int) -> int | None:
         """The next step at which an evaluation is due, where steps say so."""
-        every = self._config.every_n_steps if self._config is not None else None
-        return None if every is None else (step // every + 1) * every
+        return None if self._config is None else self._config.every.next_step(step)
 
     def missed(self, step: int) -> bool:
         """Whether a run was stopped where an evaluation was due, before it was made."""
         config = self._config
         if config is None or not step or self.best.scored == step:
             return False
-        every = config.every_n_steps
-        return self._is_last(step) or (every is not None and step % every == 0)
+        return self._is_last(step) or config.every.due(step)
 
     def _is_last(self, step: int) -> bool:
         """Whether the evaluation after training is one to compare with those before it.
@@ -64,11 +62,8 @@ class OnTheWay:
             return False
         if self._is_last(step):
             return True
-        if config.every_n_steps is not None:
-            return step % config.every_n_steps == 0
         self._seconds += seconds
-        assert config.every_s is not None
-        return self._seconds >= config.every_s
+        return config.every.due(step, self._seconds)
 
     @property
     def rows(self) -> int | None:

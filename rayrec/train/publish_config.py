@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from rayrec.checks import is_uri, lasting_path, positive, seconds, whole_number
+from rayrec.checks import is_uri, lasting_path, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.serve.signing import key_place
+from rayrec.train.every import Every
 
 # as `rayrec.quant.QuantType` has them; that needs torch
 ROW_TYPES = ("fp32", "fp16", "int8", "int4")
@@ -51,17 +52,11 @@ class PublishConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if (self.every_n_steps is None) == (self.every_s is None):
-            raise ConfigError(
-                f"PublishConfig has every_n_steps={self.every_n_steps} and every_s={self.every_s}; "
-                "give exactly one of them."
-            )
-        for what, least in (("every_n_steps", 1), ("full_every", 2), ("num_to_keep", 1)):
+        self.every.check("PublishConfig", needed=True)
+        for what, least in (("full_every", 2), ("num_to_keep", 1)):
             value = getattr(self, what)
             if value is not None:
                 whole_number(f"PublishConfig has {what}", value, least)
-        if self.every_s is not None:
-            seconds("PublishConfig has every_s", self.every_s)
         positive("PublishConfig has max_logit_error", self.max_logit_error)
         for what, kind in (("dtype", self.dtype), *self.tables.items()):
             if kind not in ROW_TYPES:
@@ -83,6 +78,11 @@ class PublishConfig:
                     f"PublishConfig has path={self.path!r}; servers read them from a local disk. "
                     "Name a local folder."
                 )
+
+    @property
+    def every(self) -> Every:
+        """How often a run publishes on the way."""
+        return Every(self.every_n_steps, self.every_s)
 
     def check_tables(self, names: Iterable[str]) -> None:
         """See that the tables that have types of their own exist.

@@ -69,8 +69,7 @@ class Publisher:
 
     def next_step(self, step: int) -> int | None:
         """The next step at which to publish, where steps say so."""
-        every = self._config.every_n_steps
-        return None if every is None else (step // every + 1) * every
+        return self._config.every.next_step(step)
 
     def after_window(self, step: int, seconds: float) -> None:
         """Publish where that is due at the end of a window that took so many seconds.
@@ -80,12 +79,7 @@ class Publisher:
             SaveError: on every rank, when the storage refused; also of the publication before.
         """
         self._seconds += seconds
-        every_n, every_s = self._config.every_n_steps, self._config.every_s
-        if every_n is not None:
-            is_due = step % every_n == 0
-        else:
-            is_due = every_s is not None and self._seconds >= every_s
-        if is_due:
+        if self._config.every.due(step, self._seconds):
             self._on_phase("publishing")
             self._publish(step)
             self._on_phase("training")

@@ -118,9 +118,9 @@ class RankRun(SavingRank):
         if self._on_the_way.due(self.step, merged.seconds) and not stopped:
             stopped = not self._evaluate(should_stop)
         self._since_save_s += merged.seconds
-        if self._save_due():
+        if self._save_every.due(self.step, self._since_save_s):
             self.save()
-        if self._points is not None and self._points.due(self.step):
+        if self._points is not None and self._points.every.due(self.step):
             self._sync()
         if self._publisher is not None:
             self._publisher.after_window(self.step, merged.seconds)
@@ -147,10 +147,9 @@ class RankRun(SavingRank):
     def _next_end(self) -> int:
         """The last step of the next window at the latest, by what is due then."""
         ends = [self.spec.steps, self._on_the_way.next_step(self.step)]
-        if self._save_every:
-            ends.append((self.step // self._save_every + 1) * self._save_every)
+        ends.append(self._save_every.next_step(self.step))
         if self._points is not None:
-            ends.append(self._points.next_step(self.step))
+            ends.append(self._points.every.next_step(self.step))
         if self._publisher is not None:
             ends.append(self._publisher.next_step(self.step))
         return min(end for end in ends if end is not None)

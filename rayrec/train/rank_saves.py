@@ -14,6 +14,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
+from rayrec.train.every import Every
 from rayrec.train.in_memory import InMemoryKeeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
@@ -84,16 +85,9 @@ class SavingRank(ScoringRank):
         return self._kept
 
     @property
-    def _save_every(self) -> int | None:
-        """Steps between two checkpoints; None where none is saved on the way."""
-        return self.spec.checkpoint.every_n_steps if self.spec.run_path else None
-
-    def _save_due(self) -> bool:
-        """Whether a checkpoint on the way is due at the end of a window."""
-        every_s = self.spec.checkpoint.every_s if self.spec.run_path else None
-        if every_s is not None:
-            return self._since_save_s >= every_s
-        return bool(self._save_every) and self.step % (self._save_every or 1) == 0
+    def _save_every(self) -> Every:
+        """How often a checkpoint is saved on the way."""
+        return self.spec.checkpoint.every if self.spec.run_path else Every()
 
     def save(self, path: str | None = None) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step.

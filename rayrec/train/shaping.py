@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from rayrec.checks import seconds, whole_number
+from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.train.every import Every
 
 # scores of which a smaller value is better, by the part of their name before "@"
 LOWER = ("ne", "logloss", "cross_entropy", "mse", "rmse", "mae", "loss")
@@ -71,15 +72,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if (self.every_n_steps is None) == (self.every_s is None):
-            raise ConfigError(
-                f"EvaluationConfig has every_n_steps={self.every_n_steps} and "
-                f"every_s={self.every_s}; give exactly one of them."
-            )
-        if self.every_n_steps is not None:
-            whole_number("EvaluationConfig has every_n_steps", self.every_n_steps)
-        if self.every_s is not None:
-            seconds("EvaluationConfig has every_s", self.every_s)
+        self.every.check("EvaluationConfig", needed=True)
         if self.rows is not None:
             whole_number("EvaluationConfig has rows", self.rows)
         follows = "early_stopping" if self.early_stopping else "keep_best" * self.keep_best
@@ -95,6 +88,11 @@ class EvaluationConfig:
             )
         if self.score is not None:
             _ = self.larger_is_better
+
+    @property
+    def every(self) -> Every:
+        """How often a run evaluates on the way."""
+        return Every(self.every_n_steps, self.every_s)
 
     @property
     def larger_is_better(self) -> bool:

@@ -16,6 +16,7 @@ from rayrec.comm.kept_memory import KeptMemory
 from rayrec.errors import ConfigError
 from rayrec.shards.undo import Point, Slots, common_point
 from rayrec.train.config import SyncPoints
+from rayrec.train.every import Every
 from rayrec.train.window import gather_objects
 
 
@@ -23,12 +24,13 @@ class RankPoints:
     """Where a rank keeps its sync points.
 
     Attributes:
+        every: how often a point is set.
         memory: of the rows, and of what puts them back.
         chosen: the point that the run goes on from, or None.
     """
 
     def __init__(self, config: SyncPoints, rank: int) -> None:
-        self._config, self._given = config, False
+        self.every, self._given = Every(config.every_n_steps), False
         self.memory = KeptMemory(config.name, rank)
         own = tuple(Slots(self.memory).points())
         told = gather_objects((own, secrets.randbits(62)))
@@ -42,14 +44,6 @@ class RankPoints:
         """What `DistributedModelParallel` is told; of several models the first is kept."""
         given, self._given = self._given, True
         return {} if given else {"memory": self.memory, "adopt": self.chosen is not None}
-
-    def next_step(self, step: int) -> int:
-        """The step of the next point."""
-        return (step // self._config.every_n_steps + 1) * self._config.every_n_steps
-
-    def due(self, step: int) -> bool:
-        """Whether a point is to be set at a step."""
-        return step % self._config.every_n_steps == 0
 
     def at(self, step: int) -> Point:
         """The point of a step."""
