@@ -26,6 +26,7 @@ MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 ALONE = {"index.md", "walkthrough.md"}
 # only links: pictures begin with an exclamation mark and are moved alike
 LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
+PICTURE = ".png"
 MARK = re.compile(
     r"^ *<!-- (?:tested|walk|own machine|not run|figures|end of figures)\b.*?-->\n", re.MULTILINE
 )
@@ -61,8 +62,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for package, names in pages.items():
         made[f"reference/{package}.md"] = reference.page(package, names)
     sources = {file.src_uri: file.content_string for file in files.documentation_pages()}
-    for source in linked_sources({**sources, **made}):
-        made[site_path(source)] = source_page(source)
+    linked = {site_path(s): source_page(s) for s in linked_sources({**sources, **made})}
+    made.update(linked)
+    for picture in linked_sources(linked):
+        if picture.endswith(PICTURE):
+            content = (ROOT / picture).read_bytes()
+            files.append(File.generated(config, site_path(picture), content=content))
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -137,6 +142,8 @@ def site_path(source: str) -> str:
         return "examples/index.md"
     if source.startswith("examples/"):
         return f"{source.removesuffix('.py')}.md"
+    if source.endswith(PICTURE):
+        return f"sources/{source}"
     return f"sources/{source.removesuffix('.md')}.md"
 
 
