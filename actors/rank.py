@@ -25,7 +25,7 @@ from rayrec.train.seat import RankAddress, RankContext, RankTask, Seat
 
 
 class RankActor:
-    """One rank.
+    """Ray actor of one rank.
 
     Args:
         env: environment variables to set before torch is imported.
@@ -49,7 +49,7 @@ class RankActor:
         self._loading.start()
 
     def describe(self) -> RankAddress:
-        """Where this rank lives; answers before torch is imported."""
+        """Return the address of this rank's process; answers before torch is imported."""
         import ray
 
         context = ray.get_runtime_context()
@@ -61,15 +61,15 @@ class RankActor:
         return RankAddress(node_id=context.get_node_id(), host=address, pid=os.getpid())
 
     def stand_by(self, task: Sequence[Any]) -> None:
-        """Import torch, what a task names, and what training will import; see `take`."""
+        """Warm up: import torch, the modules of a task, and those that training imports later."""
         self._fetch(task)
         _import_late()
 
     def take(self, task: Sequence[Any]) -> None:
-        """Import torch and what a task names, so that `start` can begin it at once.
+        """Fetch a task and import what it names, so that `start` can begin it at once.
 
         Args:
-            task: a list of one, a reference to the task.
+            task: list with one Ray reference, that of the task.
         """
         self._task = self._fetch(task)
 
@@ -92,7 +92,7 @@ class RankActor:
         return missing_file(files)
 
     def gpu_memory(self) -> int:
-        """Bytes of this rank's GPU, free now."""
+        """Return the free bytes of this rank's GPU."""
         self._loading.join()
         import torch
 
@@ -107,7 +107,7 @@ class RankActor:
         return int(self._store.port)
 
     def _fetch(self, task: Sequence[Any]) -> RankTask:
-        """The task of a reference in a list, which Ray hands on as it is.
+        """Return the task of a Ray reference; it comes in a list, so that Ray does not resolve it.
 
         Ray would unpickle a task itself, in a thread of its own. What that imports of torch while
         another thread imports torch finds a module that is half made.
@@ -165,7 +165,7 @@ class RankActor:
         """Ask the task to end at the next agreed point.
 
         Args:
-            going_to: with how many ranks the run goes on then; 0 where it ends.
+            going_to: number of ranks that the run goes on with; 0 where it ends.
         """
         self._going_to = going_to
         self._stop.set()
@@ -183,9 +183,9 @@ class RankActor:
         """Cut all connections of a world, so that a pending collective raises.
 
         Args:
-            generation: of the world; another one is left alone.
+            generation: generation of the world; calls for another one do nothing.
         Returns:
-            how many connections there were.
+            the number of connections that were cut.
         """
         self._loading.join()
         from rayrec.comm.process_group import shutdown_sockets

@@ -1,4 +1,4 @@
-"""What the retrieval job knows of its data without a model: who has which items.
+"""Ground truth of the retrieval job, read from its data without a model: the items of each user.
 
 Everything is read into memory as columns of ids: for data of some ten million rows.
 """
@@ -24,17 +24,17 @@ IdArray = NDArray[np.int64]
 
 
 class Truth(NamedTuple):
-    """Who has what, and rows that hold the features of every user and item.
+    """Items of each user, and rows with the features of every user and item.
 
     Attributes:
         users: one row per user with held-out positives.
         items: one row per item that occurs anywhere, in the order of item_ids.
         item_ids: ids of those items.
-        size: ids that items can have.
+        size: number of ids that items can have.
         counts: (size,) positive training rows of each id.
         relevant: per row of `users`, ids of held-out positives without a training row.
         seen: per row of `users`, ids with a training row.
-        schema: of the rows.
+        schema: schema of the rows.
     """
 
     users: pa.Table

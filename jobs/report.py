@@ -1,4 +1,4 @@
-"""What a job prints and writes at its end; its home is `rayrec.runs.report`."""
+"""Report of a job at its end, re-exported from `rayrec.runs.report`."""
 
 from rayrec.runs.report import (
     Reporting,

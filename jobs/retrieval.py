@@ -1,4 +1,4 @@
-"""What the retrieval job's ranks do besides training: build the towers, and rank all items.
+"""Work of the retrieval job's ranks besides training: build the towers, and rank all items.
 
 Truth is read from the files by every rank: which items a user has rows for in the training part
 (those are left out of the lists) and which of the held-out rows have label 1. Vectors of all items
@@ -33,11 +33,11 @@ CHUNK = 1024  # users or items a rank embeds at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalPaths:
-    """Where the data lies, and what one pass over it told.
+    """Paths of the data, and the facts that one pass over it gave.
 
     Attributes:
-        train, held_out: all rows.
-        positives: training rows with label 1.
+        train, held_out: paths of all rows.
+        positives: path of the training rows with label 1.
         schema: the JSON text of the schema.
         log_q: per candidate id, log of its share of the positives.
     """
@@ -159,7 +159,7 @@ class RetrievalScorer:
     """Scores a trained model beside popularity; called on all ranks together.
 
     Attributes:
-        paths: where the data lies.
+        paths: paths and facts of the data.
         query, candidate: features of the towers; the first of each are the ids of users and items.
         ks: cut-offs of the metrics.
     """
@@ -170,7 +170,7 @@ class RetrievalScorer:
     ks: tuple[int, ...]
 
     def truth(self) -> Truth:
-        """Read who has what.
+        """Read the items of each user from the data.
 
         Raises:
             InputError: a file cannot be read, or no held-out row has label 1 and an item that is

@@ -1,4 +1,4 @@
-"""What the options of the jobs mean: where ranks run and how a run trains.
+"""Configs of the jobs from their options: `ScalingConfig` and `RunConfig`.
 
 Every path is made absolute here, from the working directory of the job, because ranks run in other
 directories.
@@ -29,7 +29,7 @@ __all__ = ["open_data", "output_path", "read_text", "run_of", "scaling_of"]
 
 
 def scaling_of(args: argparse.Namespace) -> ScalingConfig:
-    """Where the ranks run, by the options that `add_scaling_options` added.
+    """Return the scaling config for the options that `add_scaling_options` added.
 
     Raises:
         ConfigError: they contradict each other.
@@ -50,10 +50,10 @@ def scaling_of(args: argparse.Namespace) -> ScalingConfig:
 def run_of(
     args: argparse.Namespace, *, epochs: int, extras: Mapping[str, Any], drop_last: bool = False
 ) -> RunConfig:
-    """The run, by the options that `add_training_options` and `add_keeping_options` added.
+    """Return the run config for the options of `add_training_options` and `add_keeping_options`.
 
     Args:
-        epochs: how long to train when neither --steps nor --epochs is given.
+        epochs: number of epochs when neither --steps nor --epochs is given.
         extras: JSON data that every checkpoint carries.
         drop_last: leave out a last partial batch.
     Raises:
@@ -106,7 +106,7 @@ def _optimizer(word: str, lr: float | None, base: OptimizerConfig) -> OptimizerC
 
 
 def _schedule(args: argparse.Namespace) -> Schedule:
-    """What --schedule and --warmup say of both learning rates."""
+    """Return the schedule of both learning rates for --schedule and --warmup."""
     if args.schedule == "constant" and not args.warmup:
         return ()
     return ScheduleConfig(decay=args.schedule, warmup=args.warmup)
@@ -136,7 +136,7 @@ def _profile(args: argparse.Namespace) -> ProfileConfig | None:
 
 
 def _publish(args: argparse.Namespace) -> PublishConfig | None:
-    """What to publish; None where no option says so, or the job has none."""
+    """Return the publish config; None where no option asks for it, or the job has none."""
     if not _value(args, "--publish-every") and not _value(args, "--publish-every-s"):
         return None
     tables = args.publish_table or []

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class DataPaths(NamedTuple):
-    """Where the data lies."""
+    """Paths of the data and of its schema."""
 
     train: str
     eval: str | None

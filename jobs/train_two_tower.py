@@ -169,7 +169,7 @@ def _outcome(result: Result) -> Told:
 
 
 def _warning(model: Mapping[str, float], popularity: Mapping[str, float]) -> list[str]:
-    """One line where lists of what is popular would serve better than the model's, else none."""
+    """Return a one-line warning if popularity alone ranks better than the model, else no line."""
     name = next(iter(model))  # recall of the shortest lists
     if model[name] >= popularity[name]:
         return []
@@ -203,7 +203,7 @@ def _check_batch(args: argparse.Namespace) -> None:
 
 
 def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
-    """Where the rows lie, converted if need be, and the folder for what is made of them."""
+    """Return the rows, converted if need be, and the folder for derived files."""
     if (args.source is None) == (args.train is None):
         raise ConfigError(
             "say where the data is: --source DIR of the ml-100k files, or --train, --eval and "

@@ -1,4 +1,4 @@
-"""What Ray says of the actors, as values or as one line: answers of calls, silence, and deaths."""
+"""Answers, silence and deaths of the rank actors, as values or as one line for the user."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def answers(
     """Wait for one answer of each rank in `references`; the values in the same order.
 
     Args:
-        references: by rank, what the call gave.
-        addresses: where ranks are, as far as that is known.
-        what: what they were asked to do, as in "rank 1 could not start".
+        references: object reference of the pending call, by rank.
+        addresses: of the ranks, as far as they are known; they name the host in an error.
+        what: verb phrase of the call that completes "rank 1 could not ...", such as "start".
         check: called several times a second, so that a signal is obeyed while the ranks are silent.
     Raises:
         TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s`
@@ -78,10 +78,10 @@ class Heartbeat:
     that says that it is done with it.
 
     Args:
-        actors: by rank, all of which have answered before.
-        addresses: where they are.
+        actors: the actor of each rank, in order; each has answered a call before.
+        addresses: the address of each rank, in order.
         limit_s: seconds of silence that count as a failure.
-        awake: actors that have said that they are done with importing; more are added.
+        awake: actors that have finished their imports; `check` adds and removes actors.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Heartbeat:
 
 
 def stacks_of(actors: Sequence[Any], addresses: Sequence[RankAddress], timeout_s: float) -> str:
-    """The stacks of all ranks as text; a rank that does not answer in time is named."""
+    """Return the stack traces of all ranks as text; a rank that gives none in time is named."""
     import ray
 
     asked = [actor.stacks.remote() for actor in actors]
@@ -155,7 +155,7 @@ def _silent(rank: int, world_size: int, host: str, silent_s: float) -> TrainingF
 
 
 def death_line(error: BaseException) -> str:
-    """One line about why an actor is gone, from Ray's long message."""
+    """Return the cause of an actor's death in one line, taken from Ray's long message."""
     text = str(error)
     low = text.lower()
     if "node has died" in low or "node was terminated" in low or "node failure" in low:

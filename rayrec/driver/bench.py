@@ -39,7 +39,7 @@ MOST_ASKED = 8
 
 @dataclass(kw_only=True, slots=True)
 class _Spare:
-    """One spare; `asked` is the call that it owes an answer of."""
+    """One spare worker; `asked` is the reference of its pending call, or None."""
 
     place: Place
     wanted_on: str
@@ -60,8 +60,8 @@ class Bench:
     """The spares of one run; see `bench_for`.
 
     Args:
-        heartbeat_s: a spare that owes an answer for so long is replaced.
-        setup_timeout_s: bound on its start.
+        heartbeat_s: seconds without an answer after which a spare is replaced.
+        setup_timeout_s: bound on the start of a spare.
         say: gets one line where the cluster has no room for spares.
     """
 
@@ -86,7 +86,7 @@ class Bench:
 
         Args:
             crew: the ranks, which train.
-            task: a reference to what they do, so that spares import what it names.
+            task: reference of the ranks' task; spares import the modules that it names.
             now: seconds of a steady clock.
         """
         if not self._scaling.spares or now - self._looked_at < LOOK_S:
@@ -105,7 +105,7 @@ class Bench:
         self._tell_shortage(turn_s)
 
     def relieve(self, crew: Crew) -> frozenset[int]:
-        """Have spares take the places of lost ranks; which ranks got the process of one.
+        """Replace lost ranks by spares, and return the ranks that got the process of a spare.
 
         A rank whose node is gone may also get the room of a spare that has no process.
         """
@@ -214,7 +214,7 @@ class Bench:
         spare.asked = spare.actor.poll.remote(sys.maxsize, BEAT_S)
 
     def _usable(self) -> list[_Spare]:
-        """The spares that live; one that waits must say so."""
+        """Return the spares that are alive; an idle one must answer a probe."""
         import ray
 
         for spare in self._spares:
@@ -262,14 +262,14 @@ class Bench:
 
 
 def _nodes_of(places: Sequence[Place]) -> dict[Place, str]:
-    """The node of each place that lies on one that lives."""
+    """Return the node of each place, without places on dead nodes."""
     alive = alive_nodes()
     nodes = {place: node_of(*place) for place in places}
     return {place: node for place, node in nodes.items() if node in alive}
 
 
 def _raises(reference: Any) -> bool:
-    """Whether the answer of a call, which is there, is an error."""
+    """Return True if a finished call raised an error."""
     import ray
 
     try:

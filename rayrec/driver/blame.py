@@ -1,4 +1,4 @@
-"""What the driver knows of a rank, and whom it blames for a failure: the values of `policies`."""
+"""Health of a rank as the driver sees it, and the failure to report: the values of `policies`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _VARYING = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the driver knows of one rank.
+    """State of one rank as the driver observes it.
 
     Attributes:
-        rank, host: who and where.
-        poll: its last answer, or None before the first.
-        death: one line when its actor died, else "".
+        rank, host: index of the rank and address of its host.
+        poll: last answer of the rank, or None before the first.
+        death: cause of the actor's death in one line, or "" while it lives.
         death_at: driver's wall clock seconds when the death was seen.
         silent_s: seconds since its last answer.
     """
@@ -45,7 +45,7 @@ class Blame:
         rank, host: who failed; the host is "" where it is not known.
         cause: the error in one line. traceback: its text, or "".
         step: global steps that the rank had done.
-        also: what another rank said that may be the reason, or "".
+        also: error of another rank that may be the root cause, or "".
         mistake: the error itself where it is a user's mistake.
         kind: the process died, gives no answer, or told of an error.
         final: trying again would fail again.
@@ -69,12 +69,12 @@ class Blame:
 
     @property
     def words(self) -> str:
-        """The cause without what differs from one time to the next."""
+        """Cause without paths, addresses and ranks, so that a repeated error compares equal."""
         return _VARYING.sub("#", self.cause)
 
     @classmethod
     def of(cls, error: TrainingFailed, step: int) -> Blame:
-        """What an error tells that was raised while the driver waited for an answer."""
+        """Return the blame for an error that was raised while the driver waited for an answer."""
         return cls(
             rank=error.rank or 0,
             host=error.host,
@@ -85,7 +85,7 @@ class Blame:
         )
 
     def error(self, world_size: int) -> RayrecError:
-        """The error to raise: a user's mistake keeps its class, else it is a `TrainingFailed`."""
+        """Return the error to raise: a user's mistake in its own class, else a `TrainingFailed`."""
         where = f"rank {self.rank} of {world_size} on {self.host or 'an unknown host'}"
         if self.mistake is not None:
             when = f" after step {self.step}" if self.step else ""

@@ -24,11 +24,11 @@ def calibrate(
     timeout_s: float = 300.0,
     setup_timeout_s: float = 120.0,
 ) -> Topology:
-    """The topology of the ranks that Ray gives, with constants as these ranks measured them.
+    """Measure the ranks that Ray places, and return their topology with the measured constants.
 
     Args:
-        scaling: how many ranks, and what each gets: as they will train.
-        say: gets a line about every step of it.
+        scaling: number and resources of the ranks, the same as for the training.
+        say: receives a line about every step of the calibration.
         timeout_s: bound on every collective. setup_timeout_s: bound on the start of the ranks.
     Raises:
         ConfigError: the ranks do not fit the cluster.

@@ -22,9 +22,9 @@ class Changing:
     """The changes of one run.
 
     Args:
-        seating: gives ranks their places.
-        leaving: watches nodes that will go.
-        sizing: how many ranks there shall be.
+        seating: assigns ranks to places.
+        leaving: watches for nodes that will be drained.
+        sizing: decides the number of ranks.
     """
 
     def __init__(self, seating: Seating, leaving: Leaving, sizing: Sizing) -> None:
@@ -33,10 +33,10 @@ class Changing:
     def look(
         self, group: RankGroup, ranks: Sequence[Observation], step: int, now: float
     ) -> tuple[Event, ...]:
-        """Have the ranks pause where their number or places should change, or save; what to tell.
+        """Have the ranks pause for a due change, or save; return the events to report.
 
         Args:
-            ranks: that do one task.
+            ranks: observations of all ranks of the running task.
             step: global steps done.
             now: seconds of a steady clock.
         """
@@ -51,10 +51,10 @@ class Changing:
         return wish.told
 
     def have_paused(self, outcome: FitOutcome, *, is_stopping: bool) -> bool:
-        """Whether the ranks ended their task because they were asked to pause.
+        """Return True if the ranks ended their task because a change of them was requested.
 
         Args:
-            outcome: of rank 0.
+            outcome: result that rank 0 returned.
             is_stopping: the run was asked to end meanwhile.
         """
         if self._sizing.paused_since is None or not outcome.stopped:
@@ -66,13 +66,13 @@ class Changing:
         return paused
 
     def call_off(self, error: RayrecError, ranks: int) -> str:
-        """Take back a change that nothing can be planned for; a line about it.
+        """Cancel a change of the number of ranks that has no plan, and return a line about it.
 
         Args:
-            error: why not.
-            ranks: how many there would be.
+            error: the planner's reason.
+            ranks: number of ranks after the change.
         Raises:
-            RayrecError: the error, where there is no change to take back.
+            RayrecError: `error` itself, where no change is pending.
         """
         keeps = self._seating.call_off()
         if not keeps:

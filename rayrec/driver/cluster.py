@@ -52,7 +52,7 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
 
     Args:
         num_cpus: CPUs to claim when a private cluster starts; None takes those of the machine.
-        address: of the cluster, in place of RAY_ADDRESS; "auto" finds one of this machine.
+        address: address of the cluster, in place of RAY_ADDRESS; "auto" finds a local one.
     Raises:
         ConfigError: nothing answers at the address, or this process has joined another cluster, or
             Ray does not start with what it is told.
@@ -171,7 +171,7 @@ def _check_joined(address: str) -> None:
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Whether two addresses, as host:port, name one place; a host has several names."""
+    """Return True if two host:port addresses mean the same socket, also by other host names."""
     hosts: list[str] = []
     ports: list[str] = []
     for address in (one, other):
@@ -218,7 +218,7 @@ def _describe() -> Cluster:
 
 
 def _grows() -> bool:
-    """Whether an autoscaler with node types of its own looks after the joined cluster.
+    """Return True if the joined cluster has an autoscaler that can add nodes.
 
     Every head runs a monitor. Without a cluster file, it reports each node under a type that is
     made up from the node's id.
@@ -243,7 +243,7 @@ def _grows() -> bool:
 
 
 def _is_head_here() -> bool:
-    """Whether this process started the head by a `ray.init` without address."""
+    """Return True if this process started the head, by a `ray.init` without address."""
     import ray._private.worker as worker
 
     node = getattr(worker, "_global_node", None)

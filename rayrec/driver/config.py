@@ -1,4 +1,4 @@
-"""What a user says about a run: `RunConfig` and `FailureConfig`; `scaling` says on how many ranks.
+"""Options of a run: `RunConfig` and `FailureConfig`; the number of ranks is in `scaling`.
 
 Names follow Ray Train where it has them. Every option is checked when the object is made, so that a
 mistake costs no cluster start; what is not supported yet is refused and never ignored.
@@ -22,10 +22,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureConfig:
-    """What to do when a rank fails.
+    """Options for recovery from failed ranks.
 
     Attributes:
-        max_failures: how many failures a run recovers from; the next one ends it with
+        max_failures: number of failures that a run recovers from; the next one ends it with
             `TrainingFailed`. -1 sets no bound. A user's mistake, and the same error at the same
             step twice, end the run in any case.
         sync_every_n_steps: ranks on CPUs set a sync point after every so many global steps. A run
@@ -60,7 +60,7 @@ class RunConfig(RunOptions):
         storage_path: local folder or URI that receives checkpoints; None saves none. A relative
             path is taken from the working directory of the process that makes this config. All
             hosts of the ranks must see the folder, which is checked.
-        failure: what to do when a rank fails.
+        failure: options for recovery from failed ranks.
         resume_from: checkpoint directory to continue from, or the folder of a run with @latest or
             @best behind it, as everywhere, or "latest" of the run's own folder, or "auto": the
             latest where there is one, else the run starts anew or from init_from. It may come from

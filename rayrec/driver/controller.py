@@ -49,20 +49,20 @@ class Controller:
     """Runs one task on a group of ranks.
 
     Args:
-        scaling: how many ranks, and what each gets.
-        prepare: says what to do, once the ranks' places are known and while they import torch;
+        scaling: number and resources of the ranks.
+        prepare: makes the task, once the ranks' places are known and while they import torch;
             called again after every failure that the run recovers from.
-        on_event: gets every report and line of the ranks and of the controller.
+        on_event: receives every report and line of the ranks and of the controller.
         timeout_s: bound on every collective.
         heartbeat_timeout_s: a rank that says nothing for so long is lost.
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
-        max_failures: how many failures the run recovers from; -1 for any number.
-        keeps: the task saves, too, when it is asked to save and go on; see `leaving`.
+        max_failures: number of failures that the run recovers from; -1 for any number.
+        keeps: the task can save and go on when its node will be drained; see `leaving`.
         resizes: the number of ranks may change on the way; see `ScalingConfig.num_workers`.
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
             by a signal.
-        log: receives what is too long for a line; by default a temporary file.
+        log: receives tracebacks and stacks; by default a temporary file.
         on_poll: called at every look at the ranks; what it raises ends the run.
         on_step: gets the newest finished step at every look after which it is another.
         stall_s: seconds without progress after which the run says where it stands.
@@ -189,7 +189,7 @@ class Controller:
 
     @property
     def placed(self) -> Placed:
-        """The ranks and those who see to them, from the state after SCHEDULING on."""
+        """Ranks and their managers; set once SCHEDULING is over."""
         assert self._placed is not None
         return self._placed
 

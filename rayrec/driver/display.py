@@ -1,4 +1,4 @@
-"""What a user sees of a run: a live bar on a terminal, plain lines elsewhere, nothing if told so.
+"""Display of a run's progress: a live bar on a terminal, plain lines elsewhere, or nothing.
 
 It keeps the milestones of the start and the progress reports. rich is imported only for the live
 bar.
@@ -89,7 +89,7 @@ class Display:
 
     @property
     def step(self) -> int:
-        """The step of the newest report."""
+        """Step of the newest progress report."""
         return self.reports[-1].step if self.reports else 0
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Display:
 
 
 def summary(report: ProgressReport) -> str:
-    """A report on one line, without its step."""
+    """Return a report as one line, without its step."""
     parts = [f"{report.rows_per_s:,.0f} rows/s", f"loss {report.loss:.5f}"]
     if report.auc is not None:
         parts.append(f"auc {report.auc:.4f}")

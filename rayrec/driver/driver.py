@@ -49,12 +49,12 @@ class Driver:
         model: () -> module whose forward(batch) gives (loss, (loss, logits, labels)); called on
             every rank, and once here on the meta device. Its tables should lie on the meta device,
             so that no rank ever holds a whole table.
-        data: what to train on.
-        scaling: how many ranks, and what each gets.
-        run: how long, how large the steps, what is saved.
+        data: rows to train on.
+        scaling: number and resources of the ranks.
+        run: length of the run, batch size, checkpoints and further options.
         eval_data: scored after training.
         plan: "auto", a sharding kind, a JSON file, or a plan.
-        constraints: by table, for the planner.
+        constraints: limits on the planner's choice, by table.
         tables: the model's tables, if it cannot be built on the meta device.
         topology: a calibrated topology, or its JSON file, whose constants the planner shall use;
             ranks and memory are those that exist.
@@ -175,7 +175,7 @@ class Driver:
 
         Args:
             checkpoint: its directory; None scores the untrained model.
-            data: what to score on; by default the driver's eval_data.
+            data: rows to score; by default the driver's eval_data.
             predictions: path or URI of a Parquet file that gets the score of every row, in the
                 order of the files: columns score (the predicted probability of label 1), label,
                 file, row (its number in the file) and `keys`.
@@ -217,7 +217,7 @@ class Driver:
                 column of scores for each task ("score" where there is one), and `columns`.
             data: files whose labels are not read; by default the driver's eval_data. A data set
                 made with `with_labels=False` needs no labels.
-            columns: of the data, to be copied beside the scores.
+            columns: columns of the data that are copied beside the scores.
         Raises:
             RayrecError, RunInterrupted: as `evaluate`; nothing is left of the files.
         """
@@ -244,7 +244,7 @@ class Driver:
         Args:
             checkpoint: its directory, such as `Result.checkpoint`.
             out: local folder, new or empty.
-            types, bounds, compiled: as `rayrec.serve.export` takes them.
+            types, bounds, compiled: the arguments of these names of `rayrec.serve.export`.
             data: rows that are scored by the model and by the artifact; by default the driver's
                 eval_data where they lie in files, and else random rows.
         Raises:
@@ -271,7 +271,7 @@ class Driver:
         lacks the run's folder or data, the run says so and keeps the ranks that it has.
 
         Args:
-            num_workers: within those of `ScalingConfig`.
+            num_workers: number of ranks, within the range of `ScalingConfig`.
         Raises:
             ConfigError: the number is outside of them, the run has one number of ranks or no
                 storage path, or no `fit` runs.
@@ -282,7 +282,7 @@ class Driver:
         self._ranks.resize(num_workers)
 
     def _score(self, data: Dataset, task: Callable[..., RankTask], files: Files) -> Any:
-        """What rank 0 returns of a task that reads `data` and changes no model."""
+        """Run a task that reads `data` and changes no model, and return the result of rank 0."""
         from rayrec.driver.specs import train_spec
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:

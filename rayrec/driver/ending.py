@@ -27,12 +27,12 @@ def write_traceback(blame: Blame, log: RunLog) -> str:
 def ending(
     blame: Blame, world_size: int, past: Sequence[Blame], log: RunLog, more: str = ""
 ) -> RayrecError:
-    """The error to raise for a failure that ends a run.
+    """Return the error to raise for a failure that ends a run.
 
     Args:
         past: failures that the run recovered from before.
-        log: gets the traceback.
-        more: what else there is to say.
+        log: receives the traceback.
+        more: further cause to add to the message, or "".
     """
     words = [blame.also, more]
     if past:

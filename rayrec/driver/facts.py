@@ -1,4 +1,4 @@
-"""What the head of a Ray cluster tells of nodes and places.
+"""Queries of a Ray cluster's head about resources, nodes and placement groups.
 
 Every function waits for the head without a bound, so each is called by `head` alone.
 """
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 
 class Resources(NamedTuple):
-    """What a cluster has in all, and what is free on each node."""
+    """Total resources of a cluster, and the free resources of each node."""
 
     total: Mapping[str, float]
     free: tuple[Mapping[str, float], ...]
 
 
 def resources() -> Resources:
-    """The resources of the cluster."""
+    """Return the total and the free resources of the cluster."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -25,14 +25,14 @@ def resources() -> Resources:
 
 
 def alive_nodes() -> frozenset[str]:
-    """The nodes of the cluster that live, by id."""
+    """Return the ids of the nodes that are alive."""
     import ray
 
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def draining() -> dict[str, float | None]:
-    """The nodes that will go, by id: when, in wall clock seconds, or None where nobody says."""
+    """Return the draining nodes: deadline in wall clock seconds, or None if unknown, by node id."""
     import ray._private.state as state
 
     ends: Mapping[str, int] = state.state.get_draining_nodes()
@@ -40,7 +40,7 @@ def draining() -> dict[str, float | None]:
 
 
 def node_of(group: Any, bundle: int) -> str:
-    """The node of a bundle of a placement group, which may be gone; "" while it has none."""
+    """Return the node of a placement group's bundle, which may be dead; "" while it has none."""
     from ray.util.placement_group import placement_group_table
 
     nodes = placement_group_table(group).get("bundles_to_node_id", {})
@@ -48,7 +48,7 @@ def node_of(group: Any, bundle: int) -> str:
 
 
 def bundles_on(group: Any, alive: Collection[str]) -> list[int]:
-    """The bundles of a placement group that have a place on a node that is alive."""
+    """Return the bundles of a placement group that lie on a node that is alive."""
     from ray.util.placement_group import placement_group_table
 
     table = placement_group_table(group)

@@ -26,9 +26,9 @@ class Failing:
     """The failures of one run.
 
     Args:
-        recovery: the account of them.
-        log: gets tracebacks.
-        max_failures: how many the run recovers from; -1 for any number.
+        recovery: account of the failures.
+        log: receives tracebacks.
+        max_failures: number of failures that the run recovers from; -1 for any number.
     """
 
     def __init__(self, recovery: Recovery, log: RunLog, max_failures: int) -> None:
@@ -36,7 +36,7 @@ class Failing:
         self._cut_at: float | None = None
 
     def recovers(self, blame: Blame, step: int, now: float, *, is_stopping: bool) -> Failure | None:
-        """Note a failure that the run recovers from, and what to tell of it; None where it ends.
+        """Record a failure, and return its event; None if the run cannot recover from it.
 
         Args:
             step: global steps that the run had done.
@@ -53,7 +53,7 @@ class Failing:
     def error(
         self, blame: Blame, step: int, ranks: int, raised: Exception | None = None
     ) -> Exception:
-        """The error that ends a run of so many ranks.
+        """Return the error that ends a run of `ranks` ranks.
 
         Args:
             raised: the failure as it was raised in the driver, if it was.
@@ -64,7 +64,7 @@ class Failing:
         return ending(self._at(blame, step), ranks, past, self._log)
 
     def not_replaced(self, error: RayrecError, ranks: int) -> RayrecError:
-        """The error that ends a run whose lost rank finds no place, or whose ranks never did."""
+        """Return the error that ends a run whose ranks, new or lost, found no place."""
         first = self._recovery.first_cause
         if first is None:
             return error
@@ -77,13 +77,13 @@ class Failing:
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody was asked yet to leave the world that failed last."""
+        """True until the survivors are asked to leave the world that failed last."""
         return self._cut_at is None
 
     def have_left(self, group: RankGroup, crew: Crew, now: float) -> bool:
-        """Have the survivors leave the world that failed; whether all have left.
+        """Have the survivors leave the failed world; return True once none is left in it.
 
-        Processes that do not leave it in time are ended.
+        The process of a rank that does not leave in time is killed.
 
         Args:
             now: seconds of a steady clock.

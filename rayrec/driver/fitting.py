@@ -1,4 +1,4 @@
-"""One training run of a driver: its checks, its folder, its start, its ranks, and its result."""
+"""Training run of a driver: checks, run folder, start, work of the ranks, and result."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def fit(
     """Train, save, and score `held_out`; see `rayrec.Driver`, which has the arguments.
 
     Args:
-        planning: plans for the ranks that there are.
-        ranks: do what is planned.
+        planning: makes the sharding plan for the ranks that were placed.
+        ranks: ranks that run the training task.
     Raises:
         RayrecError, RunInterrupted: as `Driver.fit`.
     """

@@ -1,4 +1,4 @@
-"""What the driver makes of looks at the ranks, and how it has two worlds of them pass tables on."""
+"""Verdict on the health of the ranks, and the transfer of tables from one world to the next."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Judging:
 
     Args:
         timeout_s: bound on every collective.
-        heartbeat_s: a rank that says nothing for so long is lost.
-        recovery: says with how much patience.
+        heartbeat_s: seconds without an answer after which a rank counts as lost.
+        recovery: account of failures; its patience lengthens `heartbeat_s`.
     """
 
     def __init__(self, timeout_s: float, heartbeat_s: float, recovery: Recovery) -> None:
@@ -39,7 +39,7 @@ class Judging:
         self._trouble_since = None
 
     def of(self, ranks: Sequence[Observation]) -> Verdict:
-        """What to make of a look."""
+        """Return the verdict on the observations of all ranks."""
         now = time.monotonic()
         # the cause may be heard of after its symptoms, so the verdict waits for it a moment
         if self._trouble_since is None and any(
@@ -50,12 +50,12 @@ class Judging:
         return judge(ranks, trouble_s, self._silent_s, self.silence_s())
 
     def silence_s(self) -> float:
-        """How long a rank may say nothing, for now."""
+        """Return the seconds without an answer after which a rank counts as lost now."""
         return self._heartbeat_s * self._recovery.patience
 
 
 class Joint:
-    """The actors of a crew and those that leave it, as one world; the crew's ranks come first."""
+    """Actors of a crew and those that leave it, as one world; the crew's ranks come first."""
 
     keeps_memory = False
 
@@ -69,7 +69,7 @@ class Joint:
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
-        """Where the ranks live."""
+        """Addresses of the ranks, those that stay first."""
         return (*self._crew.addresses, *(address for _, address, _ in self._crew.leaving))
 
     @property
@@ -83,14 +83,14 @@ class Joint:
 
 
 class Handing:
-    """The ranks before and after a change of their number, while they pass tables on.
+    """Transfer of tables between the ranks before and after a change of their number.
 
     Args:
-        crew: of the ranks after the change, with those that leave it.
+        crew: actors of the ranks after the change, and those that leave.
         check: called several times a second; what it raises ends the wait.
-        judging: of the run.
+        judging: judges the health of the ranks meanwhile.
     Attributes:
-        joint: both, as one world, while they do it.
+        joint: both sets of ranks as one world during the transfer, else None.
     """
 
     joint: RankGroup | None = None
@@ -102,7 +102,7 @@ class Handing:
         self._judging = judging
 
     def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Verdict:
-        """Begin `task`, or see how far it is.
+        """Begin the transfer `task`, or poll it, and return the verdict.
 
         Raises:
             TrainingFailed: a rank did not begin.

@@ -45,7 +45,7 @@ END_S = 5.0
 
 
 class Head:
-    """What this process asks the head.
+    """Queries of this process to the cluster's head, answered on a thread of their own.
 
     Attributes:
         address: host:port of the head; "" where it is not known, or not of interest.
@@ -84,11 +84,11 @@ class Head:
         return future
 
     def recent(self, name: object, ask: Callable[[], T], before: Any = None) -> T:
-        """The newest answer to a question that is asked again and again; returns soon.
+        """Return the newest answer to a repeated query, and send it again; does not wait.
 
         Args:
-            name: of the question.
-            before: returned as long as there was no answer.
+            name: key of the query.
+            before: value to return until the first answer.
         Raises:
             whatever `ask` raises.
         """
@@ -137,7 +137,7 @@ class Head:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing listens at its address any more."""
+        """Return True if nothing listens at the head's address any more."""
         return bool(self.address) and not listens(self.address, PROBE_S)
 
     @property
@@ -147,7 +147,7 @@ class Head:
         return 0.0 if since is None else time.monotonic() - since
 
     def look(self, say: Callable[[str], None]) -> None:
-        """See about once a second whether the head answers, and say where that changes.
+        """Probe the head about once a second, and report when it falls silent or answers again.
 
         Raises:
             ClusterError: nothing listens at its address any more.
@@ -206,7 +206,7 @@ class Head:
 
 
 def listens(address: str, timeout_s: float) -> bool:
-    """Whether something takes connections at host:port."""
+    """Return True if a server accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
@@ -216,7 +216,7 @@ def listens(address: str, timeout_s: float) -> bool:
 
 
 def lost_calls() -> tuple[type[Exception], ...]:
-    """What Ray raises where a call to the head is lost, or has waited for Ray's own minute."""
+    """Return Ray's error classes for a call to the head that was lost or timed out."""
     from ray.exceptions import GetTimeoutError, RpcError
 
     return RpcError, GetTimeoutError

@@ -1,4 +1,4 @@
-"""The process of a rank: an actor of Ray at a place on the cluster, and its end."""
+"""Process of a rank: start of a Ray actor at a place of the cluster, and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayrec.train.seat import RankAddress
 
 
 def hire(scaling: ScalingConfig, place: Place) -> Any:
-    """The handle of a new actor at a place, which begins to import torch."""
+    """Start an actor at a place, which imports torch at once, and return its handle."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     threads = str(max(1, math.floor(scaling.cpus_per_worker)))
@@ -72,7 +72,7 @@ def end_process(actor: Any, address: RankAddress | None) -> None:
 
 
 def _is_ray_worker(pid: int) -> bool:
-    """Whether a process of this machine is a worker of Ray."""
+    """Return True if a process of this machine is a Ray worker."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return b"RAY_RAYLET_PID=" in file.read()

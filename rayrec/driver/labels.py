@@ -23,7 +23,7 @@ class LabelWatch:
         self._said = False
 
     def see(self, report: ProgressReport, is_last: bool) -> str | None:
-        """The line to say after this report, if any."""
+        """Return the line to print after this report, or None."""
         now = _one_label(report.scores)
         before = now if self._same is None else self._same
         self._same = {task: label for task, label in before.items() if now.get(task) == label}

@@ -25,12 +25,12 @@ LOOK_S = 1.0
 
 
 class Wish(NamedTuple):
-    """What the ranks shall do now.
+    """Response of a run to draining nodes.
 
     Attributes:
-        told: what the user shall hear of.
-        save: they save at the end of their window and go on.
-        leave: they save and pause, to go on elsewhere.
+        told: events to report to the user.
+        save: the ranks save at the end of their window and go on.
+        leave: the ranks save and pause, to go on elsewhere.
     """
 
     told: tuple[Noticed, ...] = ()
@@ -42,9 +42,9 @@ class Leaving:
     """Watches the nodes of one run.
 
     Args:
-        room: what the cluster has.
-        crew: the ranks.
-        sizing: how many they shall be.
+        room: places of the cluster.
+        crew: actors of the ranks.
+        sizing: decides the number of ranks.
         keeps: the run keeps checkpoints.
     """
 
@@ -62,7 +62,7 @@ class Leaving:
         self._left: list[str] = []
 
     def look(self, ranks: Sequence[Observation], step: int, now: float) -> Wish:
-        """What the ranks shall do now about nodes that will go.
+        """Return the response of the ranks to nodes that are being drained.
 
         Args:
             step: global steps done.
@@ -83,7 +83,7 @@ class Leaving:
         return self._wish(nodes, step, now)
 
     def _wish(self, nodes: Sequence[Going], step: int, now: float) -> Wish:
-        """What the ranks shall do about some nodes."""
+        """Return the response to the given draining nodes, and ask the cluster for other places."""
         size, elsewhere = len(self._crew.places), 0
         if self._scaling.is_elastic:
             # an autoscaler sees what is asked for, and brings another node meanwhile

@@ -26,19 +26,19 @@ from rayrec.train.told import Began
 
 
 def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:
-    """What every rank does in a training."""
+    """Return the training task of every rank: the user's own loop if there is one."""
     if loop is not None:
         return LoopTask(spec=spec, loop=loop)
     return FitTask(spec=spec, scorer=scorer)
 
 
 class Lives:
-    """The lives of one run.
+    """Attempts of one run: each begins from the newest checkpoint after a failure or a change.
 
     Args:
         run_path: absolute folder or URI of the run, which this driver holds; None keeps nothing.
-        start: where the first life starts.
-        say: gets a line for what a user should know.
+        start: starting point of the first attempt.
+        say: receives lines for the user.
         sync_every_n_steps: global steps from one sync point to the next, or None.
     """
 
@@ -65,10 +65,10 @@ class Lives:
         self._begun = self._begun or isinstance(event, Began)
 
     def with_each(self, look: Callable[[RankGroup], Prepared]) -> Callable[[RankGroup], Prepared]:
-        """What prepares every life of a run.
+        """Return a function that prepares every attempt of the run.
 
         Args:
-            look: prepares the first life, and anew where the ranks are spread over other nodes.
+            look: prepares the first attempt, and each attempt whose ranks are on other nodes.
         """
 
         def prepare(group: RankGroup) -> Prepared:
@@ -110,10 +110,10 @@ class Lives:
                 end_keeper(name)
 
     def again(self, spec: TrainSpec) -> tuple[TrainSpec, int]:
-        """The spec of the next life, and the step of the checkpoint that it goes on from.
+        """Return the spec of the next attempt, and the step of the checkpoint that it resumes.
 
         Args:
-            spec: of the first life, or of any later one.
+            spec: spec of the first or of any later attempt.
         Raises:
             CheckpointError: the run's folder cannot be listed.
         """
@@ -134,7 +134,7 @@ class Lives:
         return replace(spec, **changes), step
 
     def _newest(self) -> tuple[tuple[str, ...], int]:
-        """Whole checkpoints of this run, the newest first, and its step."""
+        """Return the complete checkpoints of this run, newest first, and the step of the newest."""
         if self._manager is None:
             return (), 0
         paths = []

@@ -1,4 +1,4 @@
-"""One rank in this very process, without Ray: `ScalingConfig(num_workers=0)`, as in Ray Train.
+"""A single rank in this process, without Ray: `ScalingConfig(num_workers=0)`, as in Ray Train.
 
 It is for small runs, for a debugger and for a first try on a laptop. The task, the plan and the
 checkpoints are those of one rank on a cluster; an error is raised as it is, with its traceback.
@@ -28,7 +28,7 @@ STEP_S = 0.2  # between two steps that are told
 
 
 def local_topology(scaling: ScalingConfig) -> Topology:
-    """The topology of one rank in this process.
+    """Return the topology of the one rank in this process.
 
     Raises:
         ConfigError: it shall have a GPU and torch sees none, or more threads than there are
@@ -63,15 +63,15 @@ def run_here(
     """Run one task in this thread.
 
     Args:
-        scaling: what the rank gets; its threads are cpus_per_worker.
-        prepare: says what to do on the topology.
-        on_event: gets every report and line.
-        stop_asked: read at the end of each window of training.
-        on_step: gets the newest finished step, a few times a second.
+        scaling: resources of the rank; cpus_per_worker is its number of threads.
+        prepare: makes the task for the topology.
+        on_event: receives every report and line.
+        stop_asked: called at the end of each window of training; True ends the task.
+        on_step: receives the newest finished step, a few times a second.
     Raises:
-        ConfigError: the rank cannot have what `scaling` says.
+        ConfigError: the machine lacks the resources that `scaling` asks for.
         TrainingFailed: the memory did not suffice.
-        whatever else the task raised.
+        any other error that the task raised.
         RunInterrupted: a signal came before the task began.
     """
     import torch
@@ -130,6 +130,6 @@ def run_here(
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch says so of a CPU's memory in words alone."""
+    """Return True if an allocation failed; for CPU memory torch says so in the message only."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

@@ -39,11 +39,11 @@ class Going(NamedTuple):
 
     @property
     def is_last_call(self) -> bool:
-        """Whether it is time for the last save before it goes."""
+        """Return True if the node's deadline is so near that the last save is due."""
         return self.left_s is not None and self.left_s <= LAST_S
 
     def noticed(self, step: int, answer: Answer) -> Noticed:
-        """What there is to tell of it."""
+        """Return the event that reports the node and the run's answer."""
         return Noticed(
             step=step, host=self.host, ranks=self.ranks, seconds=self.left_s, answer=answer
         )
@@ -52,11 +52,11 @@ class Going(NamedTuple):
 def going(
     ends: Mapping[str, float | None], addresses: Sequence[RankAddress], here: str, now: float
 ) -> tuple[Going, ...]:
-    """Those nodes that will go which matter to a run.
+    """Return the draining nodes that hold ranks of a run or its driver.
 
     Args:
-        ends: what `facts.draining` says.
-        addresses: where its ranks live.
+        ends: deadline of each draining node, from `facts.draining`.
+        addresses: addresses of the run's ranks.
         here: the driver's node.
         now: wall clock seconds.
     """
@@ -81,18 +81,18 @@ def answer_to(
     waited_s: float,
     patience_s: float,
 ) -> Answer:
-    """What a run does about a node.
+    """Decide what a run does about a draining node.
 
     Args:
         keeps: the run can save.
         elastic: its number of ranks may change, down to `least`.
-        ranks: how many it has.
+        ranks: number of ranks that the run has.
         elsewhere: places for ranks on nodes that stay, also those that ranks hold.
-        waited_s: since the notice.
-        patience_s: how long it waits for places elsewhere where nobody says when the node goes.
+        waited_s: seconds since the notice.
+        patience_s: longest wait for places elsewhere, where the node has no deadline.
     Returns:
-        "leave" where the ranks leave now, "move" where they save now and leave later, "save" where
-        they save and stay, "none" where nothing can be done.
+        "leave" if the ranks leave now, "move" if they save now and leave later, "save" if they
+        save and stay, "none" if nothing can be done.
     """
     if not keeps:
         return "none"

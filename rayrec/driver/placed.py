@@ -13,14 +13,14 @@ from rayrec.driver.seating import Seating
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """The ranks of a run, and those who see to them.
+    """Ranks of a run, and the objects that manage them.
 
     Attributes:
         crew: the actors of the ranks.
-        group: the ranks, as one that does a task.
-        seating: gives ranks their places.
-        changing: changes of the number and the places of the ranks.
-        handing: has the ranks pass tables on at such a change.
+        group: the same ranks, as a group that runs a task.
+        seating: assigns ranks to places.
+        changing: changes the number and the places of the ranks.
+        handing: transfers tables between the ranks at such a change.
     """
 
     crew: Crew

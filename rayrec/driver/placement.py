@@ -26,10 +26,10 @@ MOST_LISTED = 8
 
 
 def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int | None = None) -> str:
-    """Why a cluster with `total` resources cannot hold the ranks, with a remedy; "" when it can.
+    """Explain why a cluster with `total` resources cannot hold the ranks, or return "" if it can.
 
     Args:
-        ranks: how many; None means the smallest number that a run may have.
+        ranks: number of ranks; None means the smallest number that a run may have.
     """
     ranks = scaling.least if ranks is None else ranks
     for resource, each in scaling.bundle.items():
@@ -123,7 +123,7 @@ def wait_for_room(
 
 
 def total(check: Callable[[], None] = lambda: None) -> Mapping[str, float]:
-    """The resources of the cluster as a whole, whoever holds them; `check` as of `placed`."""
+    """Return the total resources of the cluster, free or not; `check` is that of `placed`."""
     return head.answer(resources, check).total
 
 
@@ -136,7 +136,7 @@ def longest_wait(scaling: ScalingConfig) -> float:
 def refuse_too_much(
     scaling: ScalingConfig, cluster: Cluster, check: Callable[[], None] = lambda: None
 ) -> str:
-    """Refuse what a cluster can never hold; what is missing from one that may grow, or ""."""
+    """Refuse ranks that can never have room; return what a cluster that may grow lacks, or ""."""
     # What the cluster has as a whole is compared, not what is free now: other work may end.
     missing = shortage(scaling, total(check))
     if missing and cluster.fixed and scaling.placement_timeout_s is None:
@@ -149,7 +149,7 @@ def refuse_too_much(
 
 
 def comes_in_time(group: Any, timeout_s: float, check: Callable[[], None]) -> bool:
-    """Wait for a placement group in short turns; True when there is room.
+    """Wait for a placement group in short turns; return True once it is placed.
 
     Args:
         check: called several times a second; what it raises ends the wait.
@@ -170,7 +170,7 @@ def comes_in_time(group: Any, timeout_s: float, check: Callable[[], None]) -> bo
 def refusal(
     scaling: ScalingConfig, group: Any, waited_s: float, check: Callable[[], None] = lambda: None
 ) -> RayrecError:
-    """Why there was no room for the ranks, with Ray's own word for the state of their group."""
+    """Return the error for ranks that were not placed, with the state of their placement group."""
     from ray.util.placement_group import placement_group_table
 
     table = head.answer(lambda: placement_group_table(group), check)
@@ -192,10 +192,10 @@ def refusal(
 def crowding(
     scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]], ranks: int | None = None
 ) -> str:
-    """Why nodes with such free resources have no room for the ranks now; "" where they have it.
+    """Explain why nodes with these free resources have no room for the ranks, or return "".
 
     Args:
-        ranks: how many; None means the smallest number that a run may have.
+        ranks: number of ranks; None means the smallest number that a run may have.
     """
     least = scaling.least if ranks is None else ranks
     strategy, bundle = scaling.placement_strategy, scaling.bundle

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def find_tables(model: Callable[[], nn.Module]) -> list[BaseEmbeddingConfig]:
-    """The tables of the module that `model()` makes, in module order.
+    """Return the tables of the module that `model()` makes, in module order.
 
     Raises:
         ConfigError: the function fails, or its module holds nothing to shard.
@@ -93,12 +93,12 @@ def check_plan_word(plan: str | ShardingPlan) -> None:
 
 
 def resolve_plan(plan: str | ShardingPlan, request: PlanRequest) -> ShardingPlan:
-    """The plan to train by.
+    """Return the sharding plan to train by.
 
     Args:
         plan: "auto" asks the planner, a sharding kind places every table by it, a file or a plan is
             taken as it is.
-        request: tables, the ranks that exist, and what the planner shall reckon with.
+        request: tables, topology of the ranks, and options of the planner.
     Raises:
         PlanError: the tables do not fit, or the plan given is for other tables or ranks.
     """
@@ -112,13 +112,13 @@ def resolve_plan(plan: str | ShardingPlan, request: PlanRequest) -> ShardingPlan
 
 
 class Planning:
-    """Plans for one driver's model and run.
+    """Planner of one driver's model and run.
 
     Args:
         model: () -> the module.
         run: batch size, optimizer and wire precisions.
         plan: "auto", a sharding kind, a JSON file, or a plan.
-        constraints: by table, for the planner.
+        constraints: limits on the planner's choice, by table.
         tables: the model's tables, if it cannot be built on the meta device.
         measured: a topology whose constants the planner shall use, or None.
     """
@@ -137,13 +137,13 @@ class Planning:
         self.measured = measured
 
     def tables(self) -> list[BaseEmbeddingConfig]:
-        """The model's tables, in module order; the model is built for them once."""
+        """Return the model's tables, in module order; the model is built for them once."""
         if self._tables is None:
             self._tables = find_tables(self._model)
         return self._tables
 
     def plan(self, topology: Topology) -> ShardingPlan:
-        """The plan to train by on the ranks that exist.
+        """Return the sharding plan to train by on the ranks of a topology.
 
         Raises:
             PlanError: the tables do not fit, or the plan given is for other tables or ranks.
@@ -151,7 +151,7 @@ class Planning:
         return resolve_plan(self._plan, self._request(topology))
 
     def predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
-        """What the prices say of any plan for these tables, by rank."""
+        """Return the cost model's estimate of each rank for any plan of these tables."""
         estimates = estimate_ranks(self._request(topology), plan)
         return estimates * (topology.world_size // len(estimates))  # groups are alike
 
@@ -170,5 +170,5 @@ class Planning:
         )
 
     def _priced(self, topology: Topology) -> Topology:
-        """The ranks that exist, with the constants that were measured, if any were."""
+        """Return the topology with the constants of the calibrated one, if there is one."""
         return topology if self.measured is None else topology.with_speeds_of(self.measured)

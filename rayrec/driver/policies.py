@@ -32,7 +32,7 @@ MOST_PATIENCE = 8.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the controller should do now."""
+    """Decision of the controller: wait, finish, or fail with a cause."""
 
     action: Literal["wait", "finish", "fail"]
     failure: Blame | None = None
@@ -70,11 +70,11 @@ def judge(
 def answer(
     blame: Blame, past: Sequence[Blame], max_failures: int, stopping: bool = False
 ) -> Literal["recover", "fail"]:
-    """Whether the run recovers from a failure or ends with it.
+    """Decide if the run recovers from a failure or ends with it.
 
     Args:
         past: the failures that the run recovered from before.
-        max_failures: how many it may recover from; -1 for any number.
+        max_failures: number of failures that it may recover from; -1 for any number.
         stopping: the run was asked to end anyway.
     """
     if blame.final or stopping:
@@ -88,12 +88,12 @@ def answer(
 
 
 def patience(unanswered: int) -> float:
-    """How many times the usual bound silence is borne.
+    """Return the factor by which the heartbeat timeout is extended after silent ranks.
 
     A process that starts makes a busy machine busier, so that the next one may seem lost as well.
 
     Args:
-        unanswered: ranks that were given up for their silence since the run last trained.
+        unanswered: number of ranks lost to silence since the run last trained.
     """
     return min(MOST_PATIENCE, 2.0**unanswered)
 
@@ -101,16 +101,16 @@ def patience(unanswered: int) -> float:
 def to_replace(
     ranks: Sequence[Observation], waited_s: float, unmet: bool = False
 ) -> tuple[tuple[int, ...], bool]:
-    """Which ranks get a new process now, and whether others must still leave the world that failed.
+    """Return the ranks to replace now, and True if others are still in the world that failed.
 
     Ranks do not meet where one of them is lost, as the one that keeps their meeting place: the
     others are not at fault, and stay. Where none is, nothing tells which of those that did not meet
     is at fault, and all of them are replaced.
 
     Args:
-        ranks: as they are since their connections were cut.
-        waited_s: seconds since then.
-        unmet: what failed is that ranks did not meet.
+        ranks: observations made after their connections were cut.
+        waited_s: seconds since the connections were cut.
+        unmet: the failure is that the ranks did not meet at the rendezvous.
     """
     replace = []
     waiting = False
@@ -126,7 +126,7 @@ def to_replace(
 
 
 def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) -> Blame:
-    """The cause to report among the failed ranks; at least one must have failed."""
+    """Return the root cause among the failed ranks; at least one must have failed."""
     failed = [rank for rank in ranks if _failed(rank)]
     assert failed, "first_failure needs a failed rank"
     first = min(failed, key=_order)
@@ -170,7 +170,7 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
 
 
 def _frozen(silent: Sequence[Observation], ranks: Sequence[Observation], more: str = "") -> Blame:
-    """The blame of the rank that has been silent for the longest time."""
+    """Blame the rank that has been silent for the longest time."""
     mute = max(silent, key=lambda rank: rank.silent_s)
     cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded){more}"
     step = _last_step(ranks)
@@ -178,7 +178,7 @@ def _frozen(silent: Sequence[Observation], ranks: Sequence[Observation], more: s
 
 
 def _late(late: Observation, ranks: Sequence[Observation], error: RankError) -> Blame:
-    """The blame of the one rank that answers and has no error while all others waited for it."""
+    """Blame the straggler: the one rank without an error while all others waited for it."""
     doing = late.poll.phase or late.poll.state if late.poll is not None else "starting"
     return Blame(
         rank=late.rank,
@@ -209,13 +209,13 @@ def _error(rank: Observation) -> RankError | None:
 
 
 def _own_error(rank: Observation) -> RankError | None:
-    """A rank's error unless it blames another rank."""
+    """Return a rank's error, or None if it has none or the error blames another rank."""
     error = _error(rank)
     return None if error is None or error.collateral else error
 
 
 def _last_step(ranks: Sequence[Observation]) -> int:
-    """The step that a rank had finished when it fell silent.
+    """Return the last step that a silent rank had finished.
 
     Its own last answer may be half a second old, many steps ago. All ranks finish each step
     together, so the farthest that any of them has told of is true of all, or one step too far.

@@ -1,4 +1,4 @@
-"""What a run is to do, decided once its ranks have their places, and what came of it."""
+"""Task of a run, made once its ranks have their places, and the outcome of the task."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rayrec.train.seat import RankTask
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the ranks are to do.
+    """Task for the ranks, with its plan.
 
     Attributes:
-        task: for every rank; None ends the run before anything is done.
-        plan: where the tables of the task lie; None where it has none.
-        predicted: seconds of a step by rank, as the plan's prices tell; empty where nobody asks.
-        first: what they do before it, together with ranks that leave the run; None for nothing.
-        info: what callbacks are told when it begins; None where there are none to tell.
+        task: task of every rank; None ends the run at once.
+        plan: sharding plan of the task's tables, or None.
+        predicted: seconds of a step that the cost model expects, by rank; may be empty.
+        first: task to run before it, together with ranks that leave the run, or None.
+        info: facts that callbacks receive when the task begins, or None.
     """
 
     task: RankTask | None
@@ -33,14 +33,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a task.
+    """Outcome of a task.
 
     Attributes:
-        prepared: what the ranks were to do.
+        prepared: task that the ranks ran.
         results: the task's result by rank; empty without a task.
         signal_number: the signal that ended the run early, or None.
         recovery: the account of its failures.
-        resizes: how often it went on with another number of ranks.
+        resizes: number of times it went on with another number of ranks.
     """
 
     prepared: Prepared

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class RankGroup:
-    """The ranks of a world; see `rank_start.started`.
+    """Ranks of one world, started by `rank_start.started`, as a group that runs tasks.
 
     Args:
         crew: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; what it raises ends the wait.
-        silence_s: gives how long a rank may be silent meanwhile.
+        silence_s: returns the seconds that a rank may be silent meanwhile.
     Attributes:
-        task: a reference to what the ranks were given last.
+        task: Ray reference of the newest task of the ranks.
         handed_over: the ranks keep the tables of a world that has ended.
     """
 
@@ -54,7 +54,7 @@ class RankGroup:
         self.forget()
 
     def forget(self) -> None:
-        """Expect nothing any more of what was asked before: a task begins, or has failed."""
+        """Drop all pending calls and old answers, since a task begins or has failed."""
         self._polls: list[RankPoll | None] = [None] * self.world_size
         self._deaths: list[tuple[str, float]] = [("", 0.0)] * self.world_size
         self._silent_s = [0.0] * self.world_size
@@ -69,7 +69,7 @@ class RankGroup:
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
-        """Where the ranks live."""
+        """Address of each rank's process."""
         return self._crew.addresses
 
     @property
@@ -138,13 +138,13 @@ class RankGroup:
     def observe(
         self, timeout_s: float, answer_s: float, *, events: bool = True
     ) -> tuple[Observation, ...]:
-        """Ask all ranks that have not ended how they are, unless they still owe an answer.
+        """Poll all ranks that have not ended and have no pending poll, and return what is known.
 
         Args:
-            timeout_s: wait at most so long for answers of all that owe one.
+            timeout_s: longest wait for the answers of all polled ranks.
             answer_s: ranks answer when they have news, or after so many seconds: what runs beside a
                 rank holds up all of them.
-            events: take what rank 0 tells; otherwise only the states of the ranks.
+            events: collect the events of rank 0, too; otherwise only the states of the ranks.
         """
         import ray
 
@@ -184,8 +184,8 @@ class RankGroup:
         """Ask all ranks to stop at their next agreed point.
 
         Args:
-            going_to: with how many ranks the run goes on then, so that they keep their tables for
-                those; 0 has them save.
+            going_to: number of ranks after the pause, for which the ranks keep their tables; 0 has
+                them save.
         """
         for rank, actor in enumerate(self._actors):
             if not self._ended(rank):
@@ -250,7 +250,7 @@ class RankGroup:
 
         Args:
             files: path and size in bytes of each.
-            what: what they hold, for the message.
+            what: content of the files, for the message, such as "data".
         Raises:
             ConfigError: a host does not; names the host and the first such file.
             TrainingFailed: a rank died or did not answer.
@@ -268,7 +268,7 @@ class RankGroup:
                 )
 
     def stacks(self, timeout_s: float) -> str:
-        """The stacks of all ranks as text, or that a rank gave no answer within `timeout_s`."""
+        """Return the stacks of all ranks as text; ranks without an answer are named in it."""
         if len(self.addresses) < self.world_size:
             return "-- ranks are being replaced"
         return stacks_of(self._actors, self.addresses, timeout_s)

@@ -27,15 +27,15 @@ _FREE_S = 1.0
 
 
 class Crew:
-    """The actors of a world.
+    """Actors of a world's ranks.
 
     Args:
         places: one for each rank.
         check: called several times a second while actors start; what it raises ends the wait.
     Attributes:
         keeps_memory: hosts keep the memory of ranks until the run ends.
-        generation: counts the worlds that its actors have formed.
-        leaving: actors that are no rank any more, and are ended by `part`.
+        generation: number of worlds that the actors have formed.
+        leaving: actors that have lost their rank; `part` ends them.
     """
 
     keeps_memory = False
@@ -63,35 +63,35 @@ class Crew:
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
-        """Where the ranks live; of all ranks, once `fill` is done."""
+        """Addresses of the started ranks; complete once `fill` is done."""
         return tuple(address for address in self._addresses if address is not None)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where the ranks are, or will be once `fill` is done."""
+        """Place of each rank on the cluster, also of ranks that `fill` has yet to start."""
         return tuple(self._places)
 
     @property
     def vacant(self) -> tuple[int, ...]:
-        """The ranks without an actor that is known to live."""
+        """Ranks without an actor that is known to live."""
         return tuple(rank for rank, address in enumerate(self._addresses) if address is None)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The node that each rank is on, or was on until it was lost; "" where none was known."""
+        """Node of each rank, for a lost rank the last one; "" if unknown."""
         return tuple(self._nodes.get(place, "") for place in self._places)
 
     def relieve(
         self, rank: int, place: Place, node: str, actor: Any, address: RankAddress | None
     ) -> Place:
-        """Have a lost rank go on at another place, with the actor there.
+        """Move a lost rank to another place, and to the actor there.
 
         Args:
-            node: of the place.
-            actor: None where `fill` shall make one.
-            address: of an actor that has told it, and is awake.
+            node: node of the new place.
+            actor: actor at the place, or None if `fill` shall start one.
+            address: address of the actor, or None if the actor has yet to describe itself.
         Returns:
-            the place of the rank until now.
+            the old place of the rank.
         """
         before, self._places[rank] = self._places[rank], place
         self._actors[rank], self._addresses[rank] = actor, address
@@ -99,15 +99,15 @@ class Crew:
         return before
 
     def seat(self, places: Sequence[Place], *, part: bool = True) -> tuple[int, ...]:
-        """Have a rank at each of `places` and nowhere else, from the next `fill` on.
+        """Assign one rank to each of `places`; ranks at other places lose their rank.
 
         Ranks whose place stays keep their actor and their order. Those that are leaving come back
         where their place is among them.
 
         Args:
-            part: end the actors of the others now; else they are `leaving`.
+            part: end the actors of lost places now; else they become `leaving`.
         Returns:
-            the ranks that are no more, by their numbers until now.
+            the old indices of the removed ranks.
         """
         gone = [rank for rank, place in enumerate(self._places) if place not in places]
         for rank in gone:
@@ -127,33 +127,33 @@ class Crew:
         return tuple(gone)
 
     def call(self, places: Sequence[Place], task: Any) -> None:
-        """Have actors come to places that the next `fill` gives to ranks.
+        """Start actors at places that the next `fill` assigns to ranks.
 
         Args:
-            task: a reference to what the ranks do, whose imports the actors make meanwhile.
+            task: Ray reference of the ranks' task, whose imports warm the actors up.
         """
         for place in places:
             actor = self.hire(place)
             self._coming[place] = actor, actor.stand_by.remote([task])
 
     def have_come(self) -> bool:
-        """Whether all actors that were called are ready, or gone."""
+        """Return True if all actors that `call` started are ready or dead."""
         import ray
 
         asked = [ready for _, ready in self._coming.values()]
         return not asked or len(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) == len(asked)
 
     def send_away(self) -> None:
-        """End the actors that were called and have no rank."""
+        """End the actors that `call` started and no rank took."""
         for actor, _ in self._coming.values():
             end_process(actor, None)
         self._coming.clear()
 
     def fill(self, timeout_s: float, look: Callable[[], None] = lambda: None) -> tuple[int, ...]:
-        """Give an actor to every rank that has none; the ranks that got one.
+        """Give an actor to every rank that has none, and return the ranks that got one.
 
         Args:
-            look: called as `check`.
+            look: called as often as `check`, while actors start.
         Raises:
             TrainingFailed: an actor did not come up within `timeout_s` seconds.
         """
@@ -187,7 +187,7 @@ class Crew:
             self._actors[rank] = self._addresses[rank] = None
 
     def part(self) -> None:
-        """End the actors that are no rank any more."""
+        """End the actors that have lost their rank."""
         for actor, address, _ in self.leaving:
             end_process(actor, address)
         self.leaving.clear()
@@ -207,7 +207,7 @@ class Crew:
                 ray.kill(actor, no_restart=True)
 
     def hire(self, place: Place) -> Any:
-        """The handle of a new actor at a place, which begins to import torch."""
+        """Start an actor at a place, which imports torch at once, and return its handle."""
         return hire(self._scaling, place)
 
     def _sort(self) -> None:
@@ -226,7 +226,7 @@ def started(
     timeout_s: float,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[RankGroup]:
-    """Actors on the bundles of `placement` inside the block; they are killed at its end.
+    """Run actors on the bundles of `placement` inside the block; they are killed at its end.
 
     They import torch while the caller goes on.
 
@@ -245,7 +245,7 @@ def started(
 def crew_of(
     scaling: ScalingConfig, places: Sequence[Place], check: Callable[[], None] = lambda: None
 ) -> Iterator[Crew]:
-    """A crew without actors, whose actors are killed at the end of the block."""
+    """Yield a crew without actors; the actors that it gets are killed at the end of the block."""
     crew = Crew(scaling, places, check)
     try:
         yield crew
@@ -264,7 +264,7 @@ def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:
 
 
 def _are_neighbours(addresses: Sequence[RankAddress]) -> bool:
-    """Whether the ranks of each node follow each other."""
+    """Return True if the ranks of each node are consecutive."""
     nodes = [address.node_id for address in addresses]
     changes = sum(one != other for one, other in pairwise(nodes))
     return changes + 1 == len(set(nodes))

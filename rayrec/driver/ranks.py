@@ -1,4 +1,4 @@
-"""What a driver has its ranks do, be they Ray actors or this process."""
+"""Ranks of a driver, as Ray actors or in this process, and the tasks that they run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Files = Mapping[str, Sequence[tuple[str, int]]]
 
 
 class Ranks:
-    """The ranks of a driver, which exist while they do something.
+    """Ranks of a driver, which exist while they run a task.
 
     Args:
-        scaling: how many there are; 0 is one rank in this process.
-        run: bounds of waiting, and how many failures a run outlives.
+        scaling: number and resources of the ranks; 0 workers is one rank in this process.
+        run: timeouts, and the number of failures that a run recovers from.
     """
 
     def __init__(self, scaling: ScalingConfig, run: RunConfig) -> None:
@@ -48,7 +48,7 @@ class Ranks:
             self._controller.request_stop()
 
     def resize(self, ranks: int) -> None:
-        """Have a running training go on with another number of ranks; see `Driver.resize`.
+        """Change the number of ranks of the running training, for `Driver.resize`.
 
         Raises:
             ConfigError: none is running.
@@ -71,14 +71,14 @@ class Ranks:
         hooks: Hooks | None = None,
         lives: Lives | None = None,
     ) -> Ran:
-        """Do on the ranks what `prepare` says.
+        """Run the task that `prepare` returns on the ranks.
 
         Args:
-            prepare: (topology, host of each rank) -> what the ranks shall do.
+            prepare: (topology, host of each rank) -> the task.
             folder: the run's folder, which every rank must share.
-            files: that every host must see.
-            hooks: the callbacks that hear of the run.
-            lives: says how the run goes on after a failure; without it, the first one ends it.
+            files: local files that every host must see.
+            hooks: callbacks of the run.
+            lives: prepares each attempt after a failure; without it, the first failure is the end.
         """
         calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self._scaling

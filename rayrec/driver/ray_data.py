@@ -40,10 +40,10 @@ class RayDataset(RowDataset):
 
     Args:
         data: the pipeline; it is materialized here, with its blocks in order.
-        schema: what the columns mean.
-        num_streams: S of `order`: so many ranks can read without reading the same rows.
+        schema: features, labels and weights among the columns.
+        num_streams: S of `order`, the largest number of ranks that read disjoint rows.
         shuffle_rows: rows per shuffled block; a rank holds one block per stream it reads.
-        name: what messages call the data.
+        name: name of the data in messages.
     Raises:
         ConfigError: `data` is no Ray Data set, or a size is not positive.
         InputError: the pipeline fails, gives no rows, columns that do not fit, or a bad value.
@@ -76,7 +76,7 @@ class RayDataset(RowDataset):
             raise InputError(f"{name} has {len(refs)} blocks and no rows. Check the pipeline.")
 
     def fingerprint(self) -> str:
-        """A short hash of all that the order of samples depends on.
+        """Short hash of everything that the order of samples depends on.
 
         It covers the values of all rows as the schema reads them, their order and blocks,
         num_streams and shuffle_rows.
@@ -98,7 +98,7 @@ class RayDataset(RowDataset):
             raise self.broken(file.path, error) from error
 
     def broken(self, path: str, error: Exception) -> InputError:
-        """The error for a block that cannot be read."""
+        """Return the error for a block that cannot be read."""
         return InputError(
             f"cannot read {path}: {_one_line(error)}. The nodes that held it may be gone; run the "
             "pipeline again."
@@ -142,10 +142,10 @@ def plain_columns(table: pa.Table) -> pa.Table:
 
 
 def check_block(table: Any, schema: FeatureSchema, source: str) -> tuple[int, str]:
-    """Convert one block as training will, and say how many rows it has and what they are.
+    """Convert one block as training will, and return its number of rows and a digest of them.
 
     Args:
-        source: what messages call the block.
+        source: name of the block in messages.
     Returns:
         rows, and a digest of all values that training sees of them, in order.
     Raises:
@@ -212,7 +212,7 @@ def _checked(table: Any, schema: FeatureSchema, source: str) -> tuple[int, str] 
 
 
 def _one_line(error: BaseException) -> str:
-    """What failed, in one line: of the traceback that Ray puts into an error the first cause."""
+    """Return the first cause of an error in one line, found in the traceback that Ray includes."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if _CAUSE.match(line)]
     return (causes or lines or [type(error).__name__])[0].strip().rstrip(".")

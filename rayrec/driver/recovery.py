@@ -1,4 +1,4 @@
-"""What the failures of a run were, and what they cost.
+"""Account of the failures of a run, and of the time that they cost.
 
 No Ray and no clock: every time is handed in.
 """
@@ -19,12 +19,12 @@ _AT_ONCE = 3
 
 @dataclass(kw_only=True, slots=True)
 class Recovery:
-    """The account of one run.
+    """Account of the failures of one run.
 
     Attributes:
         past: the failures that the run recovered from, or tries to.
-        recoveries: how often the run went on after failures.
-        seconds_lost: from the notice of a failure until the run was again where it had been.
+        recoveries: number of times the run went on after failures.
+        seconds_lost: seconds from a failure until the run was again at the step of the failure.
     """
 
     past: list[Blame] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Recovery:
 
     @property
     def under_way(self) -> bool:
-        """Whether the run has not begun again since its last failure."""
+        """True from a failure until the run trains again."""
         return bool(self._open)
 
     @property
@@ -50,17 +50,17 @@ class Recovery:
 
     @property
     def patience(self) -> float:
-        """How many times the usual bound silence is borne now; see `policies.patience`."""
+        """Factor by which the heartbeat timeout is extended now, by `policies.patience`."""
         return patience(sum(blame.kind == "silent" for blame, _ in self._open))
 
     @property
     def pause_s(self) -> float:
-        """Seconds to wait before ranks start again, of which one fails again and again."""
+        """Back-off in seconds before the next start, after repeated failures."""
         more = len(self._open) - _AT_ONCE
         return pause_s(more) if more > 0 else 0.0
 
     def left(self, lost: Collection[int]) -> None:
-        """Note that all ranks but the lost ones have left the world that failed last."""
+        """Record that all ranks but `lost` have left the world that failed last."""
         blame = self.past[-1]
         if blame.kind == "silent" and blame.rank not in lost:
             self.past[-1] = replace(blame, needless=True)
@@ -75,21 +75,21 @@ class Recovery:
         return Failure(step=blame.step, rank=blame.rank, host=blame.host, cause=blame.cause)
 
     def replaced(self, ranks: Collection[int]) -> None:
-        """Note which ranks have a new process."""
+        """Record the ranks that have a new process."""
         self._replaced |= set(ranks)
         self._relieved -= set(ranks)
 
     def relieved(self, ranks: Collection[int]) -> None:
-        """Note which ranks go on in the process of a spare."""
+        """Record the ranks that go on in the process of a spare."""
         self._replaced |= set(ranks)
         self._relieved |= set(ranks)
 
     def dropped(self, ranks: Collection[int]) -> None:
-        """Note which ranks the run goes on without."""
+        """Record the ranks that the run goes on without."""
         self._dropped |= set(ranks)
 
     def began(self, began: Began, now: float) -> tuple[Recovered, ...]:
-        """Note that all ranks train again; what there is to tell, one for each failure."""
+        """Record that all ranks train again, and return one event for each failure."""
         told = tuple(
             Recovered(
                 step=began.step,
@@ -115,7 +115,7 @@ class Recovery:
         return told
 
     def at_step(self, step: int, now: float) -> None:
-        """Note how far the run is: the loss ends with the first step that is new."""
+        """Record the newest step; the time lost ends once the step of the failure is passed."""
         if self._behind_since is not None and not self._open and step > self._behind:
             self.caught_up(now)
 

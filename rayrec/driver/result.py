@@ -1,4 +1,4 @@
-"""What comes of a run: its result, its predictions, and what its callbacks hear of its end."""
+"""Result of a run, place of its predictions, and the end that its callbacks are told of."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """How a run ended.
+    """Outcome of a training run.
 
     Attributes:
         steps: global steps done, counted from the first step of the model's life.
-        rows, seconds, rows_per_s: of this run's training, without set-up, evaluation and saving.
+        rows, seconds, rows_per_s: amount and speed of training, without set-up, scoring and saving.
         train_loss: mean loss of the last window of training.
         metrics: scores on eval_data after training (auc, ne, logloss, calibration, rows), or empty.
         checkpoint: newest checkpoint of the run, or None.
-        plan: where the tables lay.
+        plan: sharding plan of the tables.
         stopped: the run ended early because it was asked to, after a last checkpoint where it has a
             storage_path.
         milestones: when the parts of the start-up were over, in order, up to the first step.
-        reports: of every window of training, in order: loss, scores, rows per second. The first
+        reports: one per window of training, in order: loss, scores, rows per second. The first
             windows are short and slow.
         hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of
             one window.
-        profile: of the steps that the run's `profile` names; None without, or when the run was
+        profile: times of the steps that the run's `profile` names; None without, or when it was
             stopped before.
-        evaluations: in order, those on the way and the last one.
-        best_step, best_score: of the best evaluation, by `EvaluationConfig.score`; None without.
-        ended_early: why early stopping ended the run, or "".
-        failures, recoveries: failures of ranks that the run survived, and how often it began again
+        evaluations: all evaluations in order, the last one included.
+        best_step, best_score: step and score of the best evaluation, by `EvaluationConfig.score`.
+        ended_early: reason of early stopping, or "".
+        failures, recoveries: failures of ranks that the run survived, and restarts of training
             after them; two failures at once are recovered from together.
-        seconds_lost: from the notice of a failure until the run was again at the step that it had
-            reached, over all failures.
-        resizes: how often the run went on with another number of ranks; `plan` is that of the last.
+        seconds_lost: seconds from the notice of a failure until the run was again at the step that
+            it had reached, over all failures.
+        resizes: number of changes of the number of ranks; `plan` is the plan after the last.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class Result:
 def checked_predictions(
     path: str | None, keys: Sequence[str], scored: Dataset
 ) -> PredictionConfig | None:
-    """Where the predictions of an evaluation go, checked before ranks start; None without any."""
+    """Return the place of an evaluation's predictions, checked; None where none are wanted."""
     from rayrec.driver.specs import check_keys, check_outside
     from rayrec.train.predictions import PredictionConfig
 
@@ -99,7 +99,7 @@ def checked_predictions(
 
 
 def result_of(ran: Ran, display: Display) -> Result:
-    """What a user gets of a training that ran."""
+    """Return the result of a training from the outcome of its ranks."""
     # Numbers are merged over the ranks, so that rank 0 speaks for all.
     outcome: FitOutcome = ran.results[0]
     plan = ran.prepared.plan

@@ -40,18 +40,18 @@ MOST_ASKED = 128
 
 
 class Place(NamedTuple):
-    """A place for one rank: a bundle of a placement group."""
+    """Place for one rank: a bundle of a placement group."""
 
     group: Any
     bundle: int
 
 
 class PlaceLost(Exception):
-    """The place of a rank that is being started is gone."""
+    """A place was lost while its rank was being started."""
 
 
 class Room:
-    """The places of one run; see `room_for`.
+    """Places of one run, as `room_for` holds them.
 
     Args:
         base: the placement group of the smallest number of ranks.
@@ -79,14 +79,14 @@ class Room:
         self._short: tuple[int, float | None] = (0, None)
 
     def places(self) -> tuple[Place, ...]:
-        """The places that exist now, also those that ranks hold; one question for each group.
+        """Return the places that exist now, also those that ranks hold; asks the head and waits.
 
         Nodes that will go have none, where the number of ranks may change.
         """
         return head.answer(self._find, self._check)
 
     def seen(self) -> tuple[Place, ...]:
-        """The places as the head has told last; it waits for nothing."""
+        """Return the places by the head's last answer, without waiting."""
         head.recent(self, self._find)
         return self._there
 
@@ -103,12 +103,12 @@ class Room:
         return self._there
 
     def ask(self, ranks: int, taken: Collection[Place] = ()) -> None:
-        """Ask the cluster for so many places in all, and give back what is too much.
+        """Ask the cluster for `ranks` places in all, and give surplus places back.
 
         It waits for nothing; what is asked for next knows of it.
 
         Args:
-            ranks: between the smallest and the largest number of ranks.
+            ranks: number of places, between the smallest and the largest number of ranks.
             taken: places that ranks hold, which are given back last. So many more are asked for
                 at a time as `MOST_ASKED` says.
         """
@@ -161,7 +161,7 @@ class Room:
                 wait_for_room(self._scaling, self._cluster, group, self.say, self._check)
 
     def shrink_after_s(self, ranks: int) -> float:
-        """How long a run of so many ranks waits for a lost place before it goes on with fewer."""
+        """Return the seconds that a run of `ranks` waits for a lost place before it shrinks."""
         given = self._scaling.shrink_after_s
         if given is not None:
             return given
@@ -173,11 +173,11 @@ class Room:
         """Spend one turn of waiting for more places than there are.
 
         Args:
-            room: places that there are. ranks: ranks that the run had.
-            waited_s: how long it has waited until now.
+            room: number of places that exist. ranks: number of ranks that the run had.
+            waited_s: seconds that it has waited.
         Raises:
-            ConfigError: there are too few even for the smallest number of ranks, and they cannot
-                come or did not come in time.
+            ConfigError: the places do not suffice even for the smallest number of ranks, and more
+                cannot come or did not come in time.
         """
         least, limit_s = self._scaling.least, longest_wait(self._scaling)
         self._check()
@@ -196,10 +196,10 @@ class Room:
         time.sleep(WAIT_TURN_S)
 
     def tell_short(self, wanted: int, room: int, now: float) -> None:
-        """Say once, after some seconds, why ranks that were asked for do not come.
+        """Tell the user once, after some seconds, why requested ranks have no place.
 
         Args:
-            room: places that there are. now: seconds of a steady clock.
+            room: number of places that exist. now: seconds of a steady clock.
         """
         if room >= wanted or self._short[0] != wanted:
             self._short = (wanted, now)
@@ -217,10 +217,10 @@ class Room:
             )
 
     def check_places(self, taken: Collection[Place]) -> None:
-        """See about once a second that places still exist, where they may be lost for good.
+        """Check about once a second that the places of ranks that start still exist.
 
         Raises:
-            PlaceLost: one does not.
+            PlaceLost: a place does not exist any more.
         """
         now = time.monotonic()
         if not self._scaling.is_elastic or now - self._looked_at < LOOK_S:
@@ -235,11 +235,11 @@ class Room:
 
 
 def choose(there: Sequence[Place], taken: Sequence[Place], ranks: int) -> list[Place]:
-    """The places of `ranks` ranks: first those that ranks hold, in the order of the ranks.
+    """Choose places for `ranks` ranks: first those that ranks hold, in the order of the ranks.
 
     Args:
         there: all places; those that can only be given back together come first.
-        taken: the place of every rank, also of lost ones.
+        taken: places of all ranks in order, also of lost ones.
     """
     held = [place for place in taken if place in there]
     order = sorted(held, key=there.index)[:ranks]

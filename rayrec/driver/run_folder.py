@@ -39,8 +39,8 @@ class Owner:
     Attributes:
         token: a random name of this hold.
         machine: identifies the kernel and the process namespace.
-        started: when its process started, in ticks since boot.
-        beat: when it was last heard of, in seconds of its wall clock.
+        started: start of its process, in ticks since boot.
+        beat: time of its last heartbeat, in seconds of its wall clock.
     """
 
     token: str
@@ -52,7 +52,7 @@ class Owner:
 
     @classmethod
     def here(cls, token: str) -> Owner:
-        """This process, now."""
+        """Return this process as an owner, with a heartbeat of now."""
         pid = os.getpid()
         return cls(token, socket.gethostname(), _machine(), pid, _started(pid) or 0, time.time())
 
@@ -68,7 +68,7 @@ class Owner:
 
 
 class RunFolder:
-    """A folder that this process holds; see `held`.
+    """Run folder that this process has locked with `held`.
 
     Attributes:
         path: absolute folder or URI.
@@ -86,7 +86,7 @@ class RunFolder:
         self._thread = threading.Thread(target=self._beat, name="rayrec-lock", daemon=True)
 
     def check(self) -> None:
-        """See that the folder is still this driver's.
+        """Check that this driver still holds the folder.
 
         Raises:
             RayrecError: another driver took it over, since this one seemed to be gone.
@@ -155,7 +155,7 @@ class RunFolder:
                 self._write(LOCK, _to_json(Owner.here(self._id)))
 
     def _owner(self) -> Owner | None:
-        """Who the lock names, or None where there is none that can be read."""
+        """Return the owner that the lock file names, or None if no lock can be read."""
         try:
             with self._filesystem.open_input_stream(f"{self._root}/{LOCK}") as file:
                 return Owner(**json.loads(file.read()))
@@ -225,7 +225,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None when it is gone."""
+    """Return the start of a process, in ticks since boot; None when the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

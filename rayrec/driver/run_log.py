@@ -22,9 +22,9 @@ class RunLog:
 
     Args:
         run_path: absolute folder or URI of the run, or None.
-        name: of the run, for the file's name.
+        name: name of the run, which the file name contains.
     Attributes:
-        path: of the file; None before the first entry where the run has no local folder.
+        path: path of the log file; None before the first entry if the run has no local folder.
     """
 
     def __init__(self, run_path: str | None, name: str = "run") -> None:

@@ -1,4 +1,4 @@
-"""`Running`: the looks of a controller at ranks that do their task."""
+"""`Running`: polls the ranks of a run while they train, for the controller."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rayrec.train.told import Began, Event
 
 
 class Running:
-    """Looks at the ranks of one run, and hands on what they tell.
+    """Polls the ranks of one run, and passes their events on.
 
     Args:
-        stopping: whether the run was asked to end.
-        standing: follows where the ranks stand.
-        recovery: the account of failures.
-        judging: says what to make of a look.
-        on_event: gets every report and line.
+        stopping: asks the ranks to stop where that was requested.
+        standing: tracks the progress of the ranks.
+        recovery: account of failures.
+        judging: judges the health of the ranks.
+        on_event: receives every report and line.
         resizes: the number of ranks may change on the way.
     Attributes:
-        results: what the ranks returned, once they have ended their task.
+        results: result of each rank, once all have ended their task.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Running:
         self._judging.begin()
 
     def look(self, placed: Placed) -> Turn | Blame:
-        """See how far the ranks are: how the state ends, or who failed."""
+        """Poll the ranks once; return the next transition, or the blame for a failure."""
         group = placed.group
         self._stopping.ask(group)
         ranks = group.observe(POLL_S, ANSWER_S)
@@ -69,7 +69,7 @@ class Running:
         return "stay"
 
     def _finished(self, placed: Placed, ranks: Sequence[Observation], now: float) -> Turn:
-        """Keep what the ranks return: the run ends, or they have paused for a change."""
+        """Keep the results of the ranks, and return how the task ended: for good, or in a pause."""
         self.results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
         first = self.results[0] if self._resizes else None
         is_stopping = self._stopping.wanted
@@ -88,7 +88,7 @@ class Running:
             self._on_event(told)
 
     def _tell(self, placed: Placed) -> None:
-        """Hand on what the ranks told since the last look."""
+        """Pass on the events of the ranks since the last poll."""
         group = placed.group
         news, self._shown = group.events[self._shown :], len(group.events)
         for event in news:

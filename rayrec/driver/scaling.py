@@ -1,4 +1,4 @@
-"""How many ranks a run has, and what each of them gets: `ScalingConfig`."""
+"""`ScalingConfig`: number, resources and placement of a run's ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingConfig:
-    """How many ranks, and what each of them gets.
+    """Number, resources and placement of the ranks.
 
     Attributes:
         num_workers: ranks; each is one Ray actor. 0 is one rank in this very process, without Ray,
@@ -29,8 +29,8 @@ class ScalingConfig:
         cpus_per_worker: CPUs that Ray reserves for a rank; also its number of threads (at least
             one). May be a fraction, to put more ranks on a small machine than it has cores.
         resources_per_worker: further Ray resources of each rank, by name.
-        placement_strategy: of the placement group: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
-        placement_timeout_s: how long to wait for the cluster to provide the ranks. None waits
+        placement_strategy: Ray's strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+        placement_timeout_s: longest wait for the cluster to provide the ranks. None waits
             `PLACEMENT_TIMEOUT_S` where that can help: other work holds the resources, or the
             cluster grows by itself. A number waits so long in any case, also for nodes that are
             added by hand.
@@ -39,11 +39,11 @@ class ScalingConfig:
             Linux machines that run nothing else.
         memory_per_worker: bytes that a rank's tables, optimizer state and buffers may take; None
             derives it from the nodes.
-        shrink_after_s: with (least, most), how long a run that lost a rank waits for another place
-            before it goes on with fewer ranks. None waits `SHRINK_AFTER_S`, and not at all on a
+        shrink_after_s: with (least, most), seconds that a run with a lost rank waits for another
+            place before it goes on with fewer. None waits `SHRINK_AFTER_S`, and not at all on a
             cluster that cannot have the room: one that does not grow by itself.
-        grow_after_s: with (least, most), how often a run looks whether there is room for more
-            ranks, and the shortest time from one change to the next growth.
+        grow_after_s: with (least, most), seconds between two looks for room for more ranks, and
+            the shortest time from one change to the next growth.
         spares: processes that wait beside the ranks, with torch imported, to take the place of a
             lost one; see docs/resilience.md. Each takes the resources of a rank. They come once the
             ranks train, and a run goes on without those that the cluster has no room for.
@@ -165,7 +165,7 @@ class ScalingConfig:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether a run may change its number of ranks."""
+        """True if a run may change its number of ranks."""
         return self.least < self.most
 
     @property

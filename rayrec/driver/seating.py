@@ -1,6 +1,6 @@
-"""`Seating`: gives the ranks of a run their places, of which there may be more or fewer each time.
+"""`Seating`: assigns the ranks of a run to places, whose number may change between attempts.
 
-It asks `Room` what there is, has `sizing` decide, and tells the `Crew` where its ranks shall be.
+It takes the places of `Room` and the number that `sizing` decides, and seats the `Crew` by them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COMING_S = 60.0
 
 
 class Seating:
-    """Places for the ranks of one run.
+    """Assignment of the ranks of one run to places.
 
     Args:
-        room: what the cluster has.
-        crew: the ranks.
-        bench: their spares.
-        sizing: how many they shall be.
-        recovery: is told which lost ranks were replaced, and which the run goes on without.
-        watch: is told of waiting.
+        room: places of the cluster.
+        crew: actors of the ranks.
+        bench: spares of the ranks.
+        sizing: decides the number of ranks.
+        recovery: records which lost ranks were replaced, and which the run goes on without.
+        watch: watches for stalls; knows when waiting is expected.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Seating:
         self._goes_back = False
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
-        """Say with how many ranks a run starts that may have more."""
+        """Report the number of ranks at the start of a run that may have more."""
         ranks, most = len(self._crew.places), self._scaling.most
         if ranks < most:
             say(f"starts with {ranks} of at most {most} ranks; the cluster is asked for the rest")
 
     def fill(self, setup_timeout_s: float, *, part: bool = True) -> bool:
-        """Give every rank a place and a process; False to look for room again.
+        """Give every rank a place and a process; return False if places are missing yet.
 
         Args:
             part: end the ranks that leave the run; else `part` does so.
@@ -95,11 +95,11 @@ class Seating:
         self._bench.look(self._crew, task, now)
 
     def paused(self) -> None:
-        """Note that all ranks have paused for a change; it may be called off until they train."""
+        """Record that all ranks have paused for a change; it may be called off until they train."""
         self._former, self._goes_back = self._crew.places, False
 
     def call_off(self) -> int:
-        """Have the next `fill` take back a change; the number of ranks that the run keeps to.
+        """Have the next `fill` undo a change, and return the number of ranks that the run keeps.
 
         It is 0 where there is no change to take back.
         """
@@ -108,7 +108,7 @@ class Seating:
         return keeps
 
     def give_up(self) -> None:
-        """Note that ranks were lost, so that no change is under way."""
+        """Cancel a change that is under way, since ranks were lost."""
         self._former, self._goes_back = (), False
 
     def part(self) -> None:
@@ -118,7 +118,7 @@ class Seating:
             self._room.ask(self._sizing.wanted, self._crew.places)
 
     def _seat(self, part: bool) -> bool:
-        """Give every rank a place, and end those that get none; False while it waits for room."""
+        """Give every rank a place, and end ranks that get none; return False while places lack."""
         room, crew = self._room, self._crew
         there, ranks, now = room.places(), len(crew.places), time.monotonic()
         self._short_since = self._short_since or now
@@ -148,7 +148,7 @@ class Seating:
         return True
 
     def wants_pause(self, ranks: Sequence[Observation], task: Any, now: float) -> int:
-        """With how many ranks the run should go on after a pause; 0 where it needs none.
+        """Return the number of ranks to go on with after a pause; 0 where no pause is needed.
 
         New ranks come before the pause, and import what `task` needs beside the others.
         """

@@ -1,4 +1,4 @@
-"""What a driver does with a checkpoint that is to be used: predictions of rows, and an artifact."""
+"""Uses of a checkpoint by a driver: prediction of rows, and export of an artifact."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What to predict, checked before ranks start.
+    """Checked request for predictions, made before ranks start.
 
     Attributes:
         checkpoint: absolute directory or URI.
-        data: the rows, without labels.
-        folder: where the scores go.
-        files: by what they are, local files that every host must see.
+        data: rows to score, without labels.
+        folder: folder that receives the scores.
+        files: local files that every host must see, by their role.
     """
 
     checkpoint: str
@@ -79,9 +79,9 @@ def export_checkpoint(
     """Export a checkpoint of a driver's model.
 
     Args:
-        known: data to be scored by both models, those of the driver to be scored, and those to be
-            trained on. Of the first two those that lie in files are scored; the schema is that of
-            the first that has one.
+        known: data given for this export, the driver's eval_data, and its training data. Of the
+            first two, data in files are scored by both models; the first one that has a schema
+            gives it.
     Raises:
         RayrecError: as `rayrec.serve.export`.
     """

@@ -1,4 +1,4 @@
-"""What shapes a run, checked before anything is started, and what callbacks are told of it."""
+"""Checks of a run's options that need no cluster, and the facts that callbacks are told."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def run_info(
     start: Start,
     steps: int,
 ) -> RunInfo:
-    """What callbacks are told when training begins; `hosts` has the host of each rank."""
+    """Return the facts that callbacks receive as training begins; `hosts` has each rank's host."""
     return RunInfo(
         name=run.name,
         run_path=run.run_path,

@@ -1,4 +1,4 @@
-"""How many ranks a run goes on with, decided from how much room there is.
+"""Decisions on the number of ranks of a run, from the number of places.
 
 No Ray and no clock: places are counted by the caller, and every time is handed in as seconds of a
 steady clock. A run that grows or shrinks on purpose pauses for it: its ranks end their task, and
@@ -19,15 +19,15 @@ LOOK_S = 1.0
 def seats(
     ranks: int, wanted: int, least: int, room: int, waited_s: float, shrink_after_s: float
 ) -> int | None:
-    """With how many ranks a run goes on that has to fill its ranks; None while it waits for room.
+    """Return the number of ranks for the next attempt; None while the run waits for places.
 
     Args:
-        ranks: how many there are, also those that were lost just now.
-        wanted: how many the run would have if there were room.
-        least: the smallest number that it may have.
-        room: places that the cluster has for them, also those that ranks hold.
-        waited_s: how long it has waited.
-        shrink_after_s: how long it waits for as many places as it has ranks.
+        ranks: current number of ranks, lost ones included.
+        wanted: number of ranks that the run would have with room for all.
+        least: smallest number of ranks that it may have.
+        room: number of places for ranks, those that ranks hold included.
+        waited_s: seconds that it has waited.
+        shrink_after_s: seconds that it waits for as many places as it has ranks.
     """
     if room >= min(ranks, wanted):
         return min(room, wanted)
@@ -36,7 +36,7 @@ def seats(
 
 @dataclass(kw_only=True, slots=True)
 class Sizing:
-    """The number of ranks of one run.
+    """Current and wanted number of ranks of one run.
 
     Attributes:
         least, most: the smallest and the largest number of ranks.
@@ -44,9 +44,9 @@ class Sizing:
         wanted: ranks that the run would have if there were room: `most`, until somebody asks for
             another number.
         asked: somebody asked for `wanted`, and it has not come: the run looks each second.
-        paused_since: when the ranks were asked to pause for a change, or None.
-        leaving: they pause to leave nodes, and go on with the places that there are.
-        resizes: how often the run went on with another number of ranks.
+        paused_since: time when the ranks were asked to pause for a change, or None.
+        leaving: the ranks pause to leave draining nodes, and go on with the other places.
+        resizes: number of times the run went on with another number of ranks.
     """
 
     least: int
@@ -70,24 +70,24 @@ class Sizing:
 
     @classmethod
     def of(cls, scaling: ScalingConfig) -> Sizing:
-        """The sizing of a run that has just begun."""
+        """Return the sizing of a run that has just begun."""
         return cls(least=scaling.least, most=scaling.most, grow_after_s=scaling.grow_after_s)
 
     def ask(self, ranks: int) -> None:
-        """Wish for a number of ranks between least and most; any thread may do so."""
+        """Request a number of ranks between least and most; any thread may do so."""
         self.wanted, self.asked = ranks, True
         self._next_asked = 0.0
 
     def looks(self, ranks: int, now: float) -> bool:
-        """Whether a run of so many ranks should look for more room now."""
+        """Return True if a run of `ranks` ranks should look for more places now."""
         at = min(self._next_asked, self._next_look) if self.asked else self._next_look
         return self.wanted > ranks and now >= at
 
     def goal(self, ranks: int, room: int | None, now: float) -> int:
-        """With how many ranks a run of `ranks` should go on after its next save.
+        """Return the number of ranks for a run of `ranks` after its next save.
 
         Args:
-            room: places for ranks, also those that ranks hold; None where nobody has looked.
+            room: number of places, those that ranks hold included; None where nobody has looked.
         """
         if room is None:
             return min(ranks, self.wanted)
@@ -101,11 +101,11 @@ class Sizing:
         return goal if goal > ranks and settled else ranks
 
     def pause(self, now: float, *, leaving: bool = False) -> None:
-        """Note that the ranks were asked to pause."""
+        """Record that the ranks were asked to pause."""
         self.paused_since, self.leaving = now, leaving
 
     def call_off(self) -> int:
-        """Take back a change before the ranks train again; the number that the run keeps to.
+        """Cancel a change before the ranks train again, and return the number of ranks that stays.
 
         It is 0 where there is nothing to take back: nodes that will go are left in any case.
         """
@@ -115,14 +115,14 @@ class Sizing:
         return self._ranks
 
     def start(self) -> None:
-        """Note that the ranks are given a task: whatever they were asked before is over."""
+        """Record that the ranks are given a new task, which ends an earlier request."""
         self._paused_at, self.paused_since, self.leaving = self.paused_since, None, False
 
     def began(self, began: Began, ranks: int, now: float, *, lost: bool) -> Resized | None:
-        """Note that so many ranks train; what there is to tell, if they are more or fewer.
+        """Record that `ranks` ranks train, and return an event if their number has changed.
 
         Args:
-            lost: they begin after a failure.
+            lost: the ranks begin again after a failure.
         """
         before, self._ranks = self._ranks, ranks
         since, self._paused_at = self._paused_at, None

@@ -26,10 +26,10 @@ from rayrec.train.seat import RankContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeTask:
-    """What every rank tries; returns its lines."""
+    """Smoke test of every rank; returns its lines."""
 
     def run(self, context: RankContext) -> list[str]:
-        """On one rank; all ranks run it together."""
+        """Try an all_to_all and a training step, together with all ranks."""
         seat = context.seat
         device = "cuda:0" if seat.device == "cuda" else "cpu"
         return [
@@ -109,11 +109,11 @@ def _step(rank: int, world_size: int, device: str) -> str:
 
 
 def check_cluster(scaling: ScalingConfig, say: Callable[[str], None]) -> None:
-    """Start the ranks and try them; a line is said of everything that went well.
+    """Start the ranks and try them; every success is reported in a line.
 
     Args:
         scaling: the ranks to try, at least one.
-        say: is given each line.
+        say: receives each line.
     Raises:
         ConfigError: the ranks do not fit the cluster.
         TrainingFailed: a rank failed, or got wrong numbers.

@@ -1,4 +1,4 @@
-"""Spare ranks, as values: how far each one is, and which takes the place of which lost rank.
+"""Spare ranks, as values: the stage of each, and the choice of a spare for each lost rank.
 
 A spare is a process of a rank that has imported torch and waits for a rank to be lost. It holds
 room on the cluster as a rank does. On the node of the lost rank it changes nothing but the process,
@@ -23,7 +23,7 @@ Sign = Literal["placed", "unplaced", "hired", "told", "died", "taken"]
 
 
 class Stage(Enum):
-    """How far a spare is."""
+    """Stage of a spare's start."""
 
     ASKED = "its place is asked for"
     VACANT = "it has a place and no process"
@@ -43,11 +43,11 @@ _USEFUL = (Stage.WARM, Stage.STARTING, Stage.VACANT)
 
 
 class Standby(NamedTuple):
-    """A spare, as far as it matters for who takes a place.
+    """Facts of a spare that decide if it can replace a lost rank.
 
     Attributes:
-        stage: how far it is.
-        node: of its place; "" where it has none.
+        stage: stage of its start.
+        node: node of its place; "" where it has none.
     """
 
     stage: Stage
@@ -62,11 +62,11 @@ def substitutes(
     *,
     roam: bool,
 ) -> dict[int, int]:
-    """Which spare takes the place of which lost rank, by number; a rank may get none.
+    """Return the number of the spare that replaces each lost rank; a rank may get none.
 
     Args:
         lost: ranks without a process, and the node that each one was on.
-        spares: those that can be used.
+        spares: spares that are alive.
         alive: nodes that live. busy: nodes with ranks that live.
         roam: a spare of another node may serve where the lost rank's node is gone.
     """
@@ -89,7 +89,7 @@ def substitutes(
 
 
 def home(ranks: Sequence[str], spares: Sequence[str]) -> str:
-    """The node where the next spare is wanted: that with the most ranks for each of its spares.
+    """Return the node for the next spare: the one with the most ranks for each of its spares.
 
     Args:
         ranks: the node of every rank. spares: the nodes that earlier spares are wanted on.

@@ -1,4 +1,4 @@
-"""From what a user says of a run to what its ranks are given, as pure functions."""
+"""Pure functions that turn a user's options of a run into the spec of its ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train_spec(
     steps: int = 0,
     start: Start | None = None,
 ) -> TrainSpec:
-    """The spec that every rank of a run is given."""
+    """Return the spec that every rank of a run is given."""
     return TrainSpec(
         **run.shared(),
         model=model,
@@ -111,11 +111,11 @@ def check_outside(data: Dataset, path: str) -> None:
 
 
 def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
-    """Find bad ids and labels that the metadata of the data's files tell of, and columns that
-    metrics miss, before ranks start.
+    """Refuse ids and labels that the files' metadata show to be bad, and data without columns that
+    metrics need, before ranks start.
 
     Args:
-        tasks: of the run, which say what labels may hold; none means one binary task.
+        tasks: tasks of the run, which set the range of labels; none means one binary task.
     Raises:
         InputError: names the first bad entry by row and file, or the column.
     """

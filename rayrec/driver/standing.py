@@ -1,4 +1,4 @@
-"""Where the ranks of a run stand, said in words: for the watch on stalls, and of silent ranks."""
+"""Progress of the ranks in words, for the watch on stalls, and lines about silent ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SILENT_S = 10.0
 
 
 class Standing:
-    """Follows the ranks of one run.
+    """Tracks the progress of the ranks of one run.
 
     Args:
-        watch: is told of every sign of progress.
-        on_event: gets a line about a rank that does not answer.
-        on_step: gets the newest finished step whenever it is another.
+        watch: stall watch, which hears of every sign of progress.
+        on_event: receives a line about a rank that does not answer.
+        on_step: receives the newest finished step whenever it changes.
     Attributes:
-        step: the newest finished step of this life of the run.
-        trains: a step was finished in this life.
+        step: newest finished step of this attempt.
+        trains: a step was finished in this attempt.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Standing:
         self.trains = False
 
     def go_back(self, step: int) -> None:
-        """Note that the run goes on from an earlier step."""
+        """Reset to an earlier step, from which the run goes on."""
         self.step = step
         self.trains = False
         self._told_silent.clear()
 
     def see(self, ranks: Sequence[Observation]) -> None:
-        """Note whether any rank moved since the last look, and what they are doing."""
+        """Record progress since the last look, and the current phase of each rank."""
         self._tell_silent(ranks)
         polls = [rank.poll for rank in ranks]
         progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]

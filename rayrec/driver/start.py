@@ -1,4 +1,4 @@
-"""Where a run starts, decided on the driver before any rank is started for it.
+"""Starting point of a run, chosen on the driver before any rank is started.
 
 A run starts anew, from the weights of another run, or from a checkpoint. All that a manifest tells
 is checked here: whether the checkpoint is of this model, these optimizers, this data and batch
@@ -23,10 +23,10 @@ from rayrec.train.table_optimizers import optimizers_of
 
 
 def whole(path: str) -> Manifest:
-    """The manifest of a checkpoint whose files are all there, with the sizes that it tells.
+    """Return the manifest of a checkpoint, checked against the presence and sizes of its files.
 
     Raises:
-        CheckpointError: they are not, or there is none.
+        CheckpointError: there is no checkpoint, or a file is missing or has another size.
     """
     manifest = read_manifest(path)
     check_whole(path, manifest)
@@ -35,12 +35,12 @@ def whole(path: str) -> Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run starts.
+    """Starting point of a run.
 
     Attributes:
         resume_from: checkpoints to try in this order; empty for a run that starts at step 0.
         step: global steps done in the first of them.
-        fits: gives the manifest of a checkpoint that the run can go on from, and raises for others.
+        fits: returns the manifest of a checkpoint that the run can go on from, else raises.
     """
 
     resume_from: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Start:
 
 
 def passed_over(path: str, error: CheckpointError) -> str:
-    """A line about a checkpoint in the folder of a run that cannot go on from it."""
+    """Return a line about a checkpoint of the run's folder that was skipped as unusable."""
     why = "is damaged" if isinstance(error, DamagedCheckpointError) else "does not fit this run"
     return f"passed over {path}, which {why}: {error}"
 
@@ -60,13 +60,13 @@ def find_start(
     tables: Callable[[], Sequence[BaseEmbeddingConfig]],
     say: Callable[[str], None],
 ) -> Start:
-    """Decide where a run starts, and check what can be checked without reading rows.
+    """Find the starting point of a run, and check it as far as possible without reading rows.
 
     Args:
-        run: says where; its folder is held by this driver.
-        data: what to train on.
-        tables: gives the model's tables; called only when there is a checkpoint to compare with.
-        say: gets a line for every checkpoint that "latest" passes over.
+        run: options of the run, whose folder this driver holds.
+        data: rows to train on.
+        tables: returns the model's tables; called only when there is a checkpoint to compare.
+        say: receives a line for every checkpoint that "latest" passes over.
     Raises:
         ConfigError: the run would write among checkpoints that it does not continue, there is
             nothing to continue from, or the checkpoint was trained with other data or options.

@@ -36,7 +36,7 @@ class StarvationWatch:
         self._said_at: float | None = None
 
     def see(self, report: ProgressReport) -> str | None:
-        """The line to say after this report, if any."""
+        """Return the line to print after this report, or None."""
         steps = 0 if self._step is None else report.step - self._step
         self._step = report.step
         # the first of a run, or of the world after a failure

@@ -1,4 +1,4 @@
-"""Where a controller is, and which state follows which: the one table of transitions.
+"""States of a controller, and the one table of transitions between them.
 
 A run goes down the first column of the table to its end. A failure that the run recovers from leads
 from any state that has ranks to GATHERING, where the survivors leave the world that failed. From
@@ -21,7 +21,7 @@ Turn = Literal["stay", "on", "end", "resize", "recover", "fail"]
 
 
 class State(Enum):
-    """Where a controller is."""
+    """State of a controller."""
 
     INITIALIZING = "initializing"
     SCHEDULING = "scheduling"
@@ -62,5 +62,5 @@ TRANSITIONS: Mapping[State, Mapping[Turn, State]] = {
 
 
 def can_recover(state: State) -> bool:
-    """Whether a failure in this state may be recovered from: there are ranks to go on with."""
+    """Return True if a failure in this state can be recovered from, since there are ranks."""
     return "recover" in TRANSITIONS[state]

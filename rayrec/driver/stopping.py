@@ -1,4 +1,4 @@
-"""A wish that a run ends early, and how long its ranks may take to obey."""
+"""Requests to end a run early, with a timeout for its ranks to obey."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Stopping:
 
     Args:
         on_event: gets a line when they are asked.
-        timeout_s: bound on the way from there to the end.
+        timeout_s: longest time from the request to the end.
         obeys: the task ends by itself when it is asked to; one that does not is ended at once by a
             signal.
     Attributes:
-        signals: those of the run.
+        signals: signals that this process received during the run.
     """
 
     def __init__(
@@ -33,20 +33,20 @@ class Stopping:
         self._asked_at: float | None = None
 
     def want(self) -> None:
-        """Wish for the end, from any thread."""
+        """Request the end of the run, from any thread."""
         self._wanted.set()
 
     @property
     def wanted(self) -> bool:
-        """Whether the run is to end early."""
+        """True if the run was asked to end early, by a call or a signal."""
         return self._wanted.is_set() or self.signals.came
 
     def begin(self) -> None:
-        """Note that the ranks begin a task, in which they were not asked yet."""
+        """Forget an earlier request to the ranks, since they begin a task."""
         self._asked_at = None
 
     def ask(self, group: RankGroup) -> None:
-        """Ask the ranks to stop, once, where that is wanted.
+        """Ask the ranks to stop, once, if the run is to end early.
 
         Raises:
             RunInterrupted: a signal came, and the task does not obey.

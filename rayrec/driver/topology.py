@@ -1,4 +1,4 @@
-"""What the planner is told of the machine: the nodes that ranks got, and the memory each may take.
+"""Topology of the placed ranks for the planner: their nodes, and the memory of each rank.
 
 Memory is Ray's own figure for a node (which leaves out the object store) or a GPU's free memory,
 less a reserve for the dense model, activations and the data's batches in flight, shared evenly by
@@ -23,7 +23,7 @@ GPU_RESERVE = 0.2
 
 
 def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topology:
-    """The topology of the ranks of `group`.
+    """Return the topology of the ranks of `group`.
 
     Raises:
         TrainingFailed: a rank did not say how much memory its GPU has.
