@@ -1,4 +1,4 @@
-"""What a pipeline does ahead of a step: read batches, copy them to the device, exchange their ids.
+"""Prefetching of a pipeline: later batches are read, copied to the device, and their ids exchanged.
 
 `Reader` has one thread that reads the next batches; on a GPU they are then copied from pinned
 memory on a stream of their own. `Prefetcher` learns from the first forward which KeyedJaggedTensors
@@ -31,7 +31,7 @@ _END = object()
 
 
 def find_kjts(batch: Any) -> list[KeyedJaggedTensor]:
-    """Every KeyedJaggedTensor in a batch, each once, in a fixed order.
+    """Return every KeyedJaggedTensor in a batch, each once, in a fixed order.
 
     Looks into the attributes of the batch, and into dataclasses, tuples, lists and mappings of any
     depth.
@@ -62,12 +62,12 @@ def _collect(value: Any, by_object: dict[int, KeyedJaggedTensor]) -> None:
 
 @dataclass
 class AheadBatch:
-    """A batch that was read ahead, and what was started for it.
+    """Prefetched batch, with its copy to the device and its input exchange.
 
     Attributes:
-        batch: on the device.
-        copied: the event after its copy; None on CPU.
-        started: places, in `kjts`, of those whose exchange is under way.
+        batch: batch on the device.
+        copied: event after the copy of the batch; None on CPU.
+        started: indices in `kjts` of those whose exchange is under way.
     """
 
     batch: Any
@@ -76,11 +76,11 @@ class AheadBatch:
 
     @cached_property
     def kjts(self) -> list[KeyedJaggedTensor]:
-        """Its KeyedJaggedTensors, in the same order for every batch."""
+        """KeyedJaggedTensors of the batch, in the same order for every batch."""
         return find_kjts(self.batch)
 
     def wait(self) -> Any:
-        """Make the current stream wait for the copy; the batch."""
+        """Make the current stream wait for the copy, and return the batch."""
         if self.copied is not None:
             stream = torch.cuda.current_stream()
             stream.wait_event(self.copied)
@@ -93,7 +93,7 @@ class Reader:
     """Batches of an iterator, read ahead by one thread and copied to the device.
 
     Args:
-        device: where batches are needed. On CUDA they must have `.to(device, non_blocking=True)`,
+        device: device to copy batches to. On CUDA they must have `.to(device, non_blocking=True)`,
             and should have pin_memory() and record_stream(stream), as `rayrec.data.Batch`.
         depth: batches kept on the device, the current one included.
         ahead: batches read, or being read, that are not yet on the device.
@@ -228,7 +228,7 @@ class Prefetcher:
 
     @contextmanager
     def watching(self, ahead: AheadBatch) -> Iterator[None]:
-        """Around the forward of a batch: see which of its KJTs are used.
+        """Record which KJTs of a batch reach the collections in its forward, inside the block.
 
         Warns once of a collection that cannot be prefetched.
         """
@@ -264,11 +264,11 @@ class Prefetcher:
         )
 
     def forget(self) -> None:
-        """Expect no more forwards of the batches that were started."""
+        """Drop the exchanges of batches that were started and will have no forward."""
         self._model.forget_prefetched()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -25,7 +25,7 @@ from rayrec.train.step import forward
 
 
 def outputs_of(tasks: Sequence[Task]) -> list[tuple[str, str]]:
-    """Name and kind of every output of a run; of one task without a name."""
+    """Return name and kind of every output of a run; a single task has no name."""
     tasks = tasks or ONE_BINARY
     return [(task.name if len(tasks) > 1 else "", task.kind) for task in tasks]
 
@@ -47,15 +47,15 @@ def predict(
 
     Args:
         model: forward(batch) -> (loss, (loss, logits, labels)).
-        data: without labels.
+        data: rows to score, without labels.
         part: this rank's part of the data.
-        folder: where the scores go; rank 0 writes.
+        folder: folder that receives the scores; rank 0 writes.
         should_stop: read every few batches; one rank's True ends it for all.
         on_batch: called after every batch.
-        tasks: of the model; none means one binary task.
+        tasks: tasks of the model; none means one binary task.
         autocast: dtype of the dense layers' products, as in training.
     Returns:
-        what was written, the same on every rank; None when it was stopped.
+        a summary of the files, the same on every rank; None when it was stopped.
     Raises:
         InputError: the data hold what the model cannot take.
         ConfigError: the model gives no logits of a task.
@@ -97,7 +97,7 @@ def predict(
 def _table(
     folder: ScoredFolder, tasks: Sequence[Task], outputs: Outputs, origin: RowOrigin | None
 ) -> pa.Table:
-    """The scores of one rank's rows of a batch beside their columns."""
+    """Return the scores of this rank's rows of a batch, beside their columns."""
     from rayrec.serve.scorer import probabilities
 
     kinds = [kind for _, kind in outputs_of(tasks)]
@@ -108,7 +108,7 @@ def _table(
 
 
 def _gathered(mine: pa.Table | None, part: Part) -> list[pa.Table]:
-    """The rows of all ranks in order, on rank 0; nothing on the others."""
+    """Return the rows of all ranks in order on rank 0, nothing on the others."""
     everyone: list[pa.Table | None] = [mine]
     # Ranks without rows of a batch send None, since the gather is a collective.
     if part.world_size > 1:
@@ -120,7 +120,7 @@ class _Writer:
     """Cuts rows into files of `PART_ROWS` rows.
 
     Args:
-        parts: how many files there will be.
+        parts: total number of files.
     """
 
     def __init__(self, folder: ScoredFolder, parts: int) -> None:

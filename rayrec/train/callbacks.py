@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """What is known when the training of a run begins.
+    """Facts of a run at the beginning of its training.
 
     Attributes:
-        name: of the run.
+        name: name of the run.
         run_path: absolute folder or URI of the run, or None where it keeps nothing.
         steps: global steps at which it ends.
-        first_step: steps that were done before, in an earlier life of the run.
-        world_size: ranks.
-        hosts: by rank, the name or address of its host.
-        plan: where the tables lie.
+        first_step: global steps done before, by an earlier run.
+        world_size: number of ranks.
+        hosts: name or address of the host, by rank.
+        plan: sharding plan of the tables.
         settings: the run's options as plain data, by name.
-        predicted: by rank, seconds and bytes of a step by the planner's prices; empty without.
+        predicted: seconds and bytes of a step by the cost model, by rank; may be empty.
     """
 
     name: str
@@ -116,11 +116,11 @@ class Hooks:
     """Calls the callbacks of one process, until one of them raises.
 
     Args:
-        callbacks: in the order in which they are called.
+        callbacks: callbacks of this process, in the order of the calls.
         where: the process, for messages: "rank 1", "the driver".
         trainer: given to every callback, on the ranks.
     Attributes:
-        error: what the first callback that raised is to blame for, or None.
+        error: error of the first callback that raised, or None.
     """
 
     def __init__(self, callbacks: Sequence[Callback], where: str, trainer: Any = None) -> None:

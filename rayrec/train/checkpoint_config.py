@@ -1,4 +1,4 @@
-"""When a run saves, and how much it keeps: `CheckpointConfig`."""
+"""`CheckpointConfig`: the schedule, kind and retention of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """When to save and how much to keep; the names are Ray Train's where it has them.
+    """Schedule, kind and retention of checkpoints; named as in Ray Train where it has them.
 
     Attributes:
         every_n_steps: save after every so many global steps.
@@ -59,5 +59,5 @@ class CheckpointConfig:
 
     @property
     def whole_every(self) -> int:
-        """Every so many-th checkpoint of a run holds all rows."""
+        """Number of checkpoints from one that holds all rows to the next such one."""
         return (self.full_every or FULL_EVERY) if self.incremental else 1

@@ -1,5 +1,4 @@
-"""What one training run is, as plain data that every rank receives alike: `TrainSpec` and the small
-options inside it.
+"""`TrainSpec`, a training run as plain data that every rank receives alike, and the options in it.
 
 The driver builds a `TrainSpec` from the user's RunConfig; a test or a notebook may build one by
 hand and run a `RankTrainer` without Ray. Functions in it (model, data) travel by cloudpickle when
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Dataset(Protocol):
-    """What training needs of a dataset; `rayrec.data.ParquetDataset` and `ArrowDataset` fit it."""
+    """Dataset as training reads it, such as `rayrec.data.ParquetDataset` and `ArrowDataset`."""
 
     @property
     def num_rows(self) -> int:
@@ -62,11 +61,11 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncPoints:
-    """Points of a run that its ranks keep in the memory of their hosts.
+    """Sync points of a run, which its ranks keep in the memory of their hosts.
 
     Attributes:
         every_n_steps: global steps from one point to the next.
-        name: of the memory; another plan or another arrangement of ranks has another name.
+        name: name of the memory; it differs for another plan or arrangement of ranks.
         not_before: a point of an earlier step is passed over, since a checkpoint is newer.
     """
 
@@ -77,15 +76,15 @@ class SyncPoints:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ExchangeOptions):
-    """What a user says of a run and every rank is told as it is, without plan, data and model.
+    """Options of a user's run that every rank receives unchanged; without plan, data and model.
 
     Attributes:
         global_batch_size: rows of one step over all ranks; the ranks share it evenly.
-        seed: of initial values and of the order of the data; from 0 to 2**63 - 1.
-        sparse_optimizer: of the tables: a value of `rayrec.optim`, or one of its optimizers by
+        seed: seed of initial values and of the order of the data; from 0 to 2**63 - 1.
+        sparse_optimizer: optimizer of the tables: a value of `rayrec.optim`, or one of those by
             name. A name alone, such as "adam", has the learning rate of the default.
-        dense_optimizer: of all other parameters, likewise by name.
-        checkpoint: when to save.
+        dense_optimizer: optimizer of all other parameters, likewise by name.
+        checkpoint: schedule, kind and retention of checkpoints.
         new_data: continue with the weights, optimizers and step of `resume_from`, and begin the
             data anew: `data`, `global_batch_size` and `seed` may then differ from those that the
             checkpoint was trained with.
@@ -94,10 +93,10 @@ class RunOptions(ExchangeOptions):
         init_optimizer_state: take the optimizers' state of `init_from`, too; the optimizers must
             then be the same.
         report_every_s: seconds between reports, about; also how soon a stop takes effect.
-        shuffle, drop_last: order of the data, and whether a last partial batch is left out.
+        shuffle, drop_last: shuffle the data, and leave out a last partial batch.
         extras: JSON data that every checkpoint of the run carries (what is needed to build the
             model again).
-        tasks: what the model predicts; none means one task with labels 0 and 1.
+        tasks: prediction tasks of the model; none means one task with labels 0 and 1.
         evaluation: scores during training, keeping the best, and early stopping; None scores after
             training alone.
         sparse_schedule, dense_schedule: the learning rates of the tables and of all other
@@ -108,14 +107,14 @@ class RunOptions(ExchangeOptions):
         clip_value: each element of the dense gradients is clamped to +- this.
         accumulate: steps per update of the dense parameters, see
             `rayrec.train.PipelineOptions`; checkpoints and evaluations lie at multiples of it.
-        dense_dtype: of the matrix products of the dense layers, in training and scoring.
+        dense_dtype: dtype of the dense layers' matrix products, in training and scoring.
         sharding_group_size: every table is sharded inside groups of so many ranks, and the groups
             are replicas of each other (2D parallelism); None makes one group of all ranks. The plan
             is for one group. Every group scores with its own replica.
         sync_every: steps between two averages of the replicas; 1 keeps them equal, and trains as
             one group would. A checkpoint averages them, too.
         rank_callbacks: called on every rank in its training thread; each rank has its own copies.
-        publish: what to publish for servers that follow the run; None publishes nothing.
+        publish: options of the publications for servers; None publishes nothing.
     """
 
     global_batch_size: int
@@ -190,7 +189,7 @@ class RunOptions(ExchangeOptions):
 
     @property
     def tables_optimizer(self) -> SparseOptimizer:
-        """`sparse_optimizer` as the lookup kernels take it.
+        """Return `sparse_optimizer` in the form that the lookup kernels take.
 
         Raises:
             ConfigError: its name, or an option of it, is unknown or out of range.
@@ -199,7 +198,7 @@ class RunOptions(ExchangeOptions):
 
     @property
     def own_optimizers(self) -> dict[str, SparseOptimizer]:
-        """`table_optimizers` as the lookup kernels take them; see `tables_optimizer`."""
+        """Return `table_optimizers` in the form that the lookup kernels take."""
         return {table: as_optimizer(said) for table, said in self.table_optimizers.items()}
 
     def shared(self) -> dict[str, Any]:
@@ -215,19 +214,19 @@ class TrainSpec(RunOptions):
         model: () -> module whose forward takes a batch and returns (loss, (loss, logits, labels)),
             as `rayrec.models.DLRMTrain`; its tables may lie on the meta device. `loss` is the mean
             over the rows of the batch.
-        data: what to train on; None when the run only evaluates.
-        plan: where every table lies; made for exactly the ranks of the run.
+        data: rows to train on; None when the run only evaluates.
+        plan: sharding plan, made for exactly the ranks of the run.
         steps: global steps until the run ends, counted from the first step of the model's life (a
             resumed run does the rest).
-        eval_data: what to score on, or None.
+        eval_data: rows to score, or None.
         run_path: absolute folder or URI that receives step directories, or None (then nothing is
             saved).
         resume_from: checkpoint directories to continue from, the wanted one first; a later one is
             used only where those before it turn out to be damaged. Empty starts anew.
-        profile: which steps to profile, or None.
-        life_began: the step at which the run had begun, where it goes on after a failure, of which
-            the driver tells; None in its first life.
-        handed_over: the ranks keep the tables of the world before, and go on from there.
+        profile: options of the profile, or None.
+        life_began: step at which the run had first begun, in an attempt after a failure or a
+            change; None in the first attempt.
+        handed_over: the ranks hold the tables of the world before, and go on from them.
         sync_points: sets points in memory that a failed run goes on from, or None.
     """
 

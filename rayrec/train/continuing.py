@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what becomes of those of later steps.
+"""Choice of the checkpoint that a run resumes, and removal of checkpoints of later steps.
 
 A damaged checkpoint is found while its rows are read, so every rank tries the same checkpoints in
 the same order and they agree, after each, whether it was whole.
@@ -20,8 +20,8 @@ def first_whole(
 
     Args:
         restore: fills the model from a checkpoint; returns its step.
-        paths: of checkpoints, the wanted one first.
-        note: gets a line for each that was passed over.
+        paths: paths of checkpoints, the wanted one first.
+        note: receives a line for each checkpoint that was passed over.
     Returns:
         the path and its step.
     Raises:

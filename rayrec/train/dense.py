@@ -1,4 +1,4 @@
-"""Whether the dense optimizer of a checkpoint is that of a run."""
+"""Check of a checkpoint's dense optimizer against that of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_dense_optimizer(extras: Mapping[str, Any], wanted: str, path: str) -> 
     """Check that a checkpoint's dense optimizer is the one that this run uses.
 
     Args:
-        extras: what the checkpoint at `path` keeps besides weights.
+        extras: JSON data that the checkpoint at `path` carries.
         wanted: the name of the run's dense optimizer.
     Raises:
         ConfigError: it was trained with another one.

@@ -31,7 +31,7 @@ SAMPLE_SEED = 20_011
 
 
 class Part(NamedTuple):
-    """Which part of each batch a rank scores."""
+    """Part of each batch that a rank scores."""
 
     rank: int
     world_size: int
@@ -61,7 +61,7 @@ def evaluate(
             binary.
         should_stop: read every few batches; one rank's True ends the evaluation of all.
         on_batch: called after every batch.
-        tasks: whose predictions are scored; none means one binary task.
+        tasks: tasks of the run; none means one binary task.
         sample: score the first batches of one fixed random order that have so many rows; None
             scores all rows.
         autocast: dtype of the dense layers' products, as in training.
@@ -118,7 +118,7 @@ def _open(
     binary: bool | tuple[str, ...],
     sample: int | None,
 ) -> tuple[PredictionWriter | None, Iterator[Any]]:
-    """What writes the predictions, if they are wanted, and this rank's batches."""
+    """Return a writer of the predictions, or None without them, and this rank's batches."""
     if sample is not None:
         loader: Callable[..., Iterator[Any]] = data.loader
         if isinstance(data, RowDataset):
@@ -148,7 +148,7 @@ def _open(
 
 
 def _first(batches: Iterator[Any], number: int) -> Iterator[Any]:
-    """So many batches; then the loader is closed, since a thread of it reads on."""
+    """Yield `number` batches, and then close the loader, whose thread would read on."""
     try:
         yield from islice(batches, number)
     finally:
@@ -162,7 +162,7 @@ def on_device(batch: Any, device: torch.device) -> Any:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on any rank."""
+    """Return True if the flag is set on any rank."""
     total = torch.tensor(float(flag), device=device)
     all_sum(total)
     return total.item() > 0

@@ -31,16 +31,16 @@ _MARGIN = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What a rank keeps of a world that has ended.
+    """State of a rank that outlives its world: table shards, dense part and position.
 
     Attributes:
-        rank: among the ranks that hold every table together.
-        world_rank, world_size: the place of the rank in that world.
-        plan: of that world.
+        rank: index among the ranks that hold every table together.
+        world_rank, world_size: index of the rank in the old world, and size of that world.
+        plan: sharding plan of the old world.
         states: rows and optimizer state of this rank, on the CPU.
-        small: what a sync point keeps beside the rows; see `InMemoryKeeper.remember`.
-        random: the state of the generators of every rank.
-        iteration: updates of the tables.
+        small: state beside the rows, in bytes; see `InMemoryKeeper.remember`.
+        random: states of the random generators of every rank.
+        iteration: number of updates of the tables.
     """
 
     rank: int
@@ -57,13 +57,13 @@ _held: Held | None = None
 
 
 def keep(held: Held | None) -> None:
-    """Keep this in the process for the next world, or nothing any more."""
+    """Keep a state in this process for the next world; None drops what is kept."""
     global _held
     _held = held
 
 
 def take() -> Held:
-    """What this process keeps, which it then keeps no more.
+    """Return the kept state, and stop keeping it.
 
     Raises:
         CommError: it keeps nothing.
@@ -76,7 +76,7 @@ def take() -> Held:
 
 
 def on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
-    """The same rectangles on the CPU, since the next model needs the memory of a GPU."""
+    """Copy shard states to the CPU, since the next model needs the memory of a GPU."""
     return [
         ShardState(
             state.shard,
@@ -88,14 +88,14 @@ def on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
 
 
 def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int | None) -> int:
-    """With how many ranks the run goes on from what they keep; 0 where it has to save instead.
+    """Return the number of ranks that the tables are kept for; 0 if the run must save instead.
 
     All ranks call it together at the end of their task.
 
     Args:
-        wanted: with how many this rank was asked to; 0 where it was not,
-            and None where that must not be.
-        states: of this rank.
+        wanted: number of ranks that this rank was asked to go on with; 0 without a request, None
+            where a transfer is not possible.
+        states: shard states of this rank.
         group_size: ranks that hold every table together; None where all do.
     Returns:
         the same on every rank: 0 where no rank was asked, or where a host has no memory for the old
@@ -120,12 +120,12 @@ def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandOverTask:
-    """What the ranks of two worlds do together; the first `ranks` of them are the new world.
+    """Transfer of tables between two worlds; the first `ranks` ranks are the new world.
 
     Attributes:
-        plan: of the new world.
-        ranks: of the new world.
-        group_size: ranks of it that hold every table together; None where all do.
+        plan: sharding plan of the new world.
+        ranks: number of ranks of the new world.
+        group_size: number of its ranks that hold every table together; None for all.
     """
 
     plan: ShardingPlan
@@ -133,7 +133,7 @@ class HandOverTask:
     group_size: int | None = None
 
     def run(self, context: RankContext) -> int:
-        """Pass on what changes its place; the bytes that this rank sent.
+        """Send the rows that change their rank, and return the bytes that this rank sent.
 
         Raises:
             CommError: a rank of the world before is not here, or is gone.

@@ -1,4 +1,4 @@
-"""`InMemoryKeeper`: goes on from memory, too: from sync points, or the tables of other ranks.
+"""`InMemoryKeeper`: also restores from memory: from sync points, or tables of other ranks.
 
 A sync point stays on its rank, and its rows are never copied; see `rayrec.shards.undo`. What ranks
 of another number and plan take over travels in `hand_over`.
@@ -22,10 +22,10 @@ from rayrec.train.window import gather_objects
 
 
 class InMemoryKeeper(Keeper):
-    """Saves and restores one rank of a run, by checkpoints and in memory; see `Keeper`."""
+    """Saves and restores one rank of a run, by checkpoints as `Keeper` does, and in memory."""
 
     def remember(self, step: int, best: Best, trained: tuple[int, float]) -> bytes:
-        """What a sync point keeps of this rank beside the rows and the counts of their updates."""
+        """Return this rank's state beside the table rows as bytes, for a sync point."""
         held = {
             "step": step,
             "dense": dense_tensors(self._model.dense_parameters(), self._model.module),
@@ -40,7 +40,7 @@ class InMemoryKeeper(Keeper):
         return file.getvalue()
 
     def hold(self, step: int, best: Best, trained: tuple[int, float]) -> Held:
-        """What this rank keeps for the next world of ranks; see `hand_over`."""
+        """Return the state of this rank that the next world of ranks takes over."""
         # replicas have drifted apart, and each new rank takes a row from one of them
         self._model.sync()
         return Held(
@@ -55,7 +55,7 @@ class InMemoryKeeper(Keeper):
         )
 
     def take_over(self, held: Held, note: Callable[[str], None]) -> int:
-        """Fill the model from what this rank keeps of the world before; its global steps."""
+        """Fill the model from the kept state of the world before, and return its global steps."""
         states = self._model.shard_states()
         fill(states, held.states)
         self._model.iteration = held.iteration
@@ -67,7 +67,7 @@ class InMemoryKeeper(Keeper):
         note: Callable[[str], None],
         random: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Go on from a sync point, whose rows are in place already; its global steps.
+        """Resume a sync point, whose rows are in place already, and return its global steps.
 
         Args:
             note: gets a line about what was done.

@@ -88,7 +88,7 @@ class Keeper:
             best: the best evaluation so far, whose own checkpoint is not pruned.
             trained: rows and seconds of the run so far.
         Returns:
-            where it lies; a checkpoint that was written or restored there before is left as it is.
+            the path of the checkpoint; one that was written or restored there before is kept.
         Raises:
             SaveError: on every rank, when the storage refused on any of them.
         """
@@ -132,7 +132,7 @@ class Keeper:
             self.newest = path
 
     def _content(self, step: int, best: Best | None, trained: tuple[int, float]) -> dict[str, Any]:
-        """What a checkpoint holds beside the tables, as `save_checkpoint` takes it."""
+        """Return the arguments of `save_checkpoint`: all of a checkpoint but the rows."""
         optimizers = {}
         for name, optimizer in self._model.sparse_optimizers.items():
             optimizers[name] = {"name": optimizer.name, **optimizer.hyperparameters}
@@ -156,10 +156,10 @@ class Keeper:
         }
 
     def begin(self, note: Callable[[str], None]) -> int:
-        """Put the model where the spec says that the run starts; the number of steps done there.
+        """Bring the model to the starting point of the spec, and return the steps done there.
 
         Args:
-            note: gets a line about what was done.
+            note: receives a line about the starting point.
         Raises:
             CheckpointError, ConfigError: as `restore` and `warm_start`.
         """
@@ -186,7 +186,7 @@ class Keeper:
         return step
 
     def restore(self, path: str, *, weights_only: bool = False) -> int:
-        """Continue from a checkpoint of any number of ranks and any plan; its global steps.
+        """Resume a checkpoint of any number of ranks and any plan, and return its global steps.
 
         Args:
             weights_only: take no optimizer state and no place in the data, as evaluation does.
@@ -212,7 +212,7 @@ class Keeper:
         return saved.step
 
     def warm_start(self, path: str, *, optimizer_state: bool = False) -> None:
-        """Take the weights of another run; step and place in the data stay at the beginning.
+        """Load the weights of another run; step and data cursor stay at the beginning.
 
         Args:
             path: a checkpoint whose tables and dense layers have this model's names and sizes.
@@ -230,7 +230,7 @@ class Keeper:
             set_later_aside(self._spec.run_path, path, step, self._note)
 
     def _seed(self, random: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Put the generators where those of every rank were at a step."""
+        """Restore the random generators to their state at a step."""
         place = f"seed {self._spec.seed} step {step}"
         go_on(random, self._rank, self._world_size, self._model.device, place)
 

@@ -48,7 +48,7 @@ def column_of(batch: Any, name: str, rows: int, metric: Metric) -> Tensor:
 def no_column(
     metric: Metric, name: str, where: str, groups: Iterable[str], features: Iterable[str]
 ) -> InputError:
-    """The error of a metric whose column is neither a group nor a feature."""
+    """Return the error for a metric whose column is neither a group nor a feature."""
     return InputError(
         f"metric {type(metric).__name__} reads column {name!r}; {where} has the groups "
         f"{sorted(groups)} and the features {sorted(features)[:20]}. Name the column in the "
@@ -57,10 +57,10 @@ def no_column(
 
 
 class KeptRows:
-    """The rows that one rank scored, for one metric.
+    """Rows that one rank scored, for one metric.
 
     Args:
-        columns: of the metric; the first numbers the groups.
+        columns: number of the metric's columns; the first holds the group.
     """
 
     def __init__(self, task: Task, columns: int, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class KeptRows:
         self._rows.append(torch.cat([bits, torch.stack(list(columns), dim=1)], dim=1))
 
     def brought_together(self) -> tuple[Tensor, ...]:
-        """All rows of this rank's groups, of all ranks: predictions, labels, columns."""
+        """Gather the rows of this rank's groups from all ranks: predictions, labels, columns."""
         rows_NV = torch.cat(self._rows)
         self._rows = self._rows[:1]
         if dist.is_initialized() and dist.get_world_size() > 1:

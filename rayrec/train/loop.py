@@ -38,13 +38,13 @@ class RankTrainer(RankRun):
 
     Args:
         spec: the run.
-        device: of this rank.
-        on_phase: gets what the trainer is doing, in words that complete "while ...".
+        device: device of this rank.
+        on_phase: receives the current phase, in words that complete "while ...".
     Attributes:
         step: global steps done.
-        rows, seconds: trained on and taken by this run, over all ranks.
-        loss: mean over the rows of the last window.
-        profile: of this run, once it is made.
+        rows, seconds: rows of training and its duration in this run, over all ranks.
+        loss: mean loss over the rows of the last window.
+        profile: profile of this run, once it is complete.
     Raises:
         ConfigError: the model holds nothing to shard or an optimizer is unknown.
         PlanError: the plan is not for this model or this many ranks.
@@ -154,7 +154,7 @@ class RankTrainer(RankRun):
     def _steps(
         self, end: int, batches: Iterator[Any], times: StepTimes, on_step: Callable[[int], None]
     ) -> tuple[Window, float]:
-        """The window of the steps up to `end`, and the seconds that it waited for batches."""
+        """Train up to step `end`; return the window, and the seconds that it waited for batches."""
         spec = self.spec
         window = Window(self.device, self.world_size, spec.tasks, self.model.module)
         times.begin()
@@ -178,7 +178,7 @@ class RankTrainer(RankRun):
         return window, self._pipeline.data_wait_s - waited_s
 
     def _window_end(self, profiler: Profiler | None) -> int:
-        """The step that ends the next window: a report, a save or a part of a profile is due."""
+        """Return the last step of the next window, where a report, a save or a profile is due."""
         ends = [self._next_end()]
         if profiler is not None and profiler.due is not None:
             ends.append(profiler.due)
@@ -188,7 +188,7 @@ class RankTrainer(RankRun):
         return min(ends)
 
     def _profiler(self) -> Profiler | None:
-        """What profiles the steps of this run that the spec names, or None."""
+        """Return the profiler of the steps that the spec names, or None."""
         config = self.spec.profile
         if config is None:
             return None
@@ -204,5 +204,5 @@ class RankTrainer(RankRun):
         )
 
     def times(self) -> tuple[RankTimes, ...]:
-        """The mean step of every rank, on every rank; empty where it was not measured."""
+        """Gather the times of the mean step of every rank; empty where they were not measured."""
         return tuple(times for times in gather_objects(self._times.mean()) if times is not None)

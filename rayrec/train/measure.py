@@ -58,19 +58,19 @@ class Design:
 
     @property
     def constraints(self) -> dict[str, ParameterConstraints]:
-        """What the planner is told."""
+        """Constraints of the design for the planner: the pooling factor of each table."""
         pairs = zip(self.tables, self.pooling, strict=True)
         return {t.name: ParameterConstraints(pooling_factor=p) for t, p in pairs}
 
     def plan(self, topology: Topology) -> ShardingPlan:
-        """The plan, for the ranks of `topology`."""
+        """Return the sharding plan of the design, for the ranks of `topology`."""
         pairs = zip(self.tables, self.layouts, strict=True)
         placements = {table.name: TablePlacement(layout) for table, layout in pairs}
         return ShardingPlan(world_size=topology.world_size, tables=placements, hosts=topology.hosts)
 
 
 def random_design(seed: int, world_size: int) -> Design:
-    """The same on every rank."""
+    """Draw a design, the same on every rank."""
     rng = random.Random(seed)
     count, batch = round(2 ** rng.uniform(1, 5.7)), 2 ** rng.randint(7, 11)
     mean_dim, mean_pooling = 2 ** rng.uniform(3, 7), 2 ** rng.uniform(0, 4.5)
@@ -95,7 +95,7 @@ def random_design(seed: int, world_size: int) -> Design:
 
 
 def random_batch(design: Design, seed: int, device: torch.device) -> KeyedJaggedTensor:
-    """A local batch with the design's mean lengths, which vary, and uniform ids."""
+    """Draw a local batch of uniform ids, whose lengths vary around the design's means."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [_lengths(pooling, design.batch_size, generator) for pooling in design.pooling]
     ids = [
@@ -107,14 +107,14 @@ def random_batch(design: Design, seed: int, device: torch.device) -> KeyedJagged
 
 
 def _lengths(pooling: float, bags: int, generator: torch.Generator) -> Tensor:
-    """Between 0 and twice the mean; always 1 for a mean of 1."""
+    """Draw lengths from 0 to twice the mean; always 1 for a mean of 1."""
     if pooling <= 1:
         return torch.ones(bags, dtype=torch.int32)
     return (torch.rand(bags, generator=generator) * (2 * pooling) + 0.5).to(torch.int32)
 
 
 def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list[StepAmounts]:
-    """What the cost model counts on every rank; `share_tables` where it reads rows in place."""
+    """Return the cost model's amounts of a step, by rank; `share_tables` has rows read in place."""
     costs = CostModel(topology)
     ranks = [StepAmounts()] * topology.world_size
     works = table_works(
@@ -129,7 +129,7 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
 def measure_step(
     design: Design, exchange: Exchange, topology: Topology, device: torch.device, share_tables: bool
 ) -> tuple[list[float], bool]:
-    """Seconds on this rank of every part and of the whole step, without waits.
+    """Measure the seconds of every part and of the whole step on this rank, without waits.
 
     They are the lower quartile of some steps. Of a rank that works in one thread, only the seconds
     in which this thread worked count, so that others may use the machine meanwhile.
@@ -172,7 +172,7 @@ def measure_topology(
     say: Callable[[str], None] = lambda line: None,
     designs: int = DESIGNS,
 ) -> Topology:
-    """The topology with constants as measured; all ranks of the exchange call it together.
+    """Return the topology with measured constants; all ranks of the exchange call it together.
 
     Args:
         exchange: the ranks; nobody else uses it meanwhile.
@@ -207,7 +207,7 @@ def measure_topology(
 
 
 def _share(exchange: Exchange, values: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Every rank's values, on every rank."""
+    """Gather the values of every rank, on every rank."""
     mine = torch.tensor(values, dtype=torch.float64, device=device)
     parts = exchange.all_gather(mine, [len(values)] * exchange.world_size).wait()
     return [part.tolist() for part in parts]
@@ -228,16 +228,16 @@ def _measure_links(exchange: Exchange, topology: Topology, device: torch.device)
 
 
 def _slope(exchange: Exchange, peers: Sequence[int], device: torch.device) -> float:
-    """Seconds per byte received from the peers; the slowest rank's."""
+    """Measure the seconds per byte received from the peers, of the slowest rank."""
     small, large = ((n, _seconds(exchange, peers, n // 4, device)) for n in LINK_BYTES)
     most = max(int(v) for (v,) in _share(exchange, [len(peers)], device))
     return max(0.0, (large[1] - small[1]) / ((large[0] - small[0]) * most))
 
 
 def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch.device) -> float:
-    """Median seconds of an exchange of `count` float32 with each peer, by the quickest rank.
+    """Measure the seconds of an exchange of `count` float32 with each peer, by the quickest rank.
 
-    They begin when the message is packed.
+    The median of repeats; the time begins when the message is packed.
     """
     like = torch.zeros(1, device=device)
     splits = [count if rank in peers else 0 for rank in range(exchange.world_size)]
@@ -253,7 +253,7 @@ def _seconds(exchange: Exchange, peers: Sequence[int], count: int, device: torch
 
 
 def _random_row_bandwidth(exchange: Exchange, device: torch.device) -> float:
-    """Bytes/s of reading random rows, on all ranks at once; the mean rank's."""
+    """Measure the bytes/s of reading random rows on all ranks at once, and return the mean."""
     table = torch.ones(GATHER_ROWS, GATHER_WIDTH, device=device)
     rows = torch.randint(GATHER_ROWS, (GATHER_ROWS // 4,), device=device)
     out = torch.empty(len(rows), GATHER_WIDTH, device=device)

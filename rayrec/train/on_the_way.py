@@ -15,12 +15,12 @@ from rayrec.train.told import Evaluation
 
 
 class OnTheWay:
-    """What a run's `EvaluationConfig` asks for.
+    """Evaluations during training, as a run's `EvaluationConfig` schedules them.
 
     Attributes:
         best: the best evaluation so far; checkpoints carry it.
         last: the newest evaluation, or None.
-        early: why the run stops early, or "".
+        early: reason of early stopping, or "".
     """
 
     def __init__(self, spec: TrainSpec) -> None:
@@ -30,23 +30,23 @@ class OnTheWay:
         self._seconds = 0.0
 
     def resume(self, best: Best) -> None:
-        """Go on from the best evaluation that a checkpoint tells of."""
+        """Restore the best evaluation from a checkpoint."""
         self.best = best
         self._look_at_patience()
 
     def next_step(self, step: int) -> int | None:
-        """The next step at which an evaluation is due, where steps say so."""
+        """Return the next step at which an evaluation is due; None where seconds decide."""
         return None if self._config is None else self._config.every.next_step(step)
 
     def missed(self, step: int) -> bool:
-        """Whether a run was stopped where an evaluation was due, before it was made."""
+        """Return True if a run was stopped at a step whose evaluation is due and not made."""
         config = self._config
         if config is None or not step or self.best.scored == step:
             return False
         return self._is_last(step) or config.every.due(step)
 
     def _is_last(self, step: int) -> bool:
-        """Whether the evaluation after training is one to compare with those before it.
+        """Return True at the run's last step, if its evaluation can be compared with earlier ones.
 
         It is made before the last checkpoint, which then tells of it and may hold the best model.
         A sample is not compared with all rows.
@@ -56,7 +56,7 @@ class OnTheWay:
         return compares and step == self._steps
 
     def due(self, step: int, seconds: float) -> bool:
-        """Whether one is due at the end of a window that took so many seconds."""
+        """Return True if an evaluation is due at the end of a window of `seconds`."""
         config = self._config
         if config is None:
             return False
@@ -67,7 +67,7 @@ class OnTheWay:
 
     @property
     def rows(self) -> int | None:
-        """Rows of the sample; None for all."""
+        """Number of rows of the sample; None for all rows."""
         return self._config.rows if self._config is not None else None
 
     def judge(self, step: int, scores: Mapping[str, float], seconds: float) -> Evaluation:
@@ -108,11 +108,11 @@ class OnTheWay:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the weights of the best evaluation are saved."""
+        """True if the weights of the best evaluation are saved."""
         return self._config is not None and self._config.keep_best
 
     def whole(self, step: int) -> Evaluation | None:
-        """The evaluation of all rows that was made at this very step, if there is one."""
+        """Return the evaluation of all rows at this very step, or None."""
         last = self.last
         return last if last is not None and last.step == step and self.rows is None else None
 

@@ -26,7 +26,7 @@ class OptimizerConfig:
     """An optimizer by name, with its learning rate and options.
 
     Attributes:
-        name: of the dense part one of DENSE_OPTIMIZERS; of the tables one of SPARSE_OPTIMIZERS.
+        name: one of DENSE_OPTIMIZERS for the dense part, of SPARSE_OPTIMIZERS for the tables.
         lr: learning rate, at least 0.
         options: further arguments of the class of that name, in torch.optim or `rayrec.optim`, such
             as {"eps": 1e-6}; what is left out has that class's default.
@@ -49,7 +49,7 @@ class OptimizerConfig:
 
     @classmethod
     def of_word(cls, word: str, base: OptimizerConfig) -> OptimizerConfig:
-        """The optimizer of a name alone: it has the default's learning rate, or one of its kind."""
+        """Return the optimizer of a name, with the rate of `base` or the usual one of its kind."""
         return cls(name=word, lr=base.lr if word == base.name else _RATES.get(word, base.lr))
 
     def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""`FitOutcome`: what a rank has to show at the end of a training."""
+"""`FitOutcome`: the outcome of a training on one rank."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rayrec.train.shaping import Best
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitOutcome:
-    """What a rank has to show at the end; the same on every rank.
+    """Outcome of a training; the same on every rank.
 
     Attributes:
         steps: global steps done.
-        rows, seconds: of this run's training over all ranks.
-        train_loss: mean over the rows of the last window.
-        metrics: scores on the evaluation data; empty without any.
+        rows, seconds: rows of training and its duration in this run, over all ranks.
+        train_loss: mean loss over the rows of the last window.
+        metrics: scores of the evaluation data; empty without such data.
         checkpoint: newest checkpoint, or None.
-        stopped: it was asked to stop.
-        handed_over: the ranks keep the tables for those that follow.
-        early: why early stopping ended it, or "".
-        best: the best evaluation until its end.
-        times: of the mean step, by rank; empty where parts were not measured.
-        profile: when the spec wanted one and the run was not stopped before it.
+        stopped: the run was asked to stop.
+        handed_over: the ranks keep their tables for the next world.
+        early: reason of early stopping, or "".
+        best: best evaluation of the run.
+        times: seconds of the mean step by part, by rank; empty where they were not measured.
+        profile: profile of some steps, or None.
     """
 
     steps: int
@@ -51,7 +51,7 @@ class FitOutcome:
         times: tuple[RankTimes, ...] = (),
         profile: Profile | None = None,
     ) -> FitOutcome:
-        """What a rank's run came to."""
+        """Return the outcome of a rank's run."""
         return cls(
             steps=run.step,
             rows=run.rows,

@@ -40,11 +40,11 @@ from rayrec.train.window import Window
 
 
 class LoopContext(RankRun):
-    """What a loop of the user's own is given on its rank.
+    """Context of a user's training loop on its rank.
 
     Attributes:
-        rank, world_size: this rank of so many.
-        device: of this rank.
+        rank, world_size: index of this rank, and number of ranks.
+        device: device of this rank.
         spec: the run.
         step: global steps done; `batches` counts them.
     """
@@ -63,7 +63,7 @@ class LoopContext(RankRun):
 
     @property
     def plan(self) -> ShardingPlan:
-        """Where the tables lie."""
+        """Sharding plan of the tables."""
         return self.spec.plan
 
     def build(self) -> torch.nn.Module:
@@ -71,13 +71,13 @@ class LoopContext(RankRun):
         return self.spec.model()
 
     def track(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Say what checkpoints hold beside the sharded model, and go on where the run starts.
+        """Register the optimizer, which checkpoints hold, too, and go to the run's starting point.
 
         It fills the model and the optimizer from the checkpoint that the run continues from, or
         from the weights that it begins with, and moves `step` and the place in the data there.
 
         Args:
-            optimizer: of the dense parameters; of the class that `RunConfig.dense_optimizer` names
+            optimizer: optimizer of the dense parameters, as `RunConfig.dense_optimizer` names it
                 when a run is to be continued.
         Raises:
             ConfigError: nothing was sharded yet; or the checkpoint is of another run.
@@ -139,7 +139,7 @@ class LoopContext(RankRun):
         self._end_run(self.stopped)
 
     def loss_weight(self, batch: Any) -> float | Tensor:
-        """What this rank's mean loss is multiplied by before the backward pass, so that all ranks
+        """Return the factor of this rank's mean loss before the backward pass, with which all ranks
         together train on the mean over the global batch; see `rayrec.train.step`. All ranks call
         it once per batch, after its forward pass.
         """
@@ -153,11 +153,11 @@ class LoopContext(RankRun):
         labels: Tensor | Mapping[str, Tensor] | None = None,
         scores: Mapping[str, float] | None = None,
     ) -> None:
-        """Tell of the step under way; it is merged with the other steps and ranks of its window.
+        """Report the current step; it is merged with the other steps and ranks of its window.
 
         Args:
             loss: () mean over this rank's rows of the batch.
-            logits, labels: of the rows, for the run's scores; by task where the run has several.
+            logits, labels: predictions and labels of the rows, by task where the run has several.
             scores: further numbers, shown and logged as rank 0 gives them.
         """
         self._told = loss, logits, labels
@@ -168,8 +168,8 @@ class LoopContext(RankRun):
         """Save a checkpoint of the steps done until now; call it between two batches' steps.
 
         Returns:
-            where it lies, or will lie: with `CheckpointConfig(asynchronous=True)` it may still be
-            written when this returns.
+            the path; with `CheckpointConfig(asynchronous=True)` the checkpoint may still be written
+            when this returns.
         Raises:
             ConfigError: the run has no storage path, or `track` was not called.
             SaveError: on every rank, when any of them could not write.
@@ -177,11 +177,11 @@ class LoopContext(RankRun):
         return self.save()
 
     def should_stop(self) -> bool:
-        """Whether this rank was asked to stop; `batches` ends by itself soon after."""
+        """Return True if this rank was asked to stop; `batches` ends by itself soon after."""
         return self._context.should_stop()
 
     def _result(self, batch: Any) -> StepResult:
-        """What was told of the step of a batch; nothing counts as a loss of 0."""
+        """Return the reported step of a batch; a step without a report has a loss of 0."""
         loss, logits, labels = self._told or (torch.zeros((), device=self.device), None, None)
         return StepResult.told(loss, logits, labels, batch.rows, self._stands_for)
 
@@ -214,7 +214,7 @@ class LoopTask:
     loop: TrainLoop
 
     def run(self, context: RankContext) -> FitOutcome:
-        """On one rank; all ranks run it together."""
+        """Run the loop on this rank, together with all ranks."""
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         own = LoopContext(self.spec, context)

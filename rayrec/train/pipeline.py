@@ -32,7 +32,7 @@ from rayrec.train.step import share_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineOptions:
-    """How a training step is done.
+    """Options of a training step.
 
     Attributes:
         accumulate: micro-batches per dense update; each counts with its loss divided by this
@@ -72,10 +72,10 @@ class TrainPipelineBase(Pipeline):
 
     Args:
         model: forward(batch) -> (loss, output); loss the mean over the batch's rows.
-        optimizer: of the dense parameters; None when there are none.
-        device: of the model.
-        options: see `PipelineOptions`.
-        world_size: ranks that share a global batch; that of the default process group when None. A
+        optimizer: optimizer of the dense parameters; None when there are none.
+        device: device of the model.
+        options: options of a step, such as the accumulation of gradients.
+        world_size: ranks that share a global batch; None takes the default process group. A
             batch with `.rows` and `.global_rows` has its loss weighted as `train_step` does, any
             other counts as one of equal parts.
 
@@ -103,10 +103,10 @@ class TrainPipelineBase(Pipeline):
         self._update: bool | None = None
 
     def advance(self, dataloader_iter: Iterator[Any], update: bool | None = None) -> PipelineStep:
-        """As `progress`, returning the batch and the loss, too.
+        """Do one step as `progress` does, and return the batch and the loss, too.
 
         Args:
-            update: whether this micro-batch ends a group, so that the dense parameters are updated;
+            update: True if this micro-batch ends a group, so that the dense parameters are updated;
                 None counts to `accumulate`.
         """
         self._update = update
@@ -131,7 +131,7 @@ class TrainPipelineBase(Pipeline):
         return PipelineStep(current.batch, loss.detach(), output, share.rows)
 
     def reset(self) -> None:
-        """As `Pipeline.reset`; gradients of an unfinished group are dropped with the next step."""
+        """Drop batches that were read ahead; the next step drops gradients of an open group."""
         super().reset()
         self._micro = 0
 
@@ -141,7 +141,7 @@ class TrainPipelineSparseDist(TrainPipelineBase):
 
     Args:
         model: a `DistributedModelParallel` made with prefetch=True, or a module around one.
-        others: as for `TrainPipelineBase`.
+        others: the arguments of `TrainPipelineBase`.
     Raises:
         ConfigError: the model holds no DistributedModelParallel.
 
@@ -157,8 +157,8 @@ class EvalPipeline(Pipeline):
 
     Args:
         model: forward(batch) -> (loss, output); the caller puts it into eval mode.
-        device: of the model.
-        autocast: see `PipelineOptions`.
+        device: device of the model.
+        autocast: dtype of the dense layers' matrix products, or None.
     """
 
     @torch.no_grad()
@@ -170,8 +170,8 @@ class EvalPipelineSparseDist(EvalPipeline):
     """`EvalPipeline` of a sharded model; the next batch's ids are exchanged during the current one.
 
     Args:
-        model: as for `TrainPipelineSparseDist`.
-        others: as for `EvalPipeline`.
+        model: a `DistributedModelParallel` made with prefetch=True, or a module around one.
+        others: the arguments of `EvalPipeline`.
     Raises:
         ConfigError: the model holds no DistributedModelParallel.
     """
@@ -180,7 +180,7 @@ class EvalPipelineSparseDist(EvalPipeline):
 
 
 def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:
-    """Within it, backward passes leave dense gradients on their ranks."""
+    """Skip the all-reduce of dense gradients in backward passes inside the block."""
     for module in model.modules():
         if isinstance(module, (DistributedDataParallel, DistributedModelParallel)):
             return module.no_sync()

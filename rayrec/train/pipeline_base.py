@@ -22,13 +22,13 @@ from rayrec.train.ahead import AheadBatch, Prefetcher, Reader
 
 
 class PipelineStep(NamedTuple):
-    """What one step leaves.
+    """Result of one step of a pipeline.
 
     Attributes:
         batch: the batch, on the device.
         loss: () detached, the model's own, before any scaling.
         output: what the model returned beside the loss.
-        rows: of the global batch that the loss of a training step stands for; see `Share`.
+        rows: rows of the global batch that the loss of a training step stands for; see `Share`.
     """
 
     batch: Any
@@ -38,7 +38,7 @@ class PipelineStep(NamedTuple):
 
 
 class Pipeline(ABC):
-    """Batches flow through; a subclass says what is done with each."""
+    """Pipeline of prefetched batches; a subclass implements the step of a batch."""
 
     # whether the ids of the next batch are exchanged ahead
     _sparse = False
@@ -82,7 +82,7 @@ class Pipeline(ABC):
         return self.advance(dataloader_iter).output
 
     def advance(self, dataloader_iter: Iterator[Any]) -> PipelineStep:
-        """As `progress`, returning the batch and the loss, too."""
+        """Do one step as `progress` does, and return the batch and the loss, too."""
         with span(self._timer, "data"):
             self._reader.fill(dataloader_iter, self._timer)
         if not self._reader.ready:
@@ -94,7 +94,7 @@ class Pipeline(ABC):
         return self._step(current, last=not self._reader.ready)
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[PipelineStep]:
-        """Steps until the batches are used up.
+        """Yield the result of each step until the batches are used up.
 
         When the caller stops earlier, batches read ahead are dropped.
         """

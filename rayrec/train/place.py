@@ -1,4 +1,4 @@
-"""`Place`: where a run is in its data, as epoch and batch, and the batches from there on.
+"""`Place`: the data cursor of a run, an epoch and a batch, and the batches from there on.
 
 The pipeline reads batches ahead of the steps, so the place moves with the steps and not with the
 reading.
@@ -17,16 +17,16 @@ from rayrec.train.scoring import binary_labels
 
 
 class Place:
-    """A rank's place in the data of a run; epoch and batch are the same on every rank.
+    """Data cursor of a rank; epoch and batch are the same on every rank.
 
     Args:
         spec: the run.
-        rank, world_size: whose parts of the batches are read.
+        rank, world_size: index of the rank that reads its parts of the batches, and ranks in all.
         pin_memory: files are read into page-locked memory; batches of other datasets are pinned by
             a copy, in `Reader`.
     Attributes:
-        epoch: passes over the data that are behind.
-        batch: batches done of the current one; all of them at its end, until the next step.
+        epoch: number of finished passes over the data.
+        batch: batches done of the current epoch; all of them at its end, until the next step.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Place:
 def meaning_of_place(
     data: Dataset | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
 ) -> dict[str, Any]:
-    """What an epoch and a batch number depend on: they mean the same rows only with the same.
+    """Return the options and data under which an epoch and a batch number mean the same rows.
 
     The fingerprint of a data set that has none is None.
     """
@@ -137,8 +137,8 @@ def check_same_place(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path
     """Check that a saved place means the same rows in this run.
 
     Args:
-        cursor: what the checkpoint at `path` says.
-        meaning: what `meaning_of_place` says of this run.
+        cursor: data cursor of the checkpoint at `path`.
+        meaning: result of `meaning_of_place` for this run.
     Raises:
         ConfigError: names what differs, with both values and the remedies.
     """

@@ -29,7 +29,7 @@ GROUP_ROWS = 131_072
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionConfig:
-    """Where predictions go and what stands beside them.
+    """File of the predictions, and the columns beside each score.
 
     Attributes:
         path: absolute path or URI of the Parquet file.
@@ -55,9 +55,9 @@ class PredictionWriter:
     """Writes one file; all ranks make one and call it together.
 
     Args:
-        config: where to, and which columns.
+        config: file to write, and the key columns.
         files: paths of the data's files, by the numbers that batches give.
-        rank, world_size: this rank of so many; rank 0 writes.
+        rank, world_size: index of this rank, and number of ranks; rank 0 writes.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PredictionWriter:
         Args:
             scores: (B,) predicted probabilities of label 1.
             labels: (B,)
-            origin: of the B rows; None when this rank's part has none.
+            origin: file and row number of the B rows; None when this rank's part has no rows.
         Raises:
             InputError: a key column has other types in other files.
             SaveError: the storage refuses.
@@ -94,7 +94,7 @@ class PredictionWriter:
             self._write()
 
     def finish(self) -> None:
-        """Write what is left and give the file its name.
+        """Write the remaining rows and give the file its final name.
 
         Raises:
             SaveError: the storage refuses.

@@ -1,4 +1,4 @@
-"""Which steps of a run are profiled: `ProfileConfig`."""
+"""`ProfileConfig`: the steps of a run to profile, and the folder of the profile."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rayrec.fields.typed import check_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileConfig:
-    """Where to write a profile of some steps, and of which.
+    """Folder of a profile, and the steps to profile.
 
     Attributes:
         path: folder of every rank's own host; traces of the ranks and rank 0's summary go there,
             over those of an earlier run. A relative path is taken from the working directory of the
             process that makes this config.
-        skip_steps: steps of this run before it, of which the first are slow.
-        steps: so many are timed by part, and then as many traced.
+        skip_steps: steps of this run to skip first, since the first ones are slow.
+        steps: number of steps that are timed by part, and then of those that are traced.
     """
 
     path: str
@@ -37,10 +37,10 @@ class ProfileConfig:
             whole_number(f"ProfileConfig has {what}", value)
 
     def check_steps(self, steps: int) -> None:
-        """See that a run of so many steps is long enough.
+        """Check that a run of `steps` steps is long enough for the profile.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the run is too short.
         """
         if steps < self.skip_steps + 2 * self.steps:
             raise ConfigError(

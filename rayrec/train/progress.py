@@ -1,4 +1,4 @@
-"""What a rank answers when it is asked, as plain data: its state, and what it told since.
+"""Answer of a rank to a poll, as plain data: its state, and its events since the last poll.
 
 The driver's policies read the answers. Why a rank failed is told by `rayrec.train.rank_error`.
 Standard library only.
@@ -21,7 +21,7 @@ SHOWN_IN = "RAYREC_SHOWN_IN"
 
 
 def show(words: str) -> None:
-    """Show from outside what this process does, where somebody wants to see it."""
+    """Write the phase of this process to a file for fault injectors, if `SHOWN_IN` is set."""
     if folder := os.environ.get(SHOWN_IN):
         with suppress(OSError), open(f"{folder}/{os.getpid()}", "w") as file:
             file.write(words)
@@ -32,13 +32,13 @@ class RankPoll:
     """A rank's answer to `poll(seen)`.
 
     Attributes:
-        state: whether its task runs.
+        state: state of the rank's task.
         step: global steps done.
-        phase: what the task is doing, in words that complete "while ...".
+        phase: current phase of the task, in words that complete "while ...".
         beats: signs of progress since the task began.
-        starts: its process still imports, and may give no answer for long.
+        starts: the process still imports, and may not answer for long.
         events: reports and lines after the first `seen`.
-        error, result: how the task ended.
+        error, result: error or result of the task, once it has ended.
     """
 
     state: RankState
@@ -63,23 +63,23 @@ class ProgressLog:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add(self, event: Event) -> None:
-        """Append an event and wake who waits for one."""
+        """Append an event and wake threads that wait for one."""
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
 
     def at_step(self, step: int) -> None:
-        """A step is done; for many steps a second this is all that is kept."""
+        """Record the newest finished step; it makes no event, since steps are many."""
         self.step = step
         self.beats += 1
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Close the log: no event will follow."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> None:
-        """Until there are more than `seen` events or the end, at most `timeout_s` seconds."""
+        """Wait until there are more than `seen` events or the end, at most `timeout_s` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or len(self.events) > seen, timeout_s)

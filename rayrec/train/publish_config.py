@@ -1,4 +1,4 @@
-"""`PublishConfig`: what a run publishes for servers that follow it."""
+"""`PublishConfig`: the schedule and content of a run's publications for servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW_TYPES = ("fp32", "fp16", "int8", "int4")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishConfig:
-    """What a run publishes, and when. Servers follow it: `rayrec serve --follow`.
+    """Schedule and content of a run's publications. Servers follow it: `rayrec serve --follow`.
 
     The first publication of a run is a base, and so is the first after a restart or a recovery.
     Each other one is a delta: the rows that were touched since the one before.
@@ -28,7 +28,7 @@ class PublishConfig:
         every_n_steps: publish after every so many global steps.
         every_s: publish when so many seconds of training have gone by since the last time, at the
             end of a window. One of both is given; the end of a run is published in any case.
-        dtype: of the rows of all tables: fp32, fp16, int8 or int4.
+        dtype: type of the rows of all tables: fp32, fp16, int8 or int4.
         tables: table -> its own type, in place of `dtype`.
         full_every: every so many-th publication is a base, at which a server can begin; None makes
             one only where it is needed.
@@ -85,10 +85,10 @@ class PublishConfig:
         return Every(self.every_n_steps, self.every_s)
 
     def check_tables(self, names: Iterable[str]) -> None:
-        """See that the tables that have types of their own exist.
+        """Check that all tables with a type of their own exist.
 
         Raises:
-            ConfigError: one does not.
+            ConfigError: a table does not exist.
         """
         known = list(names)
         for name in self.tables:

@@ -36,11 +36,11 @@ class Publisher:
     Args:
         model: the sharded model; it tracks touched rows.
         tables: the configs of all tables of the model.
-        on_phase: gets "publishing" and "training".
+        on_phase: receives the phases "publishing" and "training".
     Attributes:
-        step: of the last publication, or None.
+        step: step of the last publication, or None.
     Raises:
-        ConfigError: a table with a type of its own does not exist, or the signing key.
+        ConfigError: a table with a type of its own, or the signing key, does not exist.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Publisher:
         self.step: int | None = None
 
     def next_step(self, step: int) -> int | None:
-        """The next step at which to publish, where steps say so."""
+        """Return the next step at which to publish; None where seconds decide."""
         return self._config.every.next_step(step)
 
     def after_window(self, step: int, seconds: float) -> None:
-        """Publish where that is due at the end of a window that took so many seconds.
+        """Publish if that is due at the end of a window of `seconds`.
 
         Raises:
             CheckpointError: on every rank, when a row cannot be packed or the model not exported.
@@ -85,7 +85,7 @@ class Publisher:
             self._on_phase("training")
 
     def at_end(self, step: int) -> None:
-        """Publish the end of a run, and wait until it is written; errors as `after_window`."""
+        """Publish the end of a run, and wait until it is written; raises as `after_window` does."""
         if not step:
             return
         self._on_phase("publishing")
@@ -96,7 +96,7 @@ class Publisher:
             self._publish(step)
 
     def rebase(self) -> None:
-        """Publish all rows next, since the model was put where nothing was published."""
+        """Make the next publication a base, since the model was restored or replaced."""
         self.finish()
         self._needs_base = True
 
@@ -115,7 +115,7 @@ class Publisher:
         """Wait for the publication that is being written, if there is one.
 
         Raises:
-            CheckpointError, SaveError: as `after_window`.
+            CheckpointError, SaveError: the publication failed, as in `after_window`.
         """
         self._thread.finish()
 

@@ -1,4 +1,4 @@
-"""The state of a rank's random generators: torch's, numpy's and Python's own.
+"""State of a rank's random generators: torch's, numpy's and Python's own.
 
 A model that draws numbers, as dropout does, goes on with the same numbers only where these go on.
 Generators of the user's own are not among them.
@@ -15,17 +15,17 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Begin all generators anew from one number; torch's are those of the GPUs, too."""
+    """Seed all random generators with one number, those of the GPUs included."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of this process's generators, as a checkpoint can hold it.
+    """Return the state of this process's random generators, as a checkpoint can hold it.
 
     Args:
-        device: of the rank; the generator of a GPU is among them.
+        device: device of the rank; the generator of a GPU is included.
     Returns:
         tensors, numbers and tuples, which load without unpickling.
     """
@@ -48,7 +48,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Go on from what `random_state` returned."""
+    """Restore the generators from a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
@@ -69,12 +69,12 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 def go_on(
     saved: Sequence[Mapping[str, Any]], rank: int, world_size: int, device: torch.device, place: str
 ) -> None:
-    """Put a rank's generators where a checkpoint has them.
+    """Restore a rank's generators from a checkpoint.
 
     Args:
-        saved: per rank that saved. Of another number of ranks no rank has a state of its own, so
-            all are seeded anew. An older checkpoint has none, and nothing is changed.
-        place: what the new seeds follow from, such as the run's seed and its step.
+        saved: states by rank. If they are of another number of ranks, all ranks are seeded anew.
+            An older checkpoint has none, and nothing is changed.
+        place: text that new seeds are derived from, such as the run's seed and its step.
     """
     if len(saved) == world_size:
         set_random_state(saved[rank], device)

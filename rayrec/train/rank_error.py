@@ -1,4 +1,4 @@
-"""Why a rank's thread ended, and whether a peer is to blame.
+"""Error that ended a rank's thread, and the test if a peer is to blame for it.
 
 When one rank dies, all others fail in a collective a moment later. Such an error is a symptom, and
 must not be reported as the cause: `RankError.collateral` tells them apart. Standard library only.
@@ -35,12 +35,12 @@ _WIRE_TYPES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
-    """Why a rank's thread ended.
+    """Error that ended a rank's thread.
 
     Attributes:
         cause: type and message on one line.
-        traceback: as text.
-        at: when, in seconds of the wall clock.
+        traceback: traceback as text.
+        at: time of the error, in seconds of the wall clock.
         step: global steps that were finished.
         collateral: a peer is to blame.
         mistake: a user's mistake as the error to raise again, or None where it is none.
@@ -75,7 +75,7 @@ class RankError:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it was raised from or during, each once."""
+    """Yield an error, and the errors that it was raised from or during, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -86,7 +86,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_collateral(error: BaseException) -> bool:
-    """Whether an error or a cause of it blames the other end of a connection: gone, or silent."""
+    """Return True if an error or a cause of it blames a lost or silent peer."""
     for link in causes(error):
         if any(kind.__name__ in _WIRE_TYPES for kind in type(link).__mro__):
             return True

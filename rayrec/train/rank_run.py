@@ -1,7 +1,7 @@
-"""`RankRun`: what a rank's training has beside its steps, whoever writes the loop around them.
+"""`RankRun`: base of a rank's training loop; does all of a training but its steps.
 
-It knows the place in the data, saves and restores, evaluates on the way, merges windows and tells
-of them. `RankTrainer` is the ready-made loop on top of it, and `LoopContext` serves a loop of the
+It keeps the data cursor, saves and restores, evaluates during training, and merges windows into
+reports. `RankTrainer` is the ready-made loop on top of it, and `LoopContext` serves a loop of the
 user's own. All ranks call the same methods together.
 """
 
@@ -34,15 +34,15 @@ class RankRun(SavingRank):
 
     Args:
         spec: the run.
-        device: of this rank.
-        on_phase: gets what the rank is doing, in words that complete "while ...".
+        device: device of this rank.
+        on_phase: receives the current phase, in words that complete "while ...".
     Attributes:
         model: the sharded model.
         step: global steps done.
-        rows, seconds: trained on and taken by this run, over all ranks.
-        loss: mean over the rows of the last window.
-        hooks: the callbacks of this rank.
-        save_asked: whether this rank was asked to save at the end of its window; see `RankContext`.
+        rows, seconds: rows of training and its duration in this run, over all ranks.
+        loss: mean loss over the rows of the last window.
+        hooks: callbacks of this rank.
+        save_asked: returns True if this rank was asked to save at the end of its window.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class RankRun(SavingRank):
 
     @property
     def early(self) -> str:
-        """Why early stopping ended the run, or ""."""
+        """Reason of early stopping, or ""."""
         return self._on_the_way.early
 
     def _after_window(self, merged: WindowSum, should_stop: Callable[[], bool]) -> bool:
-        """Evaluate and save where that is due at this step; whether the run was stopped.
+        """Evaluate and save if that is due at this step; return True if the run was stopped.
 
         Windows end where an evaluation or a save is due, so none is missed.
         """
@@ -127,11 +127,11 @@ class RankRun(SavingRank):
         return stopped
 
     def _make_up(self, should_stop: Callable[[], bool]) -> bool:
-        """Evaluate what a run that was stopped at this very step did not; False when stopped."""
+        """Make an evaluation that a stop at this step had left out; return False if stopped."""
         return not self._on_the_way.missed(self.step) or self._evaluate(should_stop)
 
     def _end_run(self, stopped: bool) -> None:
-        """Save what the run keeps, and raise what a callback of this rank is to blame for."""
+        """Save the last checkpoint, and raise the error of a callback of this rank, if any."""
         if self._kept is not None:
             self._kept.ending = True
         self.handed_over = stopped and self._hand_over(may=self.hooks.error is None)
@@ -145,7 +145,7 @@ class RankRun(SavingRank):
             raise self.hooks.error
 
     def _next_end(self) -> int:
-        """The last step of the next window at the latest, by what is due then."""
+        """Return the next step at which an evaluation, save, sync point or publication is due."""
         ends = [self.spec.steps, self._on_the_way.next_step(self.step)]
         ends.append(self._save_every.next_step(self.step))
         if self._points is not None:
@@ -155,7 +155,7 @@ class RankRun(SavingRank):
         return min(end for end in ends if end is not None)
 
     def _report_end(self) -> int:
-        """The step at which the next report is due; no window up to the next end is short.
+        """Return the step of the next report, with windows of about equal length up to `_next_end`.
 
         A window that ends early because of a stop is saved, and no checkpoint holds half-summed
         gradients, so windows end at multiples of `accumulate`.
@@ -165,7 +165,7 @@ class RankRun(SavingRank):
         return -(-(self.step + steps) // group) * group
 
     def _evaluate(self, should_stop: Callable[[], bool]) -> bool:
-        """Score the evaluation data on the way; False when it was stopped amid them."""
+        """Score the evaluation data during training; return False if stopped in between."""
         assert self.spec.eval_data is not None
         self._on_phase("evaluating")
         started = time.perf_counter()
@@ -182,7 +182,7 @@ class RankRun(SavingRank):
     def final_scores(
         self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
     ) -> dict[str, float] | None:
-        """Scores of all evaluation data after training; None when the evaluation was stopped."""
+        """Score all evaluation data after training; return None when the evaluation was stopped."""
         assert self.spec.eval_data is not None
         done = self._on_the_way.whole(self.step)
         started = time.perf_counter()
@@ -204,7 +204,7 @@ class RankRun(SavingRank):
         step_s: Mapping[str, float],
         values: Mapping[str, float] | None = None,
     ) -> None:
-        """Count a merged window of so many steps, and tell of it.
+        """Count a merged window of `steps` steps, and report it.
 
         Args:
             values: further scores, as the loop gives them.

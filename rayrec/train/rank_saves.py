@@ -1,4 +1,4 @@
-"""`SavingRank`: a rank that saves the model that it trains, and takes it up again.
+"""`SavingRank`: checkpoints and sync points of a rank, and its restart from them.
 
 It goes on from a checkpoint, or from a sync point in memory.
 """
@@ -30,8 +30,8 @@ class SavingRank(ScoringRank):
 
     Attributes:
         step: global steps done.
-        rows, seconds: trained on and taken by this run, over all ranks.
-        handed_over: the ranks keep the tables for those that follow, and have not saved them.
+        rows, seconds: rows of training and its duration in this run, over all ranks.
+        handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
 
     step: int
@@ -57,7 +57,7 @@ class SavingRank(ScoringRank):
 
     @property
     def best(self) -> Best:
-        """The best evaluation of the run so far."""
+        """Best evaluation of the run so far."""
         return self._on_the_way.best
 
     def _announce(self, event: ProgressReport | Evaluation | Saved) -> None:
@@ -66,7 +66,7 @@ class SavingRank(ScoringRank):
         self.hooks.event(event)
 
     def _keep(self, dense: torch.optim.Optimizer | None) -> None:
-        """Make what saves and restores the model with the optimizer of its dense parameters."""
+        """Make the keeper, which saves and restores the model and its dense optimizer."""
         self._kept = InMemoryKeeper(
             self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
         )
@@ -86,14 +86,14 @@ class SavingRank(ScoringRank):
 
     @property
     def _save_every(self) -> Every:
-        """How often a checkpoint is saved on the way."""
+        """Schedule of periodic checkpoints; never due without a run folder."""
         return self.spec.checkpoint.every if self.spec.run_path else Every()
 
     def save(self, path: str | None = None) -> str:
         """Write a checkpoint, by default into the run's folder under the number of the step.
 
         Returns:
-            where it lies.
+            the path of the checkpoint.
         Raises:
             SaveError: on every rank, when any of them could not write.
         """
@@ -115,11 +115,11 @@ class SavingRank(ScoringRank):
 
     @property
     def _written(self) -> bool:
-        """Whether this rank's part of a checkpoint behind the training is over."""
+        """True if this rank has written its part of an asynchronous checkpoint."""
         return self._kept is not None and self._kept.saver.done
 
     def _finish_save(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one, and tell of it.
+        """Wait for the checkpoint that is being written, if there is one, and announce it.
 
         Raises:
             SaveError: on every rank, when any of them could not write.
@@ -131,12 +131,12 @@ class SavingRank(ScoringRank):
             self._announce(saving)
 
     def _hand_over(self, may: bool) -> bool:
-        """Keep the tables for the world that follows, if that was asked for and there is room.
+        """Keep the tables for the next world, if that was asked for and memory suffices.
 
         All ranks call it together, at a step where nothing is half done.
 
         Args:
-            may: nothing on this rank is against it; the same answer comes on all ranks.
+            may: True if this rank allows it; the result is the same on all ranks.
         """
         states = [] if self._kept is None else self.model.shard_states()
         wanted = self.going_to() if may else None
@@ -148,7 +148,7 @@ class SavingRank(ScoringRank):
         return True
 
     def _leave_save(self) -> None:
-        """Leave a checkpoint that is being written, since this rank leaves its world."""
+        """Abandon a checkpoint or publication under way, since this rank leaves its world."""
         if self._kept is not None:
             self._kept.saver.give_up()
         if self._publisher is not None:
@@ -185,7 +185,7 @@ class SavingRank(ScoringRank):
         return Began(step=self.step, path=path, in_memory=in_memory)
 
     def restore(self, path: str, *, weights_only: bool = False) -> None:
-        """Continue from a checkpoint; see `Keeper.restore`."""
+        """Resume a checkpoint of any number of ranks and any plan, by `Keeper.restore`."""
         self._finish_save()
         if self.model.undo is not None:
             self.model.undo.forget()

@@ -20,8 +20,8 @@ class ScoringRank:
 
     Attributes:
         spec: the run.
-        device: of this rank.
-        rank, world_size: its place among the ranks.
+        device: device of this rank.
+        rank, world_size: index of this rank, and number of ranks.
         model: the sharded model.
     """
 

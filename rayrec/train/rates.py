@@ -18,9 +18,9 @@ class LearningRates:
     """Writes learning rates before each step, where a schedule moves them.
 
     Args:
-        spec: has the schedules.
-        model: whose tables' learning rates are written.
-        dense: the optimizer of the other parameters, or None.
+        spec: spec of the run, with the schedules.
+        model: sharded model; the learning rates of its tables are written.
+        dense: optimizer of the other parameters, or None.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _LEAVE_S = 5.0
 
 
 class SaveThread:
-    """The thread of one rank; all ranks make theirs together."""
+    """Save thread of one rank; all ranks make theirs together."""
 
     def __init__(self) -> None:
         self._group = new_group(backend="gloo") if dist.is_initialized() else None
@@ -30,23 +30,23 @@ class SaveThread:
         self._given_up = threading.Event()
 
     def gather(self, value: Any, /) -> list[Any]:
-        """The values of all ranks' threads, on every rank."""
+        """Gather the values of all ranks' threads, on every rank."""
         if self._group is None:
             return [value]
         return plain.all_gather(value, self._group)
 
     def given_up(self) -> bool:
-        """Whether what is being written shall end at once, with an error."""
+        """Return True if the save under way shall end at once, with an error."""
         return self._given_up.is_set()
 
     @property
     def busy(self) -> bool:
-        """Whether a save was started and not finished, written or not."""
+        """True from the start of a save until `finish`, written or not."""
         return self._thread is not None
 
     @property
     def done(self) -> bool:
-        """Whether a save was started and is over, well or not."""
+        """True if a started save is written or has failed, and `finish` was not called yet."""
         return self._thread is not None and not self._thread.is_alive()
 
     def start(self, write: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class SaveThread:
         """Wait for the save under way, if there is one.
 
         Raises:
-            SaveError, CheckpointError: as the save.
+            SaveError, CheckpointError: the save failed.
         """
         thread, self._thread = self._thread, None
         if thread is None:

@@ -1,4 +1,4 @@
-"""`Saver`: what a rank's checkpoints hold, whole or as increments, written at once or behind.
+"""`Saver`: writes a rank's checkpoints, whole or as increments, at once or asynchronously.
 
 Where a thread writes, training pauses for a copy of what is to be saved. An increment holds rows
 that were touched since the checkpoint before. The first checkpoint of a run is whole, and so is
@@ -32,12 +32,12 @@ Shards = Sequence[ShardState | TouchedState]
 
 
 class Saver:
-    """Saves one rank's part; all ranks call the same methods together.
+    """Saves one rank's part of checkpoints; all ranks call the same methods together.
 
     Args:
         model: its shards are saved; with increments it tracks touched rows.
-        writers: ranks that hold every table together; the others watch.
-        keeps: the run has a folder; without one nothing is written behind the training.
+        writers: number of ranks that hold every table together; the others watch.
+        keeps: the run has a folder; without one no save is asynchronous.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class Saver:
         *,
         apart: bool = False,
     ) -> None:
-        """Write a checkpoint, or start to.
+        """Write a checkpoint, or start to write it asynchronously.
 
         Args:
-            where: the folder.
+            where: folder of the checkpoint.
             content: further arguments of `save_checkpoint`.
-            then: called once the checkpoint is complete, where it was written.
+            then: called once the checkpoint is complete, in the thread that wrote it.
             apart: it lies outside of the run's folder: whole, written at once, no increment's
                 parent.
         Raises:
-            SaveError: on every rank, when the storage refused on any of them; of a save behind
-                `finish` raises it.
+            SaveError: on every rank, when the storage refused on any of them; for an
+                asynchronous save `finish` raises it.
         """
         behind = None if apart else self.thread
         increment = not apart and self._next_is_increment()
@@ -111,7 +111,7 @@ class Saver:
             behind.start(write)
 
     def _next_is_increment(self) -> bool:
-        """Whether the next checkpoint of the run is an increment; counts it."""
+        """Count the next checkpoint, and return True if it is an increment."""
         number, self._saves = self._saves, self._saves + 1
         if self._parent is None:
             # the count begins anew with a whole one
@@ -119,7 +119,7 @@ class Saver:
         return self._config.incremental and number % self._config.whole_every != 0
 
     def _shards(self, increment: bool, *, copied: bool, apart: bool) -> Shards:
-        """What is to be written of this rank's shards, and the mark of what comes after it."""
+        """Return the shards or touched rows to write, and mark where the next increment begins."""
         touched, since = self._model.touched, self._mark
         if touched is not None and not apart:
             self._mark = touched.mark()
@@ -134,21 +134,21 @@ class Saver:
 
     @property
     def under_way(self) -> bool:
-        """Whether a save was started behind training and `finish` was not called yet."""
+        """True from the start of an asynchronous save until `finish` is called."""
         return self.thread is not None and self.thread.busy
 
     @property
     def done(self) -> bool:
-        """Whether that save is over on this rank, well or not."""
+        """True if the asynchronous save has ended on this rank, with an error or without."""
         return self.thread is not None and self.thread.done
 
     def finish(self) -> None:
-        """Wait for the save under way; see `SaveThread.finish`."""
+        """Wait for the asynchronous save, and raise its error; see `SaveThread.finish`."""
         if self.thread is not None:
             self.thread.finish()
 
     def give_up(self) -> None:
-        """Leave a save under way; see `SaveThread.give_up`."""
+        """Abandon the asynchronous save; see `SaveThread.give_up`."""
         if self.thread is not None:
             self.thread.give_up()
 
@@ -158,7 +158,7 @@ def _parent_of(where: str, manifest: Manifest) -> Parent:
 
 
 def copied(value: Any) -> Any:
-    """A copy of nested dicts and lists, in which every tensor has memory of its own on the CPU."""
+    """Copy nested dicts and lists, with every tensor in memory of its own on the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

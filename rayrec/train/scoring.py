@@ -1,4 +1,4 @@
-"""`Scoring`: what is counted of a model's predictions, task by task, and merged by one sum.
+"""`Scoring`: metric counts of a model's predictions by task, merged over ranks by one sum.
 
 A run that names no task has one binary task, whose scores have plain names such as "auc". With one
 task the names are plain, too; with several, they are "click/auc".
@@ -41,7 +41,7 @@ Outputs = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def metrics_of(task: Task) -> list[Metric]:
-    """The metrics of a task: the usual ones of its kind, and those that it names.
+    """Return the metrics of a task: the usual ones of its kind, and those that it names.
 
     Raises:
         ConfigError: a name is not known, or does not fit the kind; or it is no metric.
@@ -95,10 +95,10 @@ def check_columns_of_metrics(tasks: Sequence[Task], data: Dataset | None) -> Non
 
 
 def by_task(tasks: Sequence[Task], logits: Any, labels: Any) -> Outputs:
-    """The predictions and labels of every task, of what a model's forward returned.
+    """Return the predictions and labels of every task, from a forward's output.
 
     Args:
-        tasks: of the run; none means one binary task.
+        tasks: tasks of the run; none means one binary task.
         logits, labels: tensors of the one task; or mappings from the names of tasks to tensors.
     Returns:
         Name -> predictions (B,), or (B, C) of a multiclass task, and labels (B,).
@@ -134,13 +134,13 @@ def by_task(tasks: Sequence[Task], logits: Any, labels: Any) -> Outputs:
 
 
 class Scoring:
-    """Counts predictions of one rank.
+    """Metric counts of one rank's predictions.
 
     Args:
-        tasks: of the run; none means one binary task.
-        device: where predictions are.
-        model: that is trained; one with `gives_probabilities = False` has logits that rank rows and
-            say no probability of a click, so that only ranks are scored.
+        tasks: tasks of the run; none means one binary task.
+        device: device of the predictions.
+        model: trained model; one with `gives_probabilities = False` has logits that rank rows and
+            give no probability of a click, so that only ranking metrics are scored.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Scoring:
         return torch.cat([state.double() for _, _, state in self._metrics])
 
     def scores(self, state: Tensor) -> dict[str, float]:
-        """The scores of a state, or of a sum of states, by name; nan where one is not defined.
+        """Return the scores of a state or a sum of states, by name; nan for an undefined score.
 
         Raises:
             InputError: the rows hold labels or logits that a metric cannot take.
@@ -198,7 +198,7 @@ class Scoring:
 
 
 def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[str, ...]:
-    """Which label columns of the data must hold 0 and 1 alone, as the loader takes it.
+    """Return the loader's `binary_labels`: the label columns that must hold 0 and 1 alone.
 
     Tasks and label columns go together by their places; the names of tasks are the user's own.
     """
@@ -211,7 +211,7 @@ def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[s
 
 
 def first_of(scores: Mapping[str, float], name: str) -> float | None:
-    """A score by its plain name, of the first task that has it; None where undefined."""
+    """Return a score by its plain name, of the first task that has it; None where undefined."""
     for key, value in scores.items():
         if key.rpartition("/")[2] == name:
             return value if math.isfinite(value) else None

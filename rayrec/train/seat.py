@@ -1,4 +1,4 @@
-"""Where a rank sits in its world (`Seat`), and what a task of a rank is given (`RankContext`).
+"""`Seat`, the position of a rank in its world, and `RankContext`, the interface of its task.
 
 A task is a picklable object with `run(context)`; `FitTask` and `EvaluateTask` are those of this
 package, and a job may bring its own, as the cluster's smoke test does. Inside `run` the default
@@ -17,7 +17,7 @@ from rayrec.train.told import Event, Milestone
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAddress:
-    """Where a rank's process lives."""
+    """Node, host and process id of a rank."""
 
     node_id: str
     host: str
@@ -26,7 +26,7 @@ class RankAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seat:
-    """A rank's place in its world.
+    """Position of a rank in its world.
 
     Attributes:
         rank, world_size: this rank of so many.
@@ -54,12 +54,12 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankContext:
-    """What a running task may use of its surroundings.
+    """Interface of a running task to its rank and the driver.
 
     Attributes:
-        should_stop: whether the task shall end at its next agreed point.
-        going_to: with how many ranks the run goes on after that; 0 where it ends.
-        save_asked: whether it shall save there and go on; each wish is told once.
+        should_stop: returns True if the task shall end at its next agreed point.
+        going_to: returns the number of ranks that the run goes on with then; 0 if it ends.
+        save_asked: returns True, once per request, if the task shall save there and go on.
     """
 
     seat: Seat
@@ -69,26 +69,26 @@ class RankContext:
     going_to: Callable[[], int] = lambda: 0
 
     def report(self, event: Event) -> None:
-        """Make an event known; only rank 0's reach the user, since they are merged already."""
+        """Report an event to the driver; only rank 0 does, since its events are merged already."""
         if self.seat.rank == 0:
             self.log.add(event)
 
     def note(self, text: str) -> None:
-        """Say a line to the user; of rank 0 only."""
+        """Print a line for the user, from rank 0 only."""
         if self.seat.rank == 0:
             self.log.add(text)
 
     def mark(self, name: str) -> None:
-        """Note that a part of the start-up is over; of rank 0 only."""
+        """Report that a part of the start-up is over, from rank 0 only."""
         if self.seat.rank == 0:
             self.log.add(Milestone(name))
 
     def at_step(self, step: int) -> None:
-        """Remember how far this rank is."""
+        """Record the newest finished step of this rank."""
         self.log.at_step(step)
 
     def phase(self, name: str) -> None:
-        """Say what this rank does now, in words that complete "while ...": "saving a file"."""
+        """Set the current phase, in words that complete "while ...", such as "saving a file"."""
         self.log.phase = name
         self.log.beats += 1
         show(name)
@@ -99,14 +99,14 @@ class RankContext:
 
 
 class RankTask(Protocol):
-    """A piece of work that all ranks do together."""
+    """Task that all ranks run together."""
 
     def run(self, context: RankContext) -> Any:
-        """Do it; what is returned must be plain data."""
+        """Run the task on this rank; the result must be plain data."""
 
 
 def places_on_machines(addresses: Sequence[RankAddress]) -> list[tuple[int, int]]:
-    """Per rank its number among the ranks of its machine, and how many they are."""
+    """Return for each rank its index among the ranks of its machine, and their number."""
     # by address: two Ray nodes may share a machine
     places: list[tuple[int, int]] = []
     for address in addresses:

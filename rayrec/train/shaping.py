@@ -1,4 +1,4 @@
-"""What shapes a run: its evaluations on the way, and when it stops early.
+"""Options for evaluations during training and for early stopping.
 
 Plain data that every rank is given alike. Everything is checked when it is made, so that a mistake
 costs no cluster start. No torch here.
@@ -23,10 +23,10 @@ HIGHER = ("auc", "gauc", "accuracy", "recall", "ndcg")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStopping:
-    """When a run ends because it no longer gets better.
+    """Early stopping of a run whose score no longer gets better.
 
     Attributes:
-        patience: evaluations in a row without a better score.
+        patience: number of evaluations in a row without a better score that ends the run.
         min_delta: a score counts as better when it is better by more than this.
     """
 
@@ -44,7 +44,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """When the evaluation data are scored during training, and what follows from the scores.
+    """Schedule of evaluations during training, and use of their scores.
 
     Attributes:
         every_n_steps: score after every so many global steps.
@@ -55,9 +55,9 @@ class EvaluationConfig:
             before it where they are, too.
         score: the name of the score by which evaluations are compared: "auc", or "click/auc" of a
             task. `keep_best` and `early_stopping` need it.
-        mode: whether a larger or a smaller score is better; None knows it from the usual names.
+        mode: "max" if a larger score is better, "min" if a smaller one; None knows usual names.
         keep_best: save a checkpoint whenever the score is the best so far, and never prune it.
-        early_stopping: when to stop; None trains to the end.
+        early_stopping: patience and margin of early stopping; None trains to the end.
     Raises:
         ConfigError: the options contradict each other.
     """
@@ -96,7 +96,7 @@ class EvaluationConfig:
 
     @property
     def larger_is_better(self) -> bool:
-        """Whether a larger score is the better one.
+        """True if a larger score is the better one.
 
         Raises:
             ConfigError: the name does not tell, and there is no mode.
@@ -114,11 +114,11 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The best evaluation of a run, and how long ago it was; every checkpoint carries it.
+    """Best evaluation of a run, and the number of evaluations since; every checkpoint carries it.
 
     Attributes:
-        step, value: of the best evaluation; None before the first.
-        without: evaluations since then.
+        step, value: step and score of the best evaluation; None before the first.
+        without: number of evaluations since then.
         scored: the step of the newest evaluation; None before the first.
     """
 
@@ -128,7 +128,7 @@ class Best:
     scored: int | None = None
 
     def after(self, step: int, value: float, config: EvaluationConfig) -> Best:
-        """What holds after another evaluation; a value that is no number is never better."""
+        """Return the best after another evaluation; a value of nan is never better."""
         margin = config.early_stopping.min_delta if config.early_stopping else 0.0
         gain = -math.inf if math.isnan(value) else math.inf
         if self.value is not None and gain > 0:
@@ -138,10 +138,10 @@ class Best:
         return replace(self, without=self.without + 1, scored=step)
 
     def to_json(self) -> dict[str, float | int | None]:
-        """JSON data."""
+        """Return the fields as JSON data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, object] | None) -> Best:
-        """What `to_json` gave; a checkpoint of a run without evaluations has none."""
+        """Read what `to_json` returned; None, of a run without evaluations, gives an empty best."""
         return cls(**dict(data or {}))  # type: ignore[arg-type]

@@ -27,14 +27,14 @@ Rows = float | Tensor | None
 
 
 class StepResult(NamedTuple):
-    """What a step leaves behind, detached and still on the device.
+    """Result of a step, detached and still on the device.
 
     Attributes:
         loss_sum: () the loss times the rows of the global batch that it stands for, which are the
             local ones where the loss is a mean over rows; 0 when there are none.
         rows: local rows.
         logits: predictions before the update, as the model gave them: (rows,), or by task.
-        labels: what they should have been, likewise.
+        labels: labels of the same rows, in the same form.
     """
 
     loss_sum: Tensor
@@ -46,7 +46,7 @@ class StepResult(NamedTuple):
     def told(
         cls, loss: Tensor, logits: Any, labels: Any, rows: int, stands_for: Rows = None
     ) -> StepResult:
-        """A step as a user's loop tells of it; without logits and labels nothing is scored."""
+        """Return a step that a user's loop reports; without logits and labels it is not scored."""
         if logits is None or labels is None:
             logits = labels = {}
         return summarize((loss, logits, labels), rows, stands_for)
@@ -56,8 +56,8 @@ class Share(NamedTuple):
     """A rank's part in the mean over the global batch.
 
     Attributes:
-        weight: of the rank's loss, whose gradients are then averaged over ranks.
-        rows: of the global batch that the loss stands for; None where the batch does not tell.
+        weight: factor of the rank's loss, whose gradients are then averaged over ranks.
+        rows: rows of the global batch that the loss stands for; None where they are not known.
     """
 
     weight: float | Tensor
@@ -72,7 +72,7 @@ def train_step(
     Args:
         model: forward(batch) -> (loss, (loss, logits, labels)), loss the mean over the batch's
             rows; tables update in the backward.
-        dense_optimizer: of the other parameters; None when there are none.
+        dense_optimizer: optimizer of the other parameters; None when there are none.
         batch: `.rows` local rows of `.global_rows`.
         world_size: W, the number of ranks.
     Raises:
@@ -93,7 +93,7 @@ def train_step(
 
 
 def share_of(model: nn.Module, batch: Any, world_size: int, device: torch.device) -> Share:
-    """What a rank's loss of a batch counts, so that ranks together train on the global mean.
+    """Return the weight of a rank's loss, with which all ranks train on the global mean.
 
     All ranks call it after the forward pass. A batch without `rows` and `global_rows` counts as one
     of equal parts, unless the model has a `loss_count`.
@@ -116,7 +116,7 @@ def share_of(model: nn.Module, batch: Any, world_size: int, device: torch.device
 
 
 def _counter(model: Any) -> Callable[[Any], Any] | None:
-    """The method `loss_count` of a model, or of the module inside of one."""
+    """Return the method `loss_count` of a model, or of the module inside of it, or None."""
     while model is not None:
         counter = getattr(model, "loss_count", None)
         if callable(counter):
@@ -136,7 +136,7 @@ def _number(count: Any, device: torch.device) -> Tensor:
 
 
 def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
-    """The model's output of a batch, as `checked` returns it."""
+    """Run the model's forward on a batch, and return its checked output."""
     return checked(model(batch))
 
 

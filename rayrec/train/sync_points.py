@@ -1,4 +1,4 @@
-"""The sync points of one rank of a run: when one is due, and which the run goes on from.
+"""Sync points of one rank of a run: their schedule, and the point that the run resumes.
 
 A process of the host keeps the rows of its ranks and what undoes their updates
 (`rayrec.comm.kept_memory`). When ranks meet after a failure they compare the points that each still
@@ -21,12 +21,12 @@ from rayrec.train.window import gather_objects
 
 
 class RankPoints:
-    """Where a rank keeps its sync points.
+    """Memory and schedule of a rank's sync points.
 
     Attributes:
-        every: how often a point is set.
-        memory: of the rows, and of what puts them back.
-        chosen: the point that the run goes on from, or None.
+        every: schedule of the points.
+        memory: memory of the rows and of their undo logs, which outlives the process.
+        chosen: sync point that the run resumes, or None.
     """
 
     def __init__(self, config: SyncPoints, rank: int) -> None:
@@ -41,17 +41,17 @@ class RankPoints:
             self.memory.clear()
 
     def options(self) -> dict[str, Any]:
-        """What `DistributedModelParallel` is told; of several models the first is kept."""
+        """Return options for `DistributedModelParallel`; of several models the first is kept."""
         given, self._given = self._given, True
         return {} if given else {"memory": self.memory, "adopt": self.chosen is not None}
 
     def at(self, step: int) -> Point:
-        """The point of a step."""
+        """Return the sync point of a step."""
         return Point(self._line, step)
 
 
 def open_points(config: SyncPoints | None, rank: int, device: torch.device) -> RankPoints | None:
-    """Look for the sync points of a run; None where none are asked for. All ranks call it together.
+    """Open the sync points of a run, or return None if it has none; all ranks call it together.
 
     Raises:
         ConfigError: the rows do not lie on the CPU, or this machine cannot keep memory.

@@ -1,4 +1,4 @@
-"""The optimizers of a run's tables, as the model takes them."""
+"""Optimizers of a run's tables, in the form that the sharded model takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayrec.train.config import RunOptions
 def optimizers_of(
     run: RunOptions, tables: Sequence[BaseEmbeddingConfig]
 ) -> SparseOptimizer | dict[str, SparseOptimizer]:
-    """The optimizer of all tables, or one per table where some have their own.
+    """Return the optimizer of all tables, or one per table where some have their own.
 
     Raises:
         ConfigError: an optimizer is given for a table that the model does not have.

@@ -35,7 +35,7 @@ class FitTask:
     scorer: Scorer | None = None
 
     def run(self, context: RankContext) -> FitOutcome:
-        """On one rank; all ranks run it together."""
+        """Train and score on this rank, together with all ranks."""
         context.mark("ranks connected")
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
@@ -72,7 +72,7 @@ class FitTask:
         )
 
     def _scores(self, trainer: RankTrainer, context: RankContext) -> dict[str, float] | None:
-        """Scores of the trained model; None when the evaluation was stopped."""
+        """Score the trained model; return None when the evaluation was stopped."""
         context.phase("evaluating")
         if self.scorer is not None:
             return dict(self.scorer(trainer))
@@ -86,9 +86,9 @@ class EvaluateTask:
     """Score the evaluation data with the weights of a checkpoint.
 
     Attributes:
-        spec: its `eval_data` are scored.
+        spec: spec of the run, whose `eval_data` are scored.
         checkpoint: directory of the weights; None scores the untrained model.
-        predictions: where the score of every row goes, if it is wanted.
+        predictions: file for the score of every row, or None.
     """
 
     spec: TrainSpec
@@ -96,7 +96,7 @@ class EvaluateTask:
     predictions: PredictionConfig | None = None
 
     def run(self, context: RankContext) -> dict[str, float] | None:
-        """On one rank; all ranks run it together. None when it was stopped."""
+        """Score on this rank, together with all ranks; return None when it was stopped."""
         assert self.spec.eval_data is not None
         context.phase("making the model and its tables")
         with RankTrainer(self.spec, _device(context), context.phase) as trainer:
@@ -114,9 +114,9 @@ class PredictTask:
     """Write the scores of rows by the weights of a checkpoint.
 
     Attributes:
-        spec: its `eval_data` are scored; they lie in files.
+        spec: spec of the run, whose `eval_data` are scored; they lie in files.
         checkpoint: directory of the weights.
-        folder: where the scores go.
+        folder: folder that receives the scores.
     """
 
     spec: TrainSpec
@@ -124,7 +124,7 @@ class PredictTask:
     folder: ScoredFolder
 
     def run(self, context: RankContext) -> Predicted | None:
-        """On one rank; all ranks run it together. None when it was stopped."""
+        """Write the scores, together with all ranks; return None when it was stopped."""
         data = self.spec.eval_data
         assert isinstance(data, FileDataset), "the driver has checked the data"
         context.phase("making the model and its tables")
@@ -142,7 +142,7 @@ class CalibrateTask:
     topology: Topology
 
     def run(self, context: RankContext) -> Topology:
-        """On one rank; all ranks run it together."""
+        """Measure on this rank, together with all ranks."""
         device = torch.device(_device(context))
         exchange: Exchange = LocalExchange()
         if self.topology.world_size > 1:

@@ -1,4 +1,4 @@
-"""What a run tells of itself on the way, as plain data: reports, evaluations, changes of its ranks.
+"""Events of a run, as plain data: reports, evaluations, checkpoints, failures, changes of ranks.
 
 Ranks and the driver put these into one stream. Standard library only.
 """
@@ -13,18 +13,18 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressReport:
-    """One window of training, merged over all ranks.
+    """Report of one window of training, merged over all ranks.
 
     Attributes:
         step: global steps done.
         rows: rows trained on since the run began (this run, not those before a resume).
         rows_per_s: rows of the window by its wall clock seconds.
         loss: mean over the rows of the window.
-        auc, ne: of the window's training rows, predicted before each step's update; None when the
+        auc, ne: scores of the window's rows, predicted before each step's update; None when the
             window has one class only.
         data_wait: by rank, the share of the window's time in which training waited for the next
             batch to be read.
-        scores: of the window's training rows by name, those of every task and the user's own.
+        scores: scores of the window's rows by name, those of every task and the user's own.
         learning_rates: "sparse" and "dense", of the window's last step.
         memory_bytes: by rank, the resident memory of its process.
         step_s: mean seconds of a step of the window by part, of rank 0; empty on GPUs.
@@ -45,12 +45,12 @@ class ProgressReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The scores of the evaluation data, the same on every rank.
+    """Scores of the evaluation data, the same on every rank.
 
     Attributes:
         step: global steps done.
-        scores: by name, such as auc; of several tasks "click/auc".
-        rows: how many were scored. seconds: how long it took.
+        scores: scores by name, such as "auc", or "click/auc" where there are several tasks.
+        rows: number of scored rows. seconds: duration.
         best: the score that the run compares by is the best so far.
         final: the evaluation after training, of all rows.
     """
@@ -69,8 +69,8 @@ class Saved:
 
     Attributes:
         step: global steps done.
-        path: where it lies.
-        seconds: how long training stood still for it.
+        path: folder or URI of the checkpoint.
+        seconds: time that training stood still for it.
         best: it holds the weights of the best evaluation so far.
     """
 
@@ -125,7 +125,7 @@ class Recovered:
     spare: bool = False
 
     def __str__(self) -> str:
-        """One line for the user."""
+        """Return the event as one line for the user."""
         what = f"rank {self.rank} on {self.host or 'an unknown host'}"
         if self.replaced or self.dropped:
             # what may have been the reason stands in brackets there
@@ -149,10 +149,10 @@ class Resized:
 
     Attributes:
         step: global steps done where it goes on.
-        ranks_before, ranks: how many there were, and are.
+        ranks_before, ranks: number of ranks before and after.
         lost: ranks failed and got no other place; otherwise the run paused for the change.
-        seconds: how long training stood still where it paused, from the wish until all ranks had
-            begun again; 0 where ranks failed, of which `Recovered` tells.
+        seconds: time that training stood still for a pause, from the request until all ranks had
+            begun again; 0 where ranks failed, which `Recovered` reports.
     """
 
     step: int
@@ -162,7 +162,7 @@ class Resized:
     seconds: float
 
     def __str__(self) -> str:
-        """One line for the user."""
+        """Return the event as one line for the user."""
         if self.lost:
             verb = "is" if self.ranks == 1 else "are"
             return (
@@ -193,7 +193,7 @@ class Noticed:
     answer: Literal["leave", "move", "save", "none"]
 
     def __str__(self) -> str:
-        """One line for the user."""
+        """Return the event as one line for the user."""
         what = "the driver's node"
         if self.ranks:
             plural = "" if len(self.ranks) == 1 else "s"
@@ -228,8 +228,8 @@ class Milestone:
     """A part of the start-up is over.
 
     Attributes:
-        name: what is done.
-        at: when, in seconds of the wall clock; clocks of other machines may differ.
+        name: part that is over.
+        at: time, in seconds of the wall clock; clocks of other machines may differ.
     """
 
     name: str

@@ -28,15 +28,15 @@ MAX_STEPS = 1000
 
 
 class WindowSum(NamedTuple):
-    """A window merged over all ranks.
+    """Sums and means of a window, merged over all ranks.
 
     Attributes:
         stop: some rank was asked to stop.
         save: some rank was asked to save.
         seconds: mean over ranks of the window's wall clock time.
-        rows: over all ranks.
-        loss: mean over the rows.
-        scores: of the rows, by name; empty without rows, and of a model that has diverged.
+        rows: rows of all ranks.
+        loss: mean loss over the rows.
+        scores: scores of the rows, by name; empty without rows or if the model has diverged.
         data_wait: by rank, the share of the window's time in which the next batch was not yet read.
         memory_bytes: by rank, the memory of the device that the tables are on.
         written: a checkpoint behind the training is over on every rank.
@@ -54,13 +54,13 @@ class WindowSum(NamedTuple):
 
 
 class Window:
-    """Collects steps on one rank.
+    """Window of one rank, which collects its steps.
 
     Args:
-        device: where losses and logits are.
-        world_size: ranks that merge.
-        tasks: whose predictions are scored; none means one binary task.
-        model: that is trained, which may say which scores its logits have.
+        device: device of losses and logits.
+        world_size: number of ranks that merge their windows.
+        tasks: tasks of the run; none means one binary task.
+        model: trained model, which may say that its logits are no probabilities.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Window:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes of the device that this process has in use: of a GPU by torch, else resident memory."""
+    """Return the bytes that this process uses: torch's memory on a GPU, else resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     return resident_bytes()
@@ -160,7 +160,7 @@ def all_sum(values: Tensor) -> None:
 
 
 def next_length(steps: int, seconds: float, wanted_s: float) -> int:
-    """Steps of the next window, from how long the last one took."""
+    """Return the number of steps of the next window, from the seconds of the last one."""
     if steps < 1:
         return 1
     # at most doubled at a time, since the first steps are slow or lucky
@@ -169,13 +169,13 @@ def next_length(steps: int, seconds: float, wanted_s: float) -> int:
 
 
 def even_length(steps: int, left: int) -> int:
-    """Steps of the next window, so that the windows up to a given end are about equally long.
+    """Return the steps of the next window, so that windows up to a given end are equally long.
 
     Without this, the last window before an end holds what the others left. The loss of a few rows
     is mostly noise, and the last one is what a run tells as its training loss.
 
     Args:
-        steps: what a window should have.
+        steps: wanted number of steps of a window.
         left: steps up to the end.
     Returns:
         at most `left`, and at most 1.5 times `steps`.
@@ -186,7 +186,7 @@ def even_length(steps: int, left: int) -> int:
 
 
 def gather_objects(value: Any, /) -> list[Any]:
-    """The values of all ranks, on every rank."""
+    """Gather the values of all ranks, on every rank."""
     if not dist.is_initialized():
         return [value]
     return plain.all_gather(value)

@@ -32,7 +32,7 @@ def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.Process
     """Join the world of `seat`, and leave it at the end of the block.
 
     Args:
-        seat: which rank of which world.
+        seat: position of this rank in its world.
         store: the rendezvous, on the rank that made it; the others connect to the seat's address.
     Raises:
         JoinError: the other ranks did not come in time.
@@ -72,6 +72,6 @@ def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Let go of the model, which the frames of an error hold, before its process groups end."""
+    """Drop references to the model from the frames of an error, before its process groups end."""
     for link in causes(error):
         traceback.clear_frames(link.__traceback__)
