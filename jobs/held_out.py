@@ -92,7 +92,7 @@ def mark(lists: Sequence[IdArray], rows: range, width: int) -> Tensor:
 
 
 def lists_of(owners: IdArray, items: IdArray, size: int) -> list[IdArray]:
-    """Per owner, the items beside it."""
+    """Return the items of each owner."""
     # The order is stable, so each list keeps the order of the rows.
     order = np.argsort(owners, kind="stable")
     return np.split(items[order], np.cumsum(np.bincount(owners, minlength=size))[:-1])
@@ -116,7 +116,7 @@ class IdColumn:
         self.size = max(t.num_embeddings for t in schema.tables if feature in t.feature_names)
 
     def ids(self, table: pa.Table) -> IdArray:
-        """The id in each row.
+        """Return the id in each row.
 
         Raises:
             InputError: a row has none, or one that the feature's table has no row for.
@@ -154,7 +154,7 @@ def read_rows(path: str, columns: Sequence[str]) -> pa.Table:
 
 
 def click_labels(rows: pa.Table, schema: FeatureSchema, path: str) -> NDArray[np.float64]:
-    """The labels of some rows, each 0 or 1.
+    """Return the labels of some rows, each 0 or 1.
 
     Raises:
         ConfigError: the schema has several labels.

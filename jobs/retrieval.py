@@ -95,7 +95,7 @@ class TwoTowerRecipe:
         self._sides(FeatureSchema.from_json(self.schema, "the schema").embedding_bag_configs())
 
     def _sides(self, tables: Sequence[EmbeddingBagConfig]) -> list[list[EmbeddingBagConfig]]:
-        """The tables of the query tower and of the candidate tower."""
+        """Return the tables of the query tower and of the candidate tower."""
         known = {feature for table in tables for feature in table.feature_names}
         missing = [name for name in (*self.query, *self.candidate) if name not in known]
         if missing:
@@ -191,7 +191,7 @@ class RetrievalScorer:
         return truth
 
     def __call__(self, trainer: RankTrainer) -> dict[str, float]:
-        """The scores of the model and of popularity, by name; the same on every rank."""
+        """Score the model and popularity; return the scores by name, the same on every rank."""
         truth = self.truth()
         model, popularity = compare(trainer, truth, self.ks)
         return {

@@ -50,7 +50,7 @@ class DataPaths(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(prog="python -m jobs.train_dlrm", description=__doc__)
     data = parser.add_argument_group("data")
     add = data.add_argument

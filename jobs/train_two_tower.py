@@ -49,7 +49,7 @@ DIM = 32  # width of the tables of converted data
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(prog="python -m jobs.train_two_tower", description=__doc__)
     data = parser.add_argument_group("data")
     add = data.add_argument

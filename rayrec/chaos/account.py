@@ -1,4 +1,4 @@
-"""What a run under faults went through, by the events in its folder; and the verdict on it.
+"""Account of a run under faults, from the events in its folder, and the verdict on the run.
 
 A fault is over with the next step that is finished after it in a later life of the run: the first
 window of events after a recovery, or after the start of another driver, ends with that step.
@@ -20,13 +20,13 @@ End = Literal["done", "failed", "hung"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blow:
-    """A fault that struck.
+    """Injected fault.
 
     Attributes:
-        at: seconds of the wall clock.
-        kind: see `schedule.Fault`.
-        pids: the processes that it struck.
-        moment: of the run, where it waited for one; see `moments.MOMENTS`.
+        at: time in seconds of the wall clock.
+        kind: kind of the fault, as in `schedule.Fault`.
+        pids: ids of the processes that it struck.
+        moment: moment of the run that it waited for, one of `moments.MOMENTS`, or "".
     """
 
     at: float
@@ -37,14 +37,14 @@ class Blow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """What one run went through.
+    """Failures, recoveries and lost time of one run.
 
     Attributes:
-        failures: those that the driver told of.
-        recoveries: how often the run went on, by itself or with another driver.
+        failures: number of failures that the driver reported.
+        recoveries: number of times the run went on, by itself or with another driver.
         waits: seconds from a fault to the next finished step. Faults that strike before that step
             belong to the first of them.
-        repeated: steps that were done again, as far as events tell.
+        repeated: number of steps that were done again, as far as events tell.
     """
 
     failures: int = 0
@@ -54,11 +54,11 @@ class Account:
 
 
 def account(events: Sequence[RunEvent], blows: Sequence[Blow]) -> Account:
-    """Account for a run.
+    """Count the failures, recoveries and lost time of a run.
 
     Args:
-        events: all of them, in the order in which they were written.
-        blows: in the order in which they struck.
+        events: all events of the run, in the order in which they were written.
+        blows: injected faults, in the order in which they struck.
     """
     first_steps: list[float] = []
     begins = False
@@ -89,16 +89,16 @@ def account(events: Sequence[RunEvent], blows: Sequence[Blow]) -> Account:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run under faults, from its start to the verdict.
+    """Record of a run under faults, from its start to its end.
 
     Attributes:
-        seed: of its faults.
-        end: how it ended.
-        words: why, where it is not done.
-        seconds: from its first start to its end.
-        blows: the faults that struck.
-        account: what it went through.
-        digests: by table, and of the dense part; empty where it is not done.
+        seed: seed of its faults.
+        end: kind of its end.
+        words: reason of the end, where it is not done.
+        seconds: time from its first start to its end.
+        blows: faults that were injected.
+        account: its failures, recoveries and lost time.
+        digests: digests of the tables and the dense part; empty where it is not done.
     """
 
     seed: int
@@ -110,12 +110,12 @@ class Run:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def others(self, expected: Mapping[str, str]) -> tuple[str, ...]:
-        """What differs from the run without faults: see `digests`."""
+        """Return the names of tables and parts whose digests differ from the run without faults."""
         names = sorted({*self.digests, *expected})
         return tuple(n for n in names if self.digests.get(n) != expected.get(n))
 
     def verdict(self, expected: Mapping[str, str]) -> str:
-        """ "same tables", or what went wrong."""
+        """Return "same tables", or the failure of the run."""
         if self.end != "done":
             return f"{self.end}: {self.words}"
         others = self.others(expected)
@@ -125,16 +125,16 @@ class Run:
         return f"OTHER TABLES: {', '.join(others[:3])}{more}"
 
     def is_good(self, expected: Mapping[str, str]) -> bool:
-        """Whether the run ended as the one without faults did."""
+        """Return True if the run ended with the same digests as the one without faults."""
         return self.end == "done" and not self.others(expected)
 
 
 def table(runs: Sequence[Run], expected: Mapping[str, str], kinds: Sequence[str]) -> list[str]:
-    """The runs as Markdown, and their sum where they are several.
+    """Return the runs as a Markdown table, with their sum where they are several.
 
     Args:
         expected: digests of the run without faults.
-        kinds: of the faults that could strike.
+        kinds: kinds of faults that could strike.
     """
     heads = ["seed", *kinds, "failures", "recoveries", "to the next step, median", "worst"]
     heads += ["steps repeated", "seconds", "verdict"]

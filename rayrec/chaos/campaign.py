@@ -1,4 +1,4 @@
-"""All runs of `rayrec chaos`: one without faults, then one for every seed; what came of them."""
+"""All runs of `rayrec chaos`: one without faults, then one for every seed; and their outcome."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ USER_MISTAKE = "code 2: "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Campaign:
-    """What to do.
+    """Options of a fault injection campaign.
 
     Attributes:
         every_s: mean seconds between two faults.
-        signals: what ranks are struck with, see `schedule.SIGNALS`.
+        signals: signals that strike ranks, of `schedule.SIGNALS`.
         driver: the driver is killed as well, and started again.
         nodes: the cluster has a second node, which is lost as well, and another takes its place.
         gcs: Ray's control service stands still for a while as well.
-        seed: of the first run under faults; those after it have the next ones.
-        runs: how many there are under faults.
-        bounds: of each run.
+        seed: seed of the first run under faults; later runs have the next numbers.
+        runs: number of runs under faults.
+        bounds: limits of each run.
     """
 
     every_s: float
@@ -44,19 +44,19 @@ class Campaign:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The faults that can strike."""
+        """Kinds of faults that can strike."""
         others = {DRIVER: self.driver, NODE: self.nodes, GCS: self.gcs}
         return (*self.signals, *(kind for kind, wanted in others.items() if wanted))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of a campaign.
+    """Outcome of a campaign.
 
     Attributes:
-        calm: the run without faults.
-        runs: those under faults.
-        kinds: of the faults that could strike.
+        calm: run without faults.
+        runs: runs under faults.
+        kinds: kinds of faults that could strike.
     """
 
     calm: Run
@@ -65,11 +65,11 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether every run ended as the one without faults did."""
+        """True if every run ended as the one without faults did."""
         return all(run.is_good(self.calm.digests) for run in self.runs)
 
     def table(self) -> list[str]:
-        """The runs as Markdown."""
+        """Return the runs as a Markdown table."""
         return table(self.runs, self.calm.digests, self.kinds)
 
 

@@ -51,7 +51,7 @@ RANK = b"ray::RankActor"
 
 
 class PrivateCluster:
-    """A cluster on this machine; see `private_cluster`.
+    """Private Ray cluster on this machine, made by `private_cluster`.
 
     Args:
         folder: new and empty; its name is short, since the paths of sockets are bounded.
@@ -107,7 +107,7 @@ class PrivateCluster:
             self._other = self._start("node", words, time.monotonic() + START_S)
 
     def ranks(self) -> list[int]:
-        """Processes of ranks that run, in the order of their start; frozen ones are left out."""
+        """Return the processes of running ranks in the order of their start, not frozen ones."""
         ranks = []
         for pid in reaper.members(self._files, os.getpid()):
             with suppress(OSError):
@@ -118,7 +118,7 @@ class PrivateCluster:
         return sorted(ranks)
 
     def signal_gcs(self, number: signal.Signals) -> tuple[int, ...]:
-        """Send a signal to Ray's control service; its process, and none where it is gone."""
+        """Send a signal to Ray's control service, and return its process; none if it is gone."""
         for pid in reaper.members(self._files, os.getpid()):
             with suppress(OSError):
                 if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
@@ -127,7 +127,7 @@ class PrivateCluster:
         return ()
 
     def lose_node(self) -> int | None:
-        """Kill all processes of the second node at once; the id of its first one, None without."""
+        """Kill all processes of the second node at once, and return the first one's id, or None."""
         node = self._other
         if node is None or node.poll() is not None:
             return None
@@ -143,7 +143,7 @@ class PrivateCluster:
         return node.pid
 
     def end(self) -> None:
-        """End all that the cluster and its jobs have started."""
+        """End all processes that the cluster and its jobs have started."""
         for process in (self._other, self._head):
             if process is not None and process.poll() is None:
                 process.terminate()
@@ -185,7 +185,7 @@ class PrivateCluster:
 
 @contextmanager
 def private_cluster(job: Job, nodes: int) -> Iterator[PrivateCluster]:
-    """A cluster with room for a job, inside the block; nothing of it is left.
+    """Run a cluster with room for a job inside the block; nothing of it is left.
 
     Args:
         nodes: 1, or 2 of which each holds half of the ranks, and of the spares.
@@ -206,7 +206,7 @@ def private_cluster(job: Job, nodes: int) -> Iterator[PrivateCluster]:
 
 
 def head_ports() -> dict[str, int]:
-    """Every option of `ray start --head` that takes a port -> a port that nothing has now.
+    """Return a free port for every option of `ray start --head` that takes one.
 
     A port that the system itself finds free would be no better than these: it comes out of the
     range from which every new connection of this machine takes one, until Ray has bound it.
@@ -230,7 +230,7 @@ def head_ports() -> dict[str, int]:
 
 
 def _parents() -> dict[int, int]:
-    """Process -> its parent, of this machine."""
+    """Return the parent of every process of this machine."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

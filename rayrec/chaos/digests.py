@@ -15,7 +15,7 @@ DENSE, STEP = "the dense part", "the last step"
 
 
 def digests(folder: str) -> dict[str, str]:
-    """Digests of the newest checkpoint of a run.
+    """Return the digests of the newest checkpoint of a run.
 
     Rows and optimizer state count by row number, however the table was cut into files. Costs a
     read of the checkpoint, with one table in memory at a time.
@@ -23,10 +23,10 @@ def digests(folder: str) -> dict[str, str]:
     Args:
         folder: the run's folder.
     Returns:
-        by table; besides `DENSE`, the dense layers with their optimizer, and `STEP`.
+        digest by table, that of the dense layers with their optimizer as `DENSE`, and `STEP`.
     Raises:
         ConfigError: the run left no checkpoint.
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     path = CheckpointManager(folder).latest()
     if path is None:

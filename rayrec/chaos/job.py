@@ -22,12 +22,12 @@ FOLDER = "--checkpoint-dir"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A training job.
+    """Training job of the user.
 
     Attributes:
         words: the command as the user gave it.
-        folder: absolute; what --checkpoint-dir says.
-        ranks: how many it has.
+        folder: absolute path that --checkpoint-dir names.
+        ranks: number of ranks.
         cpus: CPUs of a rank.
         spares: processes that wait beside the ranks.
     """
@@ -39,7 +39,7 @@ class Job:
     spares: int = 0
 
     def command(self, folder: Path, *, waits: bool = False) -> list[str]:
-        """The command of a run that keeps its checkpoints in `folder`.
+        """Return the command of a run that keeps its checkpoints in `folder`.
 
         Args:
             waits: the run waits for a node that takes the place of a lost one.
@@ -60,10 +60,10 @@ class Job:
 
 
 def read_job(words: Sequence[str], default_ranks: int) -> Job:
-    """Understand the job's command line as far as it is needed.
+    """Parse the options of the job's command line that a campaign needs.
 
     Args:
-        default_ranks: how many ranks a job has that does not say it.
+        default_ranks: number of ranks of a job that does not name it.
     Raises:
         ConfigError: the command is not found, keeps no checkpoints on this machine, has no ranks
             to strike, or starts somewhere else than in an empty folder.
@@ -123,7 +123,7 @@ def _number(words: Sequence[str], option: str, default: float) -> float:
 
 
 def _value(words: Sequence[str], option: str) -> str | None:
-    """The value of an option; "" where the command ends before it, None without the option."""
+    """Return the value of an option; "" if the command ends before it, None without the option."""
     value: str | None = None
     for at, word in enumerate(words):
         if word == option:

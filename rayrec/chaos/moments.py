@@ -28,19 +28,19 @@ MOMENTS = (*DOING, RECOVER)
 
 
 class AtHand(NamedTuple):
-    """A moment that has come, and the ranks that can be struck in it."""
+    """Moment that has come, and the ranks that can be struck in it."""
 
     moment: str
     ranks: tuple[int, ...]
 
 
 class Moments:
-    """Chooses among the moments that have come.
+    """Choice among the moments that have come.
 
     Args:
-        wanted: of `MOMENTS`; without any, each moment is as good as another.
-        faults: so many strike a run at most. Each moment gets its share of them, or those that come
-            first would take all.
+        wanted: names of `MOMENTS`; without any, faults wait for no moment.
+        faults: largest number of faults in a run. Each moment gets its share of them, or those
+            that come first would take all.
     """
 
     def __init__(self, wanted: Collection[str] = (), faults: int | None = None) -> None:
@@ -50,10 +50,10 @@ class Moments:
         self._last = ""
 
     def at_hand(self, doing: Mapping[int, Collection[str]], *, recovers: bool) -> AtHand | None:
-        """The moment to strike at now, or None.
+        """Return the moment to strike at now, or None.
 
         Args:
-            doing: process of a rank -> the moments that it is in.
+            doing: moments of each rank, by its process.
             recovers: the run recovers from a fault.
         """
         there: dict[str, tuple[int, ...]] = {}
@@ -68,13 +68,13 @@ class Moments:
         return AtHand(best, there[best]) if best and self._struck[best] < self._most else None
 
     def struck(self, moment: str) -> None:
-        """Note that a fault struck."""
+        """Count a fault that struck at a moment."""
         self._struck[moment] += 1
         self._last = moment
 
 
 def doing(folder: Path, process: int) -> frozenset[str]:
-    """The moments that a rank is in, by what it shows in a folder."""
+    """Return the moments that a rank is in, from the phase in its file."""
     try:
         shown = (folder / str(process)).read_text()
     except OSError:  # it has not begun

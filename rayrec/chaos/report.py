@@ -15,10 +15,10 @@ WHAT = "the outcome (--out)"
 
 
 def check_out(path: str | None) -> None:
-    """See that the file can be written, before hours are spent.
+    """Check that the file can be written, before hours are spent.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the file cannot be written.
     """
     probe_output(WHAT, path)
 
@@ -34,7 +34,7 @@ def write_out(path: str | None, outcome: Outcome) -> None:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome as JSON data."""
+    """Return the outcome as JSON data."""
     expected = outcome.calm.digests
     runs = [{**asdict(run), "verdict": run.verdict(expected)} for run in outcome.runs]
     told = {"good": outcome.is_good, "kinds": outcome.kinds, "calm": asdict(outcome.calm)}
@@ -42,7 +42,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def read_out(path: str) -> Outcome:
-    """The outcome that `write_out` wrote."""
+    """Read the outcome that `write_out` wrote."""
     told = json.loads(Path(path).read_text())
     runs = tuple(_run(run) for run in told["runs"])
     return Outcome(calm=_run(told["calm"]), runs=runs, kinds=tuple(told["kinds"]))

@@ -1,4 +1,4 @@
-"""The faults of a run, which follow from a seed: what strikes, when, and which rank.
+"""Fault schedule of a run, drawn from a seed: kind, time and target of each fault.
 
 Every kind comes once before any comes again, so that a short run meets all of them. After that
 SIGKILL comes more often than the others, because it costs the least time. One fault in ten strikes
@@ -25,13 +25,13 @@ LONGEST_GAP = 4.0  # in mean gaps: no seed leaves a run in peace for very long
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One blow, as it was drawn.
+    """Scheduled fault.
 
     Attributes:
-        after_s: seconds since the blow before it, or since the start of the run.
+        after_s: seconds since the fault before it, or since the start of the run.
         kind: a word of `SIGNALS`, "driver", "node" or "gcs".
-        share: from 0 to below 1; says which of the ranks that there are is struck.
-        ranks: how many ranks are struck at once, where it is a signal.
+        share: number from 0 to below 1 that selects the rank among those that run.
+        ranks: number of ranks that a signal strikes at once.
     """
 
     after_s: float
@@ -40,14 +40,14 @@ class Fault:
     ranks: int = 1
 
     def struck(self, candidates: Sequence[int]) -> tuple[int, ...]:
-        """The processes that it strikes, of those that could be."""
+        """Return the processes to strike among the candidates."""
         first = int(self.share * len(candidates))
         around = (*candidates[first:], *candidates[:first])
         return around[: self.ranks]
 
 
 def schedule(seed: int, every_s: float, kinds: Sequence[str]) -> Iterator[Fault]:
-    """The faults of one run, without an end.
+    """Yield the faults of one run, without an end.
 
     Args:
         seed: the same seed and options give the same faults.
@@ -81,7 +81,7 @@ def known_words(words: tuple[str, ...], known: Sequence[str], what: str) -> tupl
     """Return words of an option, each of which is known and comes once.
 
     Args:
-        what: what each of them is, for the message.
+        what: noun for a word in the message, such as "signal".
     Raises:
         argparse.ArgumentTypeError: one is not known, or is given twice.
     """

@@ -1,4 +1,4 @@
-"""One run of the job under faults: started, struck, started again, and bounded in time."""
+"""Run of the job under faults: started, struck, restarted, and bounded in time."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Say = Callable[[str], None]
 
 
 class Bounds(NamedTuple):
-    """When a run is given up, and when it is left in peace.
+    """Limits of a run: its time without progress, and the number and moments of its faults.
 
     Attributes:
         hang_s: seconds without a step that is new after which a run counts as hung.
-        faults: so many strike at most; None strikes until the end.
-        moments: at which signals strike ranks; see `moments.Moments`.
+        faults: largest number of faults; None strikes until the end.
+        moments: moments at which signals strike ranks; see `moments.Moments`.
     """
 
     hang_s: float
@@ -46,14 +46,14 @@ class Bounds(NamedTuple):
 
 
 class ShakenRun:
-    """Carries one run through its faults.
+    """Run of the job, with the injection of its faults.
 
     Args:
-        cluster: the run joins it.
-        folder: of the run; it does not exist yet.
-        faults: what strikes; nothing where it is empty.
-        say: gets a line for every fault.
-        signals: what the user sends to this command.
+        cluster: cluster that the run joins.
+        folder: folder of the run, which does not exist yet.
+        faults: faults to inject, in order; may be empty.
+        say: receives a line for every fault.
+        signals: signals of the user to this command.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ShakenRun:
         self._ranks: tuple[float, list[int]] = 0.0, []
 
     def run(self, seed: int) -> Run:
-        """Go through it.
+        """Start the run, inject its faults, and return its record.
 
         Raises:
             RunInterrupted: the user ended this command.
@@ -125,14 +125,14 @@ class ShakenRun:
             )
 
     def _next(self, now: float) -> tuple[Fault | None, float]:
-        """The next fault, and when it is due on the steady clock."""
+        """Return the next fault, and the time on the steady clock at which it is due."""
         if self._bounds.faults is not None and len(self._blows) >= self._bounds.faults:
             return None, 0.0
         fault = next(self._faults, None)
         return fault, now + (fault.after_s if fault is not None else 0.0)
 
     def _at_hand(self, fault: Fault) -> AtHand | None:
-        """The moment to strike at now, and the ranks that a signal can strike, or None."""
+        """Return the moment to strike at now, with the ranks that a signal can strike, or None."""
         wanted = self._moments.wanted and fault.kind in SIGNALS
         looked_at, ranks = self._ranks
         if not wanted or time.monotonic() > looked_at + POLL_S:
@@ -157,7 +157,7 @@ class ShakenRun:
     def _strike(
         self, fault: Fault, at_hand: AtHand, process: subprocess.Popen[bytes], since_s: float
     ) -> None:
-        """Strike, where there is something to be struck."""
+        """Inject a fault, if its target exists."""
         at = time.time()
         struck: tuple[int, ...] = ()
         if fault.kind == DRIVER:
@@ -206,7 +206,7 @@ class ShakenRun:
 
 
 class NewestStep:
-    """Follows the newest step that a run's file of events tells of, while it grows.
+    """Newest step in a run's file of events, followed while the file grows.
 
     Attributes:
         newest: the step.
@@ -220,7 +220,7 @@ class NewestStep:
         self._told = 0
 
     def moved(self) -> bool:
-        """Whether there is something new: a later step, or a score or checkpoint of the last."""
+        """Read new events; return True for a later step, or a score or checkpoint of the last."""
         try:
             if self._path.stat().st_size == self._read:
                 return False
@@ -251,7 +251,7 @@ class NewestStep:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a job and whatever it started in its session."""
+    """End a job and all processes of its session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

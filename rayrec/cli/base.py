@@ -1,4 +1,4 @@
-"""What all subcommands are made of: a command with examples, checked values, options of ranks.
+"""Parts of all subcommands: a command with examples, checked values, options of ranks.
 
 A mistake on the command line is a `click.UsageError`, which `rayrec.cli.group` prints as one line
 in the words that argparse has for the jobs. Imports click and the standard library only.
@@ -36,7 +36,7 @@ class Checked(click.ParamType):
         self._parse, self.name, self._is_path = parse, name, is_path
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The checked value; defaults are values already and pass as they are."""
+        """Return the checked value; defaults are values already and pass unchanged."""
         if not isinstance(value, str):
             return value
         try:
@@ -52,10 +52,10 @@ class Checked(click.ParamType):
 
 
 class OneOf(click.Choice[str]):
-    """One of some words."""
+    """Type of an option that takes one of some words."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Say it as argparse does for the jobs."""
+        """Return the message that argparse has for the jobs."""
         return f"invalid choice: {value!r} (choose from {', '.join(self.choices)})"
 
 
@@ -63,7 +63,7 @@ PATH = Checked(arguments.path, "path", is_path=True)
 
 
 def count(least: int = 1, most: int | None = None) -> Checked:
-    """A whole number in [least, most]."""
+    """Return the type of a whole number in [least, most]."""
     return Checked(arguments.whole(least, most), "count")
 
 
@@ -110,10 +110,10 @@ class Command(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; what an error says in brackets of options that only the jobs have is left out.
+        """Run the command; hints in its errors to options that only the jobs have are left out.
 
         Raises:
-            RayrecError: as the command does.
+            RayrecError: the error of the command.
         """
         try:
             return super().invoke(ctx)
@@ -124,7 +124,7 @@ class Command(click.Command):
             raise
 
     def _check_values(self, ctx: click.Context, args: Sequence[str]) -> None:
-        """See that no option has taken the name of the next one for its value."""
+        """Check that no option has taken the name of the next one for its value."""
         options = {
             name: param
             for param in self.get_params(ctx)
@@ -152,14 +152,14 @@ def _required(missing: Sequence[click.Parameter]) -> str:
 
 
 def name_of(param: click.Parameter) -> str:
-    """An option by its longest name, an argument by its placeholder."""
+    """Return the longest name of an option, or the placeholder of an argument."""
     if isinstance(param, click.Option):
         return max(param.opts, key=len)
     return param.make_metavar(click.Context(click.Command(""))).strip("[].")
 
 
 def words(error: click.UsageError) -> str:
-    """A mistake on the command line in the words of argparse, which the jobs use."""
+    """Return a mistake on the command line in the words of argparse, which the jobs use."""
     if isinstance(error, click.NoSuchOption):
         near = f" (did you mean {error.possibilities[0]}?)" if error.possibilities else ""
         return f"unrecognized arguments: {error.option_name}{near}"
@@ -172,7 +172,7 @@ def words(error: click.UsageError) -> str:
 
 
 def rank_options(*, plan: bool = True, local: bool = True) -> Callable[[F], F]:
-    """The options of where the ranks run, which `rayrec.runs.scaling.scaling_from` reads.
+    """Return a decorator that adds the options that `rayrec.runs.scaling.scaling_from` reads.
 
     Args:
         plan: the command places tables, so that a plan can be chosen.

@@ -120,7 +120,7 @@ def command(
 
 
 def summary(out: str, manifest: Manifest) -> str:
-    """What was exported and how far it is from the model, in lines for people."""
+    """Return lines about the size of an artifact, and its distance from the model."""
     packed = [table.packed for table in manifest.tables]
     stored = sum(table.num_bytes for table in packed)
     plain = sum(4 * table.rows * table.width for table in packed)

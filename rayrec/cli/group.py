@@ -43,11 +43,11 @@ class Group(click.Group):
     """All subcommands, each loaded when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the help."""
+        """Return the names of the subcommands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The subcommand of a name; None where there is none."""
+        """Return the subcommand of a name, or None."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"rayrec.cli.{cmd_name.replace('-', '_')}")
@@ -88,7 +88,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The subcommand of the first word, and what follows it.
+        """Return the subcommand of the first word, and the words that follow it.
 
         Raises:
             click.UsageError: there is none of that name.

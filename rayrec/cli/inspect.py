@@ -1,4 +1,4 @@
-"""`rayrec inspect`: what data hold and which schema fits them; what a run or a checkpoint holds."""
+"""`rayrec inspect`: the content of data, with a schema that fits, of a run or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def command(
 
 
 def _kept(path: str) -> CheckpointReport | RunReport | None:
-    """What a checkpoint or a run holds; None where `path` is neither."""
+    """Return a report on the checkpoint or run at `path`; None where it is neither."""
     from rayrec.checkpoint import checkpoint_path, inspect_checkpoint
     from rayrec.checkpoint.store import Store
     from rayrec.watch.described import describe_run

@@ -161,7 +161,7 @@ def _by_checkpoint(given: dict[str, Any], out: str, columns: tuple[str, ...]) ->
 
 
 def _take(option: str, name: str, value: int | None, given: dict[str, Any]) -> None:
-    """Use an option in place of the one that says the same of ranks.
+    """Use the value of an option for the one of ranks that means the same.
 
     Raises:
         ConfigError: both are given.

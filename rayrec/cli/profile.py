@@ -28,7 +28,7 @@ ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
 class Measured(NamedTuple):
-    """What a sample says of one table; fields of `ParameterConstraints`."""
+    """Statistics of one table in a sample; fields of `ParameterConstraints`."""
 
     pooling_factor: float
     skew: float
@@ -37,15 +37,15 @@ class Measured(NamedTuple):
 def measure(
     schema: FeatureSchema, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
 ) -> dict[str, Measured]:
-    """Ids per bag and skew of each table.
+    """Measure the ids per bag and the skew of each table on a sample.
 
     Args:
         path: a file, or a folder of files: Parquet, or Arrow IPC by their suffix.
-        step_rows: of a step, all ranks together.
-        rows: that are read at most.
+        step_rows: number of rows of a step, all ranks together.
+        rows: largest number of rows to read.
     Returns:
-        Of a table with several features: the mean of their pooling factors, and the skew of all
-        their ids together, as they meet in its rows in a step.
+        statistics by table; for several features the mean of their pooling factors, and the skew
+        of all their ids together, as they meet in the table's rows in a step.
     Raises:
         ConfigError: nothing can be read there, or a feature's column is missing.
     """
@@ -88,7 +88,7 @@ def _format(path: Path) -> str:
 
 
 def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """All ids of a column; a null is none, and a null list an empty bag."""
+    """Return all ids of a column; a null is no id, and a null list an empty bag."""
     lists = (
         pa.types.is_list(column.type)
         or pa.types.is_large_list(column.type)

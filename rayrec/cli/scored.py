@@ -1,4 +1,4 @@
-"""What `rayrec evaluate` and `rayrec predict` share: the checkpoint, the rows, and the ranks."""
+"""Options that `rayrec evaluate` and `rayrec predict` share: checkpoint, rows, and ranks."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ OPTIONS = [
 
 
 def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
-    """The options that `score` reads.
+    """Return a decorator that adds the options that `score` reads.
 
     Args:
-        metavar: what stands for the model in the help.
+        metavar: placeholder of the model in the help.
     """
 
     def decorate(function: F) -> F:
@@ -70,7 +70,7 @@ def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
 
 
 def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> Scoring:
-    """What to score, by the options of `scoring_options`, without a place for predictions.
+    """Return the scoring for the options of `scoring_options`, without a file for predictions.
 
     Raises:
         ConfigError: options contradict each other.
@@ -104,7 +104,7 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
         out: file for the score of every row, or None.
         keys: columns of the data that are copied beside it.
     Raises:
-        RayrecError, RunInterrupted: as `rayrec.runs.scoring.score_checkpoint`.
+        RayrecError, RunInterrupted: the errors of `rayrec.runs.scoring.score_checkpoint`.
     """
     from rayrec.checks import separate_files
     from rayrec.runs.inputs import output_path

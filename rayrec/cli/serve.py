@@ -170,7 +170,7 @@ def _served(
     in_place: bool,
     cluster: str | None,
 ) -> str:
-    """What is to be served: an artifact, or what a run publishes.
+    """Return the path to serve: that of an artifact, or of a run that publishes.
 
     Raises:
         ConfigError: neither or both is given, or an option has no effect.

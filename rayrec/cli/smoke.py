@@ -18,7 +18,7 @@ rayrec smoke --ranks 8 --gpu --cpus-per-rank 8 --placement-timeout 900
 )
 @rank_options(plan=False, local=False)
 def command(**given: Any) -> None:
-    """See whether a cluster is fit to train; says OK, or what is wrong.
+    """Check that a cluster is fit to train; says OK, or names the fault.
 
     Ray answers, the ranks find room and start, they form a process group, one all_to_all brings
     every number where it belongs, and one sharded training step runs on every rank with a table cut

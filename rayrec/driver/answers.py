@@ -27,7 +27,7 @@ def answers(
 
     Args:
         references: object reference of the pending call, by rank.
-        addresses: of the ranks, as far as they are known; they name the host in an error.
+        addresses: addresses of the ranks, as far as known; they name the host in an error.
         what: verb phrase of the call that completes "rank 1 could not ...", such as "start".
         check: called several times a second, so that a signal is obeyed while the ranks are silent.
     Raises:

@@ -240,7 +240,7 @@ class Bench:
         spare.see("died")
 
     def _tell_shortage(self, turn_s: float) -> None:
-        """Say once that spares have no room, which the run does not wait for."""
+        """Tell the user once that spares have no room, which the run does not wait for."""
         import ray
 
         wanted = self._scaling.spares
@@ -286,7 +286,7 @@ def bench_for(
     setup_timeout_s: float,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Bench]:
-    """The bench of a run inside the block, at first without spares; they end with the block."""
+    """Yield the bench of a run, at first without spares; they end with the block."""
     bench = Bench(scaling, heartbeat_s, setup_timeout_s, say)
     try:
         yield bench

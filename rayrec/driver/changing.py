@@ -80,10 +80,10 @@ class Changing:
         return f"cannot go on with {ranks} ranks, and keeps its {keeps}: {error}"
 
     def began(self, began: Began, ranks: int, now: float, *, lost: bool) -> Event | None:
-        """Note that so many ranks train; what there is to tell of it.
+        """Record that `ranks` ranks train, and return the event of a finished change, if any.
 
         Args:
-            lost: they begin after a failure.
+            lost: the ranks begin again after a failure.
         """
         resized = self._sizing.began(began, ranks, now, lost=lost)
         return resized or self._leaving.began(began.step, lost=lost) or None

@@ -55,7 +55,7 @@ class RunConfig(RunOptions):
     """One run: how long, how large the steps, where it is kept. `RunOptions` has its other options.
 
     Attributes:
-        steps, epochs: how long to train; give one of them.
+        steps, epochs: length of the training; give one of them.
         name: folder of the run below storage_path.
         storage_path: local folder or URI that receives checkpoints; None saves none. A relative
             path is taken from the working directory of the process that makes this config. All
@@ -70,10 +70,10 @@ class RunConfig(RunOptions):
         timeout_s: bound on every collective; a rank that hangs in one is noticed after this time.
         heartbeat_timeout_s: a rank whose process says nothing for so long counts as lost.
         setup_timeout_s: bound on the start of the ranks.
-        stop_timeout_s: how long a stop request may take, including the last checkpoint.
+        stop_timeout_s: bound on a stop from request to end, the last checkpoint included.
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain"
             and "off" say so.
-        profile: where to write a profile of some steps, see `ProfileConfig`; a relative path is
+        profile: folder and steps of a profile, see `ProfileConfig`; a relative path is
             taken from the driver's folder.
         callbacks: called in the driver's process, see `rayrec.Callback`.
     """

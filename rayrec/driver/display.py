@@ -45,7 +45,7 @@ class Display:
         self._starvation, self._labels = StarvationWatch(), LabelWatch()
 
     def line(self, text: str) -> None:
-        """Say a line, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         if self._mode == "off":
             return
         if self._bar is not None:
@@ -76,7 +76,7 @@ class Display:
             self._report(event)
 
     def scored(self, scores: object) -> None:
-        """Say once, of the first evaluation, what makes its scores undefined."""
+        """Print once, for the first evaluation, why its scores are undefined."""
         if isinstance(scores, Mapping) and not self.evaluations:
             line = undefined(scores)
             if line is not None:

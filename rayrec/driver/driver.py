@@ -219,7 +219,7 @@ class Driver:
                 made with `with_labels=False` needs no labels.
             columns: columns of the data that are copied beside the scores.
         Raises:
-            RayrecError, RunInterrupted: as `evaluate`; nothing is left of the files.
+            RayrecError, RunInterrupted: the errors of `evaluate`; nothing is left of the files.
         """
         from rayrec.driver.serving import checked_prediction
         from rayrec.driver.start import check_scored
@@ -248,7 +248,7 @@ class Driver:
             data: rows that are scored by the model and by the artifact; by default the driver's
                 eval_data where they lie in files, and else random rows.
         Raises:
-            RayrecError: as `rayrec.serve.export`.
+            RayrecError: the errors of `rayrec.serve.export`.
         """
         from rayrec.driver.serving import export_checkpoint
 

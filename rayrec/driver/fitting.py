@@ -49,7 +49,7 @@ def fit(
         planning: makes the sharding plan for the ranks that were placed.
         ranks: ranks that run the training task.
     Raises:
-        RayrecError, RunInterrupted: as `Driver.fit`.
+        RayrecError, RunInterrupted: the errors of `Driver.fit`.
     """
     check_values(data, run.tasks)
     check_values(held_out, run.tasks)

@@ -35,7 +35,7 @@ class Judging:
         self._trouble_since: float | None = None
 
     def begin(self) -> None:
-        """Note that the ranks begin another task."""
+        """Forget earlier trouble, since the ranks begin another task."""
         self._trouble_since = None
 
     def of(self, ranks: Sequence[Observation]) -> Verdict:

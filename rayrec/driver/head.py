@@ -137,7 +137,7 @@ class Head:
 
     @property
     def is_gone(self) -> bool:
-        """Return True if nothing listens at the head's address any more."""
+        """True if nothing listens at the head's address any more."""
         return bool(self.address) and not listens(self.address, PROBE_S)
 
     @property

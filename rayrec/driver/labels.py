@@ -35,7 +35,7 @@ class LabelWatch:
 
 
 def undefined(scores: Mapping[str, float]) -> str | None:
-    """The line to say of an evaluation whose labels are all the same."""
+    """Return a line about an evaluation whose labels are all the same, or None."""
     same = _one_label(scores)
     if not same:
         return None

@@ -121,10 +121,10 @@ class Leaving:
         return Wish(tuple(told), save, leave)
 
     def began(self, step: int, *, lost: bool) -> str:
-        """Note that all ranks train again; a line about the nodes that they left, or "".
+        """Record that all ranks train again; return a line about the nodes that they left, or "".
 
         Args:
-            lost: they begin after a failure.
+            lost: the ranks begin again after a failure.
         """
         left, self._left = self._left, []
         if lost or not left:

@@ -39,7 +39,7 @@ class Going(NamedTuple):
 
     @property
     def is_last_call(self) -> bool:
-        """Return True if the node's deadline is so near that the last save is due."""
+        """True if the node's deadline is so near that the last save is due."""
         return self.left_s is not None and self.left_s <= LAST_S
 
     def noticed(self, step: int, answer: Answer) -> Noticed:

@@ -107,7 +107,7 @@ def wait_for_room(
     Ray finds new places by itself for the bundles of a node that is gone.
 
     Raises:
-        ConfigError: as `placed`.
+        ConfigError: the errors of `placed`.
     """
     missing = refuse_too_much(scaling, cluster, check)
     wait_s = longest_wait(scaling)

@@ -86,7 +86,7 @@ class RankGroup:
         return tuple(tuple(ranks) for ranks in nodes.values())
 
     def keep_memory(self) -> None:
-        """Note that hosts keep the memory of ranks, to be freed when the run ends."""
+        """Record that hosts keep the memory of ranks, so that the end of the run frees it."""
         self._crew.keeps_memory = True
 
     def start(

@@ -116,16 +116,16 @@ class BlockReader:
         self.chunk_rows: tuple[int, ...] = (table.num_rows,)
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
-        """The block, without a copy."""
+        """Return the block, without a copy."""
         return self._table.select(columns)
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """The block in consecutive pieces."""
+        """Yield the block in consecutive pieces."""
         yield from self._table.select(columns).to_batches(max_chunksize=PIECE_ROWS)
 
 
 def plain_columns(table: pa.Table) -> pa.Table:
-    """A block with its tensors of one dimension as lists, which is how Arrow stores them.
+    """Return a block with its tensors of one dimension as lists, as Arrow stores them.
 
     Ray Data makes such tensors of numpy arrays with a row of numbers for each row. Tensors of more
     dimensions stay as they are, and do not fit a schema.

@@ -95,7 +95,7 @@ class RayMetrics(Callback):
         self._set("rayrec_checkpoint_seconds", saved.seconds)
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
-        """Say that the run trains no more, and whether it failed."""
+        """Set the metrics of the end: the run trains no more, and has failed or not."""
         if not self._metrics:
             return
         self._set("rayrec_running", 0)

@@ -30,7 +30,7 @@ LIMIT_S = 30.0  # a process that hangs in the kernel does not hold up the driver
 
 
 def files_of(driver: int) -> str:
-    """A pattern of the files into which the cluster prints that a driver has started."""
+    """Return a pattern of the files into which a driver's own cluster prints."""
     # Ray puts the id of the process that starts a cluster into the name of its folder.
     return rf"/session_[^/]*_{driver}/logs/[^/]*\.(out|err)"
 

@@ -66,7 +66,7 @@ class Recovery:
             self.past[-1] = replace(blame, needless=True)
 
     def failed(self, blame: Blame, now: float) -> Failure:
-        """Note a failure that the run recovers from; `now` is in seconds of any steady clock."""
+        """Record a failure that the run recovers from, at `now` on any steady clock."""
         self.past.append(blame)
         self._open.append((blame, now))
         self._behind = max(self._behind, blame.step)
@@ -120,7 +120,7 @@ class Recovery:
             self.caught_up(now)
 
     def caught_up(self, now: float) -> None:
-        """Note that the run is where it was before the failure, or that it ended."""
+        """Record that the run has reached the step of the failure again, or has ended."""
         if self._behind_since is not None:
             self.seconds_lost += now - self._behind_since
             self._behind_since = None

@@ -37,7 +37,7 @@ class Result:
         plan: sharding plan of the tables.
         stopped: the run ended early because it was asked to, after a last checkpoint where it has a
             storage_path.
-        milestones: when the parts of the start-up were over, in order, up to the first step.
+        milestones: ends of the start-up's parts, in order, up to the first step.
         reports: one per window of training, in order: loss, scores, rows per second. The first
             windows are short and slow.
         hindsight: predicted against measured seconds by rank and part; None on GPUs and in runs of

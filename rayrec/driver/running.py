@@ -46,7 +46,7 @@ class Running:
         self.results: tuple[Any, ...] = ()
 
     def begin(self) -> None:
-        """Note that the ranks begin a task."""
+        """Reset the number of passed events, since the ranks begin a task."""
         self._shown = 0
         self._judging.begin()
 

@@ -83,7 +83,7 @@ def export_checkpoint(
             first two, data in files are scored by both models; the first one that has a schema
             gives it.
     Raises:
-        RayrecError: as `rayrec.serve.export`.
+        RayrecError: the errors of `rayrec.serve.export`.
     """
     from rayrec.serve import export
 

@@ -54,7 +54,7 @@ class StallWatch:
         self._end.set()
 
     def at(self, where: str, *, patient: bool = False) -> None:
-        """Note progress: the run is at `where` now.
+        """Record progress: the run has come to `where`.
 
         Args:
             where: completes "no progress for 30 s while ...", for example "starting the ranks".

@@ -48,7 +48,7 @@ def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topo
 
 
 def read_topology(path: str) -> Topology:
-    """A topology's JSON file.
+    """Read a topology's JSON file.
 
     Raises:
         ConfigError: it cannot be read. PlanError: it holds no topology.

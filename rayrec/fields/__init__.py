@@ -1,1 +1,1 @@
-"""The types of options: what a field takes, by its annotation alone, in Python and in run files."""
+"""Types of options: the values that a field takes by its annotation, in Python and in run files."""

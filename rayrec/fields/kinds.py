@@ -1,4 +1,4 @@
-"""The types of a dataclass's fields, and what a run file and a program may write for each.
+"""Types of a dataclass's fields, and the values that a run file and a program may give each.
 
 A field is read by its annotation alone, so a config that gains a field needs nothing here. A table
 of a run file becomes a dataclass: the annotated one, or a subclass of it. What is neither plain
@@ -28,7 +28,7 @@ class Code:
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Field -> type, of the fields that the constructor of a dataclass takes."""
+    """Return the type of each field that the constructor of a dataclass takes."""
     resolved = {}
     for field in dataclasses.fields(kind):
         if field.init:
@@ -49,26 +49,26 @@ def _resolve(annotation: Any, owner: type) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default value of a field; `dataclasses.MISSING` where it must be given."""
+    """Return the default value of a field; `dataclasses.MISSING` where it must be given."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def alternatives(kind: Any) -> list[Any]:
-    """The members of a union without None; of any other type, itself."""
+    """Return the members of a union without None, or the type itself if it is no union."""
     if get_origin(kind) in (Union, types.UnionType):
         return [one for one in get_args(kind) if one is not types.NoneType]
     return [kind]
 
 
 def takes_none(kind: Any) -> bool:
-    """Whether a field of this type may be None."""
+    """Return True if a field of this type may be None."""
     return types.NoneType in get_args(kind)
 
 
 def variants(kind: Any) -> list[type]:
-    """The dataclasses that a table may become: those of a type or a union, and their subclasses.
+    """Return the dataclasses that a table may become: those of a type or union, and subclasses.
 
     A base that is no dataclass itself has none: what its subclasses are is up to whoever imports.
     """
@@ -87,7 +87,7 @@ def _concrete(kind: type) -> list[type]:
 
 
 def item_types(kind: Any) -> tuple[Any, ...] | None:
-    """Types of the items of a list of any length (one, and an ellipsis) or of a fixed one.
+    """Return the types of the items of a list of any length (one, and an ellipsis) or a fixed one.
 
     Returns:
         None where the type is no list.
@@ -103,7 +103,7 @@ def item_types(kind: Any) -> tuple[Any, ...] | None:
 
 
 def mapping_types(kind: Any) -> tuple[Any, Any] | None:
-    """Types of the keys and values of a mapping; None where the type is none."""
+    """Return the types of the keys and values of a mapping; None if the type is no mapping."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type) or not issubclass(origin, Mapping):
         return None
@@ -111,12 +111,12 @@ def mapping_types(kind: Any) -> tuple[Any, Any] | None:
 
 
 def is_enum(kind: Any) -> bool:
-    """Whether the type is an enum."""
+    """Return True if the type is an enum."""
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def is_code(kind: Any) -> bool:
-    """Whether no value of this type can be written in a run file."""
+    """Return True if no value of this type can be written in a run file."""
     return all(_is_code(one) for one in alternatives(kind))
 
 
@@ -132,16 +132,16 @@ def _is_code(kind: Any) -> bool:
 
 
 def of_word(kind: Any, word: Any, base: Any) -> Any:
-    """What a class makes of one word and the value without it; None where it takes no word."""
+    """Return the value that a class makes of a word and a base value; None if it takes no word."""
     takes = isinstance(kind, type) and hasattr(kind, "of_word") and isinstance(base, kind)
     return kind.of_word(word, base) if takes and isinstance(word, str) else None
 
 
 def wanted(kind: Any, in_python: bool = False) -> str:
-    """What may be written for a type, in words that complete "it must be ...".
+    """Return the values that a type allows, in words that complete "it must be ...".
 
     Args:
-        in_python: in a program; else in a run file.
+        in_python: describe values of a program; else those of a run file.
     """
     kinds = [one for one in alternatives(kind) if in_python or not _is_code(one)]
     words = dict.fromkeys(_wanted(one, in_python) for one in kinds)
@@ -170,7 +170,7 @@ def _wanted(kind: Any, in_python: bool) -> str:
 
 
 def _call(kind: type) -> str:
-    """How an object of a class is made, as far as its fields without a default say it."""
+    """Return an example call of a class, with its fields that have no default."""
     if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
         return f"an instance of {kind.__name__}"
     lacking = [f for f in dataclasses.fields(kind) if default_of(f) is dataclasses.MISSING]

@@ -41,7 +41,7 @@ def check_fields(options: Any) -> None:
 
 
 class _Field(NamedTuple):
-    """A field, with the classes whose values it takes as they are, since most are of them."""
+    """Field with the classes whose values it takes unchanged, since most values are of these."""
 
     name: str
     kind: Any
@@ -73,7 +73,7 @@ def check_argument(owner: str, name: str, value: Any, kind: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A wrong value as messages show it: one line that is not long."""
+    """Return a wrong value as one short line for messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
@@ -84,7 +84,7 @@ def _wrong(owner: str, name: str, value: Any, kind: Any) -> ConfigError:
 
 
 def _taken(kind: Any, value: Any, default: Any = None) -> Any:
-    """The value as the type has it, or `_UNFIT`."""
+    """Return the value converted to the type, or `_UNFIT`."""
     if value is None and kinds.takes_none(kind):
         return None
     for one in kinds.alternatives(kind):

@@ -1,1 +1,1 @@
-"""Where the time of steps goes, measured and predicted."""
+"""Time of training steps by part, measured and predicted."""

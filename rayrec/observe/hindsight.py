@@ -30,7 +30,7 @@ class Hindsight:
     """Predicted and measured seconds of a step, by rank.
 
     Attributes:
-        predicted: by the prices. measured: of the steps after the first.
+        predicted: times by the cost model. measured: times of the steps after the first.
     """
 
     predicted: tuple[RankEstimate, ...]
@@ -38,7 +38,7 @@ class Hindsight:
 
     @property
     def worked(self) -> tuple[dict[str, float], ...]:
-        """Per rank, seconds of every part without waiting for slower ranks.
+        """Seconds of every part without waiting for slower ranks, by rank.
 
         Parts that ran ahead count with their seconds beside the step.
         """
@@ -54,14 +54,14 @@ class Hindsight:
 
     @property
     def waits(self) -> tuple[float, ...]:
-        """Per rank, seconds of a step spent waiting for slower ranks."""
+        """Seconds of a step spent waiting for slower ranks, by rank."""
         least = 0.0
         for part in STEP_PARTS:
             least += min(rank.parts[part].waited for rank in self.measured)
         return tuple(rank.waited_s - least for rank in self.measured)
 
     def findings(self) -> list[str]:
-        """Parts and ranks that were far from the prediction, and what may be wrong with each."""
+        """Return lines about parts and ranks far from the prediction, with likely causes."""
         findings = []
         step_s = max(rank.step_s for rank in self.measured)
         # what ran beside the step before says as much about that step as about itself, and prices
@@ -83,7 +83,7 @@ class Hindsight:
         return findings + self._slow_ranks(priced, step_s)
 
     def _slow_ranks(self, priced: Sequence[str], step_s: float) -> list[str]:
-        """Ranks that took much longer than the others for the same predicted work.
+        """Return lines about stragglers: ranks that took much longer for the same predicted work.
 
         A rank without shards is predicted to do nothing, and what little it does is no sign of a
         slow machine. So only ranks count whose excess is a noticeable part of a step.
@@ -109,7 +109,7 @@ class Hindsight:
         return findings
 
     def report(self) -> str:
-        """A table of milliseconds, "measured/predicted" by rank and part, and the findings."""
+        """Return a table of ms, "measured/predicted" by rank and part, and the findings."""
         heads = "".join(f"{part:>12}" for part in PARTS)
         others = "".join(f"{name:>{_width(name)}}" for name in OTHERS)
         lines = [

@@ -1,4 +1,4 @@
-"""Where a rank's time goes: some steps timed by part, then as many under torch's profiler.
+"""Profile of a rank: some steps timed by part, then as many under torch's profiler.
 
 The profiler slows steps, so times by part come from steps without it. Each rank writes
 `rank0.trace.json.gz` and so on, for Perfetto or chrome://tracing, with ranges such as
@@ -39,14 +39,14 @@ class Profiler:
 
     Args:
         model: its timer is set for the profile's steps, and then as before.
-        folder: where to write.
+        folder: folder of the profile's files.
         first_step: number of the first step to time.
-        steps: how many to time, and then to trace.
-        rank: of this process.
-        gather: gives every rank the values of all ranks.
+        steps: number of steps to time, and then to trace.
+        rank: rank of this process.
+        gather: returns the values of all ranks, on every rank.
     Attributes:
-        due: number of steps after which the next call of `turn` does something, or None.
-        times: counts the steps that are done now in place of the run's own times, or None.
+        due: step after which the next call of `turn` begins or ends a part, or None.
+        times: step times of the profile, in place of the run's own, while it times; else None.
         result: the profile, the same on every rank; None before its end.
     """
 

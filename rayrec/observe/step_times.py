@@ -1,4 +1,4 @@
-"""How long this rank's steps took, by part, over a run; hindsight and profiles show it.
+"""Seconds of this rank's steps over a run, by part; hindsight and profiles show them.
 
 Windows of steps are counted one by one, so that what happens between them (checkpoints, agreements)
 is no part of a step.
@@ -22,10 +22,10 @@ class _Reading:
 
 
 class StepTimes:
-    """Counts windows of steps.
+    """Sums of the step times of a run, window by window.
 
     Args:
-        timer: of the model whose steps are counted; without one nothing is.
+        timer: timer of the model whose steps are counted; without one nothing is counted.
         warm_up: leave out the first window, whose step loads kernels and touches memory for the
             first time.
     Attributes:
@@ -41,11 +41,11 @@ class StepTimes:
         self.last: dict[str, float] = {}
 
     def begin(self) -> None:
-        """A window begins."""
+        """Begin a window."""
         self._before = self._read()
 
     def add(self, steps: int) -> None:
-        """The window has ended, after so many steps."""
+        """End the window, which had `steps` steps, and add its times."""
         before, now = self._before, self._read()
         if before is None or now is None:
             return
@@ -65,7 +65,7 @@ class StepTimes:
             self._parts[part] = PartTimes(*(t + n - b for t, n, b in triples))
 
     def mean(self) -> RankTimes | None:
-        """Times of the mean step so far; None when nothing was counted."""
+        """Return the times of the mean step so far; None when nothing was counted."""
         if not self._steps:
             return None
         n = self._steps

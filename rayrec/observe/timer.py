@@ -1,4 +1,4 @@
-"""Where a step's time goes on this rank: seconds by part, and those spent waiting for other ranks.
+"""Timer of a rank's step: seconds by part, and those spent waiting for other ranks.
 
 A model with a `StepTimer` wraps its parts in spans and hands them an exchange whose waits are
 counted; without one it does neither, so timing costs nothing when it is off, and a few microseconds
@@ -50,11 +50,11 @@ class StepTimer:
     """Seconds by part since the last `reset`.
 
     Args:
-        clock: seconds now; by default those of the wall.
+        clock: returns the time in seconds; by default the wall clock's.
         tracing: parts and waits are named ranges in the trace of the torch profiler that runs, such
             as "rayrec::lookup".
     Attributes:
-        waits: how often the step stopped for other ranks.
+        waits: number of times the step waited for other ranks.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, tracing: bool = False) -> None:
@@ -67,12 +67,12 @@ class StepTimer:
         self._beside = threading.local()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set all sums to zero."""
         self.waits = 0
         self._sums = {part: _Sums() for part in STEP_PARTS}
 
     def read(self) -> dict[str, PartTimes]:
-        """Times of every part so far."""
+        """Return the times of every part since the last `reset`."""
         return {
             part: PartTimes(s.seconds, s.waited, s.ahead, s.ahead_waited)
             for part, s in self._sums.items()
@@ -80,7 +80,7 @@ class StepTimer:
 
     @contextmanager
     def span(self, part: str, ahead: bool = False) -> Iterator[None]:
-        """Count what happens inside as `part`; `ahead` in a thread beside the step."""
+        """Add the time of the block to `part`; `ahead` is for a thread beside the step."""
         if not ahead:
             span = self._begin(part)
             try:
@@ -99,7 +99,7 @@ class StepTimer:
             self._beside.waited = None
 
     def follow(self, part: str, output: Tensor) -> None:
-        """Count the backward pass of the operation that made `output`, if it has one, as `part`."""
+        """Add the backward pass of the operation that made `output`, if it has one, to `part`."""
         node = output.grad_fn
         if node is not None:
             started: list[_Span] = []
@@ -107,11 +107,11 @@ class StepTimer:
             node.register_hook(lambda *_: self._end(started.pop()))
 
     def watch(self, exchange: Exchange) -> Exchange:
-        """The same exchange, with every wait counted."""
+        """Return the same exchange, with every wait counted."""
         return exchange if exchange.world_size == 1 else _Watched(exchange, self)
 
     def wait(self, wait: Callable[[], T]) -> T:
-        """Count a wait in the part that this thread is in."""
+        """Run a wait, and add its time to the current part of this thread."""
         beside = getattr(self._beside, "waited", None)
         clock = self.clock if beside is None else perf_counter
         start = clock()
@@ -146,7 +146,7 @@ class StepTimer:
 
 
 def span(timer: StepTimer | None, part: str, ahead: bool = False) -> AbstractContextManager[None]:
-    """`timer.span(part, ahead)`, or nothing without a timer."""
+    """Return `timer.span(part, ahead)`, or an empty context without a timer."""
     return nullcontext() if timer is None else timer.span(part, ahead)
 
 

@@ -1,4 +1,4 @@
-"""Measured seconds of a training step by part, as timers find and pages show them.
+"""Measured seconds of a training step by part, for timers and pages.
 
 Standard library only.
 """
@@ -27,10 +27,10 @@ class PartTimes(NamedTuple):
     """Seconds of one part.
 
     Attributes:
-        seconds: of the step, without parts within this one.
-        waited: seconds of these that passed in waiting for other ranks.
+        seconds: seconds of the step in this part, without parts within it.
+        waited: share of `seconds` that passed in waiting for other ranks, in seconds.
         ahead: seconds beside the step before, in a thread of its own; no part of the step.
-        ahead_waited: seconds of those that passed in waiting.
+        ahead_waited: seconds of `ahead` that passed in waiting.
     """
 
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class RankTimes:
 
     @property
     def ahead(self) -> bool:
-        """Whether the input was exchanged beside the step before, which then only waits for it."""
+        """True if the input was exchanged beside the step before, so that it is only awaited."""
         return self.parts["input"].ahead > 0
 
     @property

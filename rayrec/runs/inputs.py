@@ -1,4 +1,4 @@
-"""What a command is given to read and to write: data sets, text files, and files for its result."""
+"""Inputs and outputs of a command: data sets, text files, and files for its result."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def open_data(
     where: str | None = None,
     with_labels: bool = True,
 ) -> FileDataset:
-    """A dataset of Parquet files, or of Arrow IPC files by their suffix.
+    """Open a dataset of Parquet files, or of Arrow IPC files by their suffix.
 
     Args:
         path: folder, file or URI.
         schema: the JSON text of the schema.
-        source: what messages call the schema.
-        where: which rows are taken, in the language of docs/data.md; None takes all.
-        with_labels: whether labels and weights of rows are read.
+        source: name of the schema in messages.
+        where: filter of the rows, in the language of docs/data.md; None takes all.
+        with_labels: read labels and weights of rows.
     Raises:
         ConfigError: the schema contradicts itself, or the path is empty.
         InputError: there is nothing to read, or there are files of both kinds.
@@ -55,7 +55,7 @@ def open_data(
 
 
 def output_path(option: str, path: str | None) -> str | None:
-    """The absolute path of a file that the job writes at its end, proven writable.
+    """Return the absolute path of a file that the job writes at its end, proven writable.
 
     Raises:
         ConfigError: it cannot be written, or would be deleted after the job.
@@ -70,7 +70,7 @@ def output_path(option: str, path: str | None) -> str | None:
 
 
 def read_text(option: str, path: str) -> str:
-    """The text of the local file that an option names.
+    """Return the text of the local file that an option names.
 
     Raises:
         ConfigError: it cannot be read.
@@ -84,7 +84,7 @@ def read_text(option: str, path: str) -> str:
 
 
 def made_part(path: str, part: str) -> str:
-    """A part of a folder that `rayrec make-data` wrote; the path itself where it is no such folder.
+    """Return a part of a folder that `rayrec make-data` wrote, or the path if it is no such folder.
 
     Args:
         path: folder, file or URI of rows, or a folder with schema.json and the part.

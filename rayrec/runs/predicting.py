@@ -18,8 +18,8 @@ _HEAD_BYTES = 256  # the format is the first field of a manifest
 
 
 def is_artifact(path: str) -> bool:
-    """Whether a local folder has the manifest of an artifact; a checkpoint's names another
-    format.
+    """Return True if a local folder has the manifest of an artifact; that of a checkpoint names
+    another format.
     """
     try:
         with open(os.path.join(os.path.expanduser(path), "manifest.json"), "rb") as file:
@@ -43,11 +43,11 @@ def predict_artifact(
 
     Args:
         data: folder, file or URI of the rows, or a folder of `rayrec make-data`.
-        schema: JSON file that says which columns are what; None takes the artifact's.
-        where: which rows are taken; None takes all.
-        batch_size: None takes the usual one.
+        schema: JSON file of the schema; None takes the artifact's.
+        where: filter of the rows; None takes all.
+        batch_size: number of rows scored at a time; None takes the default.
     Raises:
-        RayrecError, RunInterrupted: as `rayrec.serve.predict_files`.
+        RayrecError, RunInterrupted: the errors of `rayrec.serve.predict_files`.
         ConfigError: neither the artifact has a schema nor is there another one.
     """
     from rayrec.serve import predict_files

@@ -1,4 +1,4 @@
-"""From the tables of a run file to dataclasses, with every type checked.
+"""Reads the tables of a run file into dataclasses, with every type checked.
 
 A table overrides the value that the field has without it: where the default of a field is a
 dataclass, a table may give some of its keys and keeps the others. Every error names the file or the
@@ -20,22 +20,22 @@ from rayrec.fields.typed import shown
 
 
 class Place(NamedTuple):
-    """Where a value stands: who said it, by its path, and the path."""
+    """Place of a value: its path, and the function that returns the source of a path."""
 
     source_of: Callable[[tuple[str, ...]], str]
     path: tuple[str, ...]
 
     def __truediv__(self, name: str) -> Place:
-        """The place of a key or an item below this one."""
+        """Return the place of a key or an item below this one."""
         return Place(self.source_of, (*self.path, name))
 
     def error(self, says: str, key: str | None = None) -> ConfigError:
-        """An error about the table at this place, or about a key of it."""
+        """Return an error about the table at this place, or about a key of it."""
         path = self.path if key is None else (*self.path, key)
         return ConfigError(f"{self.source_of(path)}: [{'.'.join(self.path)}] {says}")
 
     def wrong(self, value: Any, want: str) -> ConfigError:
-        """An error about the value of the key at this place."""
+        """Return an error about the value of the key at this place."""
         told = str(value).lower() if isinstance(value, bool) else shown(value)
         *table, key = self.path
         where = f"[{'.'.join(table)}] " if table else ""
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """The end of an error about an unknown name: the nearest one that exists, or all of them."""
+    """Return the end of an error about an unknown name: the nearest known one, or all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"; did you mean {close[0]}?"
@@ -53,12 +53,12 @@ def meant(name: str, known: Collection[str]) -> str:
 
 
 def read_value(kind: Any, value: Any, place: Place, base: Any = None) -> Any:
-    """The value of a field, by the type of the field.
+    """Read the value of a field, by the type of the field.
 
     Args:
         kind: the resolved annotation of the field.
-        value: as tomllib gives it.
-        base: the value without the file; a dataclass lends its fields to a table.
+        value: value as tomllib returns it.
+        base: default value of the field; a dataclass gives its fields as defaults to a table.
     Raises:
         ConfigError: the value does not fit the type, or is refused by the class that holds it.
     """
@@ -84,7 +84,7 @@ def read_value(kind: Any, value: Any, place: Place, base: Any = None) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value has the outer form of a type, which says what else to check."""
+    """Return True if a value has the outer form of a type; its items are not checked."""
     if kind is Any:
         return True
     if get_origin(kind) is Literal:
@@ -128,7 +128,7 @@ def read_table(
     base: Any = None,
     fixed: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A dataclass of the keys of a table.
+    """Read a table into a dataclass, which has the keys as fields.
 
     Args:
         classes: the dataclasses that it may become.
@@ -168,7 +168,7 @@ def read_table(
 def _choose(
     classes: list[type], table: Mapping[str, Any], place: Place, base: Any
 ) -> tuple[type, Mapping[str, Any]]:
-    """The class that a table means, and the table without the key that says so."""
+    """Return the class that a table means, and the table without the key that names it."""
     by_name = {one.__name__: one for one in classes}
     if TYPE in table and not any(TYPE in kinds.field_types(one) for one in classes):
         name = table[TYPE]
@@ -187,7 +187,7 @@ def _choose(
 
 
 def _takes(kind: type, table: Mapping[str, Any]) -> bool:
-    """Whether a class has all keys of a table, and needs no other."""
+    """Return True if a class has all keys of a table as fields, and requires no others."""
     needed = {
         field.name
         for field in dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""What a run prints and writes at its end: scores, times of the start-up, a JSON file."""
+"""Report of a run at its end: scores, times of the start-up, a JSON file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Told(NamedTuple):
-    """What one kind of run has to say of a result.
+    """Texts and fields that one kind of run adds to the report of a result.
 
     Attributes:
-        done: what was done, as the end of a line.
-        lines: the scores, for people. fields: what it adds to the file for the result.
+        done: amount of work done, as the end of a line.
+        lines: scores for people. fields: additions to the file for the result.
     """
 
     done: str
@@ -34,11 +34,11 @@ class Told(NamedTuple):
 
 
 class Reporting(NamedTuple):
-    """What a run reports besides its scores, and where.
+    """Options of a run's report, besides its scores.
 
     Attributes:
-        timing: when the parts of the start-up were over, so far.
-        show_timing: print how long each of them took.
+        timing: milestones of the start-up so far.
+        show_timing: print the seconds of each part of the start-up.
         result: absolute path of the JSON file for the result, or None.
         seed: the seed of the run.
     """
@@ -53,10 +53,10 @@ Outcome = Callable[["Result"], Told]
 
 
 def fit_and_report(driver: Driver, reporting: Reporting, outcome: Outcome) -> None:
-    """Train, and report the result; also what a run that a signal ended had reached.
+    """Train, and report the result, also that of a run that a signal ended.
 
     Raises:
-        RayrecError, RunInterrupted: as `Driver.fit`.
+        RayrecError, RunInterrupted: the errors of `Driver.fit`.
     """
     try:
         result = driver.fit()
@@ -68,7 +68,7 @@ def fit_and_report(driver: Driver, reporting: Reporting, outcome: Outcome) -> No
 
 
 def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
-    """Print what a run has to show, and write it to the file for the result."""
+    """Print the result of a run, and write it to the file for the result."""
     timing = [*reporting.timing, *result.milestones]
     if reporting.show_timing:
         print(timing_table(timing))
@@ -123,7 +123,7 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
 
 
 def truth_beside(eval_path: str | None) -> PlantedScores | None:
-    """The truth.json beside evaluation data, or None.
+    """Read the truth.json beside evaluation data; None if there is none.
 
     It is read before training, so that a damaged file costs no run.
 
@@ -139,7 +139,7 @@ def truth_beside(eval_path: str | None) -> PlantedScores | None:
 def scores_beside_truth(
     metrics: Mapping[str, float], truth: PlantedScores | None
 ) -> dict[str, float]:
-    """Metrics as they are, with bayes_auc and regret when the truth is of as many rows."""
+    """Return the metrics, with bayes_auc and regret if the truth is of as many rows."""
     scores = dict(metrics)
     # Scores of other rows, such as a part of them, cannot be compared with the truth.
     if truth is not None and truth.rows == scores.get("rows"):
@@ -152,7 +152,7 @@ def scores_beside_truth(
 
 
 def scores_line(scores: Mapping[str, float]) -> str:
-    """Scores on one line, and with them those that the run asked for, such as gauc@user."""
+    """Return the scores on one line, with those that the run asked for, such as gauc@user."""
     asked = [name for name in scores if "@" in name]
     order = ("auc", *asked, "bayes_auc", "regret", "ne", "logloss", "calibration")
     shown = [f"{name} {scores[name]:.5f}" for name in order if name in scores]
@@ -161,7 +161,7 @@ def scores_line(scores: Mapping[str, float]) -> str:
 
 
 def process_start() -> float:
-    """When this process began, in seconds of the wall clock; now where that is not known."""
+    """Return the start of this process, in seconds of the wall clock; now if it is unknown."""
     try:
         # The 22nd field is the start in clock ticks since boot. The second, the name, may hold
         # spaces, so the fields are counted behind its bracket.
@@ -173,14 +173,14 @@ def process_start() -> float:
 
 
 def seconds_by_part(timing: Sequence[Milestone]) -> dict[str, float]:
-    """Seconds from each milestone to the next, by the name of the later one."""
+    """Return the seconds from each milestone to the next, by the name of the later one."""
     ordered = sorted(timing, key=lambda milestone: milestone.at)
     # Milestones of the command and of the driver may cross, since data are made while Ray starts.
     return {b.name: round(b.at - a.at, 3) for a, b in pairwise(ordered)}
 
 
 def timing_table(timing: Sequence[Milestone]) -> str:
-    """The parts of a start-up, one a line, with their sum."""
+    """Return the seconds of a start-up's parts, one a line, with their sum."""
     parts = seconds_by_part(timing)
     parts["to the first step"] = sum(parts.values())
     lines = [f"  {name:<24}{seconds:7.2f} s" for name, seconds in parts.items()]
@@ -188,7 +188,7 @@ def timing_table(timing: Sequence[Milestone]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no nan: such scores become null."""
+    """Return scores with None for nan, which JSON lacks."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -44,13 +44,13 @@ DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
-    """Where the rows lie.
+    """Section `data`: the rows and their schema.
 
     Attributes:
         train: folder, file or URI of the rows to train on.
         eval: rows to score after training, likewise, or None.
-        schema: JSON file that says which columns are what.
-        where, eval_where: which rows of `train` and of `eval` are taken, such as "day < 10"; None
+        schema: JSON file of the schema.
+        where, eval_where: filters of the rows of `train` and of `eval`, such as "day < 10"; None
             takes all.
     """
 
@@ -71,7 +71,7 @@ class DataSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSection:
-    """How the tables are placed.
+    """Section `plan`: the placement of the tables.
 
     Attributes:
         plan: "auto", a sharding kind for all tables, or a plan's JSON file.
@@ -94,7 +94,7 @@ class PlanSection:
         self.by_table()  # checks
 
     def by_table(self) -> dict[str, ParameterConstraints] | None:
-        """The constraints as the planner takes them.
+        """Return the constraints in the form that the planner takes.
 
         Raises:
             ConfigError: the file cannot be read, or a field is unknown or makes no sense.
@@ -109,12 +109,12 @@ class PlanSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFile:
-    """What a run file and the options beside it say.
+    """Training run of a run file and the options beside it.
 
     Attributes:
-        model: the recipe; its schema is read later, from `data.schema`.
+        model: recipe of the model; its schema is read later, from `data.schema`.
         data, scaling, run, plan: the other sections.
-        source: what messages call the file.
+        source: name of the file in messages.
     """
 
     model: ModelRecipe
@@ -132,7 +132,7 @@ class RunFile:
 
         Args:
             path: the file; None takes the defaults.
-            changes: "section.key=value", each instead of what the file says.
+            changes: "section.key=value", each in place of the file's value.
             data: a folder that `rayrec make-data` wrote, instead of the section data.
         Raises:
             ConfigError: the file is no TOML, or something in it does not fit; names the place.
@@ -172,7 +172,7 @@ class RunFile:
         )
 
     def to_toml(self) -> str:
-        """The complete effective run as TOML; reading it gives the same run.
+        """Return the complete effective run as TOML; reading it gives the same run.
 
         Raises:
             ConfigError: a field holds code.
@@ -189,7 +189,7 @@ class RunFile:
         )
 
     def click_run(self) -> ClickRun:
-        """The training run, with the schema read.
+        """Return the training run, with the schema read.
 
         Raises:
             ConfigError: the data are not said, or the schema cannot be read.
@@ -217,12 +217,12 @@ class RunFile:
 
 
 def default_scaling() -> ScalingConfig:
-    """Where ranks run when a file does not say it."""
+    """Return the scaling of a file without the section."""
     return ScalingConfig(num_workers=default_ranks())
 
 
 def default_run(in_steps: bool = False) -> RunConfig:
-    """How a run trains when a file does not say it; as `jobs.train_dlrm` trains by default.
+    """Return the run options of a file without the section, as `jobs.train_dlrm` has them.
 
     Args:
         in_steps: the file gives steps, so there are no epochs by default.
@@ -239,7 +239,7 @@ def _name(settings: Settings) -> str:
 
 
 def _below(folder: str) -> dict[str, str]:
-    """The section data of a folder that `rayrec make-data` wrote."""
+    """Return the section data for a folder that `rayrec make-data` wrote."""
     whole = absolute_path("--data", folder)
     parts = {"train": f"{whole}/train", "eval": f"{whole}/eval", "schema": f"{whole}/schema.json"}
     for name in ("train", "schema"):

@@ -1,4 +1,4 @@
-"""Where the ranks run, by the options of a command: `--ranks`, `--local`, `--gpu` and their kin."""
+"""`ScalingConfig` from the options of a command: `--ranks`, `--local`, `--gpu` and their kin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def default_ranks() -> int:
-    """Ranks of a command where --ranks is not given."""
+    """Return the number of ranks of a command where --ranks is not given."""
     # Two ranks show that sharding works, and fit a laptop.
     return min(2, os.cpu_count() or 1)
 
@@ -27,7 +27,7 @@ def scaling_from(
     placement_timeout: float | None,
     spares: int = 0,
 ) -> ScalingConfig:
-    """Where the ranks run, by the options of the same names.
+    """Return the scaling config for the options of the same names.
 
     Args:
         ranks: a number, or the least and the most; None takes `default_ranks`.

@@ -19,14 +19,14 @@ ROWS = 16_384  # scored at a time where nothing else is said
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """What to score, and how.
+    """Options of scoring rows by a checkpoint.
 
     Attributes:
         checkpoint: absolute directory or URI of the checkpoint.
         data: folder, file or URI of the rows.
-        where: which rows of them are taken; None takes all.
-        schema: JSON file that says which columns are what; None takes the checkpoint's.
-        scaling: where the ranks run.
+        where: filter of the rows; None takes all.
+        schema: JSON file of the schema; None takes the checkpoint's.
+        scaling: number and resources of the ranks.
         plan: "auto", a sharding kind, or a plan's JSON file.
         global_batch_size: rows scored at a time over all ranks.
         timeout_s: seconds until a hanging collective counts as failed.
@@ -48,7 +48,7 @@ class Scoring:
 
 
 class Scored(NamedTuple):
-    """The step of the checkpoint, the ranks that scored it, and the scores by name."""
+    """Step of the checkpoint, number of ranks that scored it, and scores by name."""
 
     step: int
     ranks: int
@@ -61,7 +61,7 @@ def score_checkpoint(scoring: Scoring) -> Scored:
     Returns:
         the scores, beside those of the data's planted truth where that is known.
     Raises:
-        RayrecError, RunInterrupted: as `Driver.evaluate`.
+        RayrecError, RunInterrupted: the errors of `Driver.evaluate`.
         ConfigError: the checkpoint does not say how to build its model.
     """
     step, driver = _opened(scoring)
@@ -77,7 +77,7 @@ def predict_checkpoint(scoring: Scoring) -> Predicted:
     """Write the scores of rows, whose labels are not read, into the folder `predictions`.
 
     Raises:
-        RayrecError, RunInterrupted: as `Driver.predict`.
+        RayrecError, RunInterrupted: the errors of `Driver.predict`.
         ConfigError: the checkpoint does not say how to build its model.
     """
     assert scoring.predictions is not None
@@ -86,7 +86,7 @@ def predict_checkpoint(scoring: Scoring) -> Predicted:
 
 
 def _opened(scoring: Scoring, with_labels: bool = True) -> tuple[int, Driver]:
-    """The step of the checkpoint, and a driver that knows its model and the rows."""
+    """Return the step of the checkpoint, and a driver with its model and the rows."""
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 

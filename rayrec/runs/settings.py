@@ -1,4 +1,4 @@
-"""A TOML file and the `--set KEY=VALUE` beside it, as one tree of tables that knows who said what.
+"""A TOML file and the `--set KEY=VALUE` beside it, as one tree of tables with the sources.
 
 A value of `--set` is read as TOML; what is no TOML, such as a bare word or a path, is a text.
 """
@@ -32,7 +32,7 @@ class Settings(NamedTuple):
     changes: dict[tuple[str, ...], str]
 
     def source_of(self, path: tuple[str, ...]) -> str:
-        """Who said what stands at a path: the file, a `--set`, or both."""
+        """Return the source of the value at a path: the file, a `--set`, or both."""
         for changed, said in self.changes.items():
             if path[: len(changed)] == changed:
                 return said
@@ -77,7 +77,7 @@ def _read_toml(file: str) -> dict[str, Any]:
 
 
 def _key(text: str, change: str) -> tuple[str, ...]:
-    """The parts of a dotted key, which may be quoted as in TOML."""
+    """Return the parts of a dotted key, which may be quoted as in TOML."""
     try:
         table: Any = tomllib.loads(f"{text} = 0")
     except tomllib.TOMLDecodeError:

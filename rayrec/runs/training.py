@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickRun:
-    """One training run of a click model.
+    """Training run of a click model.
 
     Attributes:
-        recipe: the model, with the text of the schema.
-        run, scaling: how it trains and where.
+        recipe: recipe of the model, with the text of the schema.
+        run, scaling: options of the run and of its ranks.
         train, eval: folder, file or URI of the rows; nothing is scored without `eval`.
-        where, eval_where: which rows of them are taken; None takes all.
-        schema_source: what messages call the schema.
+        where, eval_where: filters of these rows; None takes all.
+        schema_source: name of the schema in messages.
         plan: "auto", a sharding kind, or a plan's JSON file.
         topology: JSON file of a calibrated topology, or None.
-        constraints: by table, for the planner.
+        constraints: limits on the planner's choice, by table.
     """
 
     recipe: ModelRecipe
@@ -56,7 +56,7 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
     """Open the data, train, score, and report.
 
     Raises:
-        RayrecError, RunInterrupted: as `Driver.fit`.
+        RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the run has tasks that a click model does not predict.
     """
     from rayrec.driver import Driver

@@ -1,4 +1,4 @@
-"""From dataclasses to the tables of a run file; `reading` gives the same values back.
+"""Writes dataclasses as the tables of a run file; `reading` returns the same values.
 
 None is left out where the field is None without the file, and is the word "none" elsewhere, since
 TOML has no null. Fields that hold code are left out while they have their default.
@@ -18,7 +18,7 @@ from rayrec.fields.kinds import NONE, TYPE
 
 
 def table_of(value: Any, base: Any = None, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a dataclass as a table of plain data.
+    """Return the fields of a dataclass as a table of plain data.
 
     Args:
         base: the value that a reader takes where the table says nothing, or None.

@@ -48,16 +48,16 @@ _AGAIN = "Copy it again, or export the checkpoint again."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Artifact:
-    """An opened artifact; one that is pickled shares its tables with the other process.
+    """Opened artifact; a pickled one shares its tables with the process that receives it.
 
     Attributes:
-        folder: where it lay.
-        manifest: what it says of itself.
-        packed: the tables, read-only.
-        schema: which columns are what; None where the model was exported without.
-        content: the bytes of every other file, by its path in the folder.
-        memory: that holds the tables; None where somebody else's does.
-        trusted: whether it may run code of whoever exported it.
+        folder: folder that it was read from.
+        manifest: its manifest.
+        packed: its tables, read-only.
+        schema: schema of the columns; None if the model was exported without one.
+        content: bytes of every other file, by path in the folder.
+        memory: memory of the tables; None if another object holds them.
+        trusted: it may run code of whoever exported it.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Artifact:
         return _held, (*parts, self.trusted)
 
     def collections(self) -> dict[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]:
-        """The collections of the model, by their names in it."""
+        """Return the collections of the model, by their names in it."""
         return {one.name: self._collection(one) for one in self.manifest.collections}
 
     def _collection(
@@ -89,7 +89,7 @@ class Artifact:
         return QuantEmbeddingCollection(tables, own, stored.need_indices)  # type: ignore[arg-type]
 
     def dense(self) -> dict[str, Tensor]:
-        """Dense parameters and buffers by their names in the model.
+        """Return the dense parameters and buffers, by their names in the model.
 
         Raises:
             ArtifactError: the file cannot be loaded.
@@ -110,9 +110,9 @@ def open_artifact(
 
     Args:
         verify: compare the sha256 of every file with that of the manifest.
-        trusted: whether it may run code of whoever exported it; see `Predictor.load`.
+        trusted: allow it to run code of whoever exported it; see `Predictor.load`.
         signing_key: place of the key that its manifest has to be signed with; None asks for none.
-        name: of the manifest; another one while an export is not complete.
+        name: file name of the manifest; another one while an export is not complete.
     Raises:
         ConfigError: the path is no local one, or there is no key, or one with `verify=False`.
         ArtifactError: there is no artifact, of this version; or a file is missing or damaged, or
@@ -131,7 +131,7 @@ def open_artifact(
 def read_artifact(
     folder: Path, manifest: Manifest, *, verify: bool = True, trusted: bool = True
 ) -> Artifact:
-    """As `open_artifact`, by a manifest that was read before."""
+    """Read an artifact as `open_artifact` does, by a manifest that was read before."""
     for file in manifest.files():
         _check_size(folder, file)
     tables, num_bytes = laid_out([table.packed for table in manifest.tables])
@@ -162,7 +162,7 @@ def read_artifact(
 
 
 def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
-    """The absolute path of a folder on a local disk.
+    """Return the absolute path of a folder on a local disk.
 
     Raises:
         ConfigError: the path is empty, or a URI.
@@ -177,10 +177,10 @@ def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
 
 
 def read_manifest(folder: Path, name: str = MANIFEST, key: SigningKey | None = None) -> Manifest:
-    """What the artifact in a folder says of itself.
+    """Return the manifest of the artifact in a folder.
 
     Args:
-        key: that it has to be signed with.
+        key: key that it has to be signed with; None asks for none.
     Raises:
         ArtifactError: there is none, or none of this version, or it is not signed with the key.
     """
@@ -221,7 +221,7 @@ def _held(
     memory: TableMemory,
     trusted: bool,
 ) -> Artifact:
-    """The artifact whose tables a memory holds, of this process or of the one that sent it."""
+    """Return the artifact whose tables a memory holds; unpickles an `Artifact`."""
     schema, stored = None, manifest.schema
     if stored is not None:
         text = content[stored.path].decode(errors="replace")

@@ -51,7 +51,7 @@ def predict_files(
         out: local folder, new or empty. It gets Parquet files, whose names sort in the order of the
             rows, with a column of scores for each task ("score" where there is one), and `columns`.
             It appears when it is complete.
-        columns: of the data, to be copied beside the scores.
+        columns: columns of the data that are copied beside the scores.
         workers: processes; one works in this process. A script that starts several needs its code
             behind `if __name__ == "__main__":`.
         batch_size: rows that a worker scores at a time.
@@ -91,7 +91,7 @@ def predict_files(
 
 @dataclass(frozen=True)
 class _Score:
-    """The work of a worker: units to files of scores."""
+    """Job of a worker: scores units of the data into files."""
 
     artifact: Artifact
     data: FileDataset
@@ -131,7 +131,7 @@ def _alone(
 
 @contextmanager
 def _written(folder: ScoredFolder) -> Iterator[Path]:
-    """The hidden folder, which gets its name when the block ends without an error."""
+    """Yield the hidden folder, which gets its name when the block ends without an error."""
     whole = WholeFolder(folder.path)
     try:
         yield whole.hidden

@@ -90,16 +90,16 @@ class Client:
         self._score = self._channel.unary_unary(f"/{SERVICE}/{SCORE_METHOD}")
 
     def predict(self, rows: Columns, *, timeout_s: float | None = None) -> Scores:
-        """The scores of B rows.
+        """Return the scores of B rows.
 
         Args:
             rows: an Arrow record batch or table; a dict from column to a list or array of B values;
                 or a list of B dicts from column to value.
             timeout_s: seconds to wait; None for those of the client.
         Returns:
-            (B,) float32. Of a model of several tasks a dict by their names.
+            (B,) float32; for a model of several tasks a dict by their names.
         Raises:
-            InputError: as the predictor's; or the request is larger than the server takes.
+            InputError: the predictor refuses the rows, or the request is too large for the server.
             OverloadedError: the server takes no more for now.
             DeadlineError: the time passed first.
             UnavailableError: no server answers at the address.
@@ -108,7 +108,7 @@ class Client:
         return self.ask(rows, timeout_s=timeout_s).scores
 
     def ask(self, rows: Columns, *, timeout_s: float | None = None) -> Answer:
-        """As `predict`, with the version of the weights beside the scores."""
+        """Return the scores that `predict` returns, with the version of the weights."""
         return read_answer(self._sent(self._predict, request_bytes(rows), timeout_s))
 
     def predict_candidates(
@@ -118,17 +118,17 @@ class Client:
         *,
         timeout_s: float | None = None,
     ) -> Scores:
-        """The scores of N candidates for one user, whose columns are sent and looked up once.
+        """Return the scores of N candidates for one user, who is sent and looked up once.
 
         Args:
             user: the columns that are the same for all candidates: a dict from column to value, or
                 one row as `predict` takes rows.
             candidates: N rows of all other columns, as `predict` takes them.
-            timeout_s: as for `predict`.
+            timeout_s: seconds to wait; None for those of the client.
         Returns:
             (N,) float32, as `predict`.
         Raises:
-            RayrecError: as `predict`; an InputError where a column is on both sides.
+            RayrecError: the errors of `predict`; an InputError where a column is on both sides.
         """
         one = [user] if isinstance(user, Mapping) else user
         sent = message({ROWS: request_bytes(candidates), USER: request_bytes(one)})

@@ -30,11 +30,11 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What compiled code runs on.
+    """Torch version and processor that compiled code runs on.
 
     Attributes:
-        torch: the version, such as "2.13.0+cpu".
-        processor: the extensions that the compiler may have used, as Linux names them.
+        torch: version of torch, such as "2.13.0+cpu".
+        processor: instruction set extensions that the compiler may have used, in Linux's names.
     """
 
     torch: str
@@ -42,11 +42,11 @@ class Target:
 
     @classmethod
     def here(cls) -> Target:
-        """This machine."""
+        """Return the target of this machine."""
         return cls(torch=torch.__version__, processor=_extensions())
 
     def misfit(self) -> str:
-        """Why code for this target does not run here, in one clause, or ""."""
+        """Explain in a clause why code for this target does not run here, or return ""."""
         own = Target.here()
         if self.torch != own.torch:
             return f"it was compiled for torch {self.torch}, and this is torch {own.torch}"
@@ -119,7 +119,7 @@ def compile_program(program: Path, out: Path) -> None:
 
 @torch.inference_mode()
 def _difference(program: Program, compiled: Program, example: Sequence[Tensor]) -> str:
-    """Where compiled code gives other results than the program, in a clause, or ""."""
+    """Return a clause about the first difference of compiled code from the program, or ""."""
     draw = torch.Generator().manual_seed(0)  # the caller's random numbers stay where they are
     for rows in (1, 3, MOST_ROWS):
         inputs = [torch.randn(rows, given.shape[1], generator=draw) for given in example]
@@ -134,11 +134,11 @@ def load_compiled(content: bytes, where: Path) -> Program:
     """Load what `compile_program` wrote, on a machine that it fits.
 
     Args:
-        content: of the file.
-        where: it lay.
+        content: bytes of the file.
+        where: path of the file, for messages.
 
     Raises:
-        ArtifactError: it cannot be loaded.
+        ArtifactError: the code cannot be loaded.
     """
     from torch._inductor import aoti_load_package
 

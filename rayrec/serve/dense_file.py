@@ -42,7 +42,7 @@ _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def dense_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a dense part; equal tensors give equal bytes.
+    """Return the bytes of a dense part; equal tensors give equal bytes.
 
     Raises:
         ArtifactError: a tensor is of a type that the layout does not have.
@@ -70,13 +70,13 @@ def dense_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def loaded_dense(content: bytes, where: str, *, trusted: bool = True) -> dict[str, Tensor]:
-    """The tensors of a dense part, by their names in the model.
+    """Read the tensors of a dense part, by their names in the model.
 
     Args:
         where: the file, for messages.
-        trusted: whether a file of version 1 may be given to torch's unpickler.
+        trusted: allow torch's unpickler for a file of version 1.
     Raises:
-        ArtifactError: it is damaged, or of version 1 and not trusted.
+        ArtifactError: the file is damaged, or of version 1 and not trusted.
     """
     if content.startswith(_ZIP):
         return _of_version_1(content, where, trusted)

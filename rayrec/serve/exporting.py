@@ -64,25 +64,25 @@ def export(
     compiled: bool = False,
     signing_key: str | None = None,
 ) -> Manifest:
-    """Write an artifact of a checkpoint, and measure how far its scores are from the model's.
+    """Write an artifact of a checkpoint, and measure the distance of its scores from the model's.
 
     Args:
-        checkpoint: path or URI.
-        out: local folder, new or empty, or what an export that was cut short has left.
-        types: of all tables, or by table name; "*" names the rest.
+        checkpoint: path or URI of the checkpoint.
+        out: local folder, new or empty, or the remains of an unfinished export.
+        types: type of all tables' packed rows, or types by table name; "*" names the rest.
         data: evaluation rows, of which a sample is scored by both; random rows when None, of which
             no AUC is known.
         model: builds the training module; None takes the recipe in the checkpoint.
-        schema: which columns are what; None takes that of the recipe, or of `data`. Without any an
+        schema: schema of the columns; None takes that of the recipe, or of `data`. Without any an
             artifact takes tensors alone.
-        tasks: of the run, for a model of the user's code; none means one binary task.
-        bounds: what is accepted.
-        sample_rows: rows that are scored by both.
+        tasks: tasks of the run, for a model of the user's code; none means one binary task.
+        bounds: largest accepted distances from the trained model.
+        sample_rows: number of rows that are scored by both.
         compiled: compile the dense part for this machine's processor and torch, too, which takes a
             C++ compiler and about half a minute; requests of few rows are then scored faster.
         signing_key: place of a key, by which the manifest is signed: a file, or "env:NAME".
     Returns:
-        what the artifact says of itself, with what was measured in `parity`.
+        the manifest of the artifact, with the measured distances in `parity`.
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or of another model.
         ConfigError: a type, table, model or schema does not fit; or there is no compiler, or no
@@ -247,7 +247,7 @@ def _check_out(folder: Path) -> None:
 
 
 def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
-    """Remove what an unfinished export has written, and the folders that it made."""
+    """Remove the files and folders of an unfinished export."""
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / TABLES, ignore_errors=True)

@@ -29,10 +29,10 @@ def open_plain(path: Path) -> FileIO:
 
 
 def read_plain(path: Path) -> bytes:
-    """The bytes of a small file, such as a manifest.
+    """Read the bytes of a small file, such as a manifest.
 
     Raises:
-        OSError: as `open_plain`, or it is too large to be one.
+        OSError: `open_plain` refuses the file, or it is too large to be one.
     """
     with open_plain(path) as file:
         text = file.read(_MOST_BYTES + 1)

@@ -1,4 +1,4 @@
-"""`Manifest` of an artifact: what lies in its folder, and how it was checked.
+"""`Manifest` of an artifact: the content of its folder, and the result of its check.
 
 It is the last file written, and the only one whose presence makes a folder an artifact. Every other
 file has its size and sha256 in it, and it has a sha256 of its own text, so that whoever holds the
@@ -35,11 +35,11 @@ class StoredFile:
     sha256: str
 
     def check(self, where: str, folder: str) -> None:
-        """See that it can be a file of the folder whose document at `where` names it.
+        """Check path and size of a file that the document at `where` names.
 
         Raises:
-            ValueError, TypeError, AttributeError: it cannot.
-            ArtifactError: it lies outside of the folder.
+            ValueError, TypeError, AttributeError: path or size is invalid.
+            ArtifactError: the file lies outside of the folder.
         """
         if type(self.bytes) is not int or self.bytes < 0:
             raise ValueError(f"file {self.path!r} has {self.bytes!r} bytes")
@@ -54,7 +54,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A table: how its rows are packed, and where they lie.
+    """Table of the artifact: packing of its rows, and their place in a file.
 
     Attributes:
         packed: name, size, type and power.
@@ -69,13 +69,13 @@ class StoredTable:
 
 @dataclass(frozen=True, slots=True)
 class StoredCollection:
-    """An embedding collection of the model.
+    """Embedding collection of the model.
 
     Attributes:
-        name: of the module in the model; "" is the model itself.
+        name: name of the module in the model; "" is the model itself.
         kind: "bags" or "sequences".
-        is_weighted: whether ids have weights; of bags.
-        need_indices: whether outputs carry ids; of sequences.
+        is_weighted: the ids of bags have weights.
+        need_indices: the outputs of sequences carry ids.
         tables: name, features and pooling of its tables, in order.
     """
 
@@ -88,7 +88,7 @@ class StoredCollection:
     def configs(
         self, packed: Mapping[str, PackedTable]
     ) -> list[EmbeddingBagConfig] | list[EmbeddingConfig]:
-        """The tables as the collections take them."""
+        """Return the configs of the tables, as the constructor of the collection takes them."""
         bags, sequences = [], []
         for name, features, pooling in self.tables:
             given: dict[str, Any] = {"name": name, "feature_names": list(features)}
@@ -102,22 +102,22 @@ class StoredCollection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Everything that an artifact says about itself.
+    """Contents and origin of an artifact.
 
     Attributes:
-        step: of the checkpoint that it was exported from.
+        step: training step of the checkpoint that it was exported from.
         source: path of that checkpoint.
-        tables: in the order in which they lie in memory.
-        collections: of the model, in its order.
+        tables: tables in the order in which they lie in memory.
+        collections: collections of the model, in its order.
         outputs: name and kind ("binary", "multiclass", "regression") of every output; one output of
             a model without tasks is called "".
-        dense: the file of dense parameters. program: that of the exported dense part, or None.
-        no_program: why there is no program, or "".
-        compiled: the file of the dense part as machine code, and what that runs on; None without.
-        schema: the file of the feature schema, or None.
-        recipe: what `ModelRecipe` was, or None for a model of the user's code.
+        dense: file of dense parameters. program: file of the exported dense part, or None.
+        no_program: reason why there is no program, or "".
+        compiled: file of the dense part as machine code, and its target, or None.
+        schema: file of the feature schema, or None.
+        recipe: JSON data of the `ModelRecipe`, or None for a model of the user's code.
         parity: largest errors, measured at the export.
-        sha256: of the text of the manifest, without this field.
+        sha256: hash of the text of the manifest, without this field.
     """
 
     step: int
@@ -135,21 +135,21 @@ class Manifest:
     sha256: str = ""
 
     def files(self) -> list[StoredFile]:
-        """Every file but the manifest."""
+        """Return every file but the manifest."""
         return [table.file for table in self.tables] + self.other_files()
 
     def other_files(self) -> list[StoredFile]:
-        """Every file but the manifest and those of the tables."""
+        """Return every file but the manifest and those of the tables."""
         compiled = None if self.compiled is None else self.compiled[0]
         others = [self.dense, self.program, compiled, self.schema]
         return [one for one in others if one is not None]
 
     def sealed(self) -> Manifest:
-        """The same manifest with its sha256."""
+        """Return the same manifest with its sha256."""
         return replace(self, sha256=fingerprint(self._body()))
 
     def to_bytes(self) -> bytes:
-        """The text of manifest.json."""
+        """Return the text of manifest.json."""
         body = self._body() | {"sha256": self.sha256 or fingerprint(self._body())}
         tables = ",\n  ".join(json.dumps(table) for table in body.pop("tables"))
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
@@ -238,7 +238,7 @@ class Manifest:
 
 
 def fingerprint(body: Mapping[str, Any]) -> str:
-    """The sha256 of JSON data, whatever the order of their keys."""
+    """Return the sha256 of JSON data, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Memory of a process's own for the rows of all tables, which nobody can change once it is sealed.
+"""Memory for the rows of all tables, which no process can change once it is sealed.
 
 A file that is mapped follows whoever writes to it: rows would change under a version whose bytes
 were checked, and a page that was cut off would end the process. So rows are copied, once. The
@@ -32,14 +32,14 @@ _HAS_SEALS = hasattr(os, "memfd_create")
 
 
 class TableMemory:
-    """Bytes that are written once, sealed, and read.
+    """Memory that is written once, sealed, and read.
 
-    One that is pickled is the same memory in the other process, while this one is alive.
+    A pickled one is the same memory in the other process, while this process is alive.
 
     Args:
-        num_bytes: of it.
+        num_bytes: size of the memory.
     Raises:
-        OSError: the system has not so much.
+        OSError: the system lacks memory of this size.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -66,7 +66,7 @@ class TableMemory:
             piece, start = piece[done:], start + done
 
     def sealed(self) -> Tensor:
-        """All bytes, (bytes,) uint8, which cannot be written from now on."""
+        """Seal the memory, so that nobody can write it, and return all bytes, (bytes,) uint8."""
         if not _HAS_SEALS:
             return self._whole
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -80,7 +80,7 @@ class TableMemory:
 
 
 class _SealedElsewhere(TableMemory):
-    """Memory that another process has sealed."""
+    """Memory that another process has sealed, as a pickled `TableMemory` arrives."""
 
     def __init__(self, path: str, num_bytes: int) -> None:
         self._bytes = num_bytes
@@ -88,7 +88,7 @@ class _SealedElsewhere(TableMemory):
         weakref.finalize(self, os.close, self._file)
 
     def sealed(self) -> Tensor:
-        """As it was sealed."""
+        """Return all bytes of the sealed memory, (bytes,) uint8."""
         return _mapped(self._file, self._bytes)
 
 
@@ -105,7 +105,7 @@ def _mapped(file: int, num_bytes: int) -> Tensor:
 
 
 def read_ahead(paths: Sequence[Path]) -> None:
-    """Have the kernel read files into its cache, one after another, without a copy of them here.
+    """Read files into the kernel's cache, one after another, without a copy in this process.
 
     A disk is fastest that way. It returns when the last read was asked for, and is for a thread
     beside those that need the bytes.
@@ -123,7 +123,7 @@ def read_ahead(paths: Sequence[Path]) -> None:
 
 
 def populate(data: Tensor) -> None:
-    """Have all pages of mapped memory in this process, by few faults."""
+    """Map all pages of a memory into this process, by few page faults."""
     if not data.numel() or not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None, use_errno=True)

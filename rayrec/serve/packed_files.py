@@ -1,4 +1,4 @@
-"""Tables of a checkpoint to packed files, chunk by chunk, and the few rows that a sample reads."""
+"""Packs the tables of a checkpoint into files, chunk by chunk, and keeps the rows of a sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayrec.serve.table_file import table_path, write_table
 def measured(
     reader: TableReader, tables: Iterable[BaseEmbeddingConfig], types: Mapping[str, QuantType]
 ) -> list[PackedTable]:
-    """Look at every row of every table, and say how each table is packed.
+    """Read every row of every table, and return the packing of each table.
 
     Raises:
         InputError: a row cannot be packed; names table and row.
@@ -44,7 +44,7 @@ def write_packed(
     Args:
         wanted: table -> (n,) ids, ascending, whose float32 rows are kept on the way.
     Returns:
-        what was written, and the kept rows.
+        the written tables, and the kept rows by table.
     Raises:
         OSError: the file system refuses.
         CheckpointError: the checkpoint cannot be read, or is damaged.
@@ -62,7 +62,7 @@ def write_packed(
 def _packed_parts(
     reader: TableReader, table: PackedTable, ids: Tensor, values: Tensor
 ) -> Iterator[Tensor]:
-    """The packed chunks of a table; fills in the values of the wanted rows as they pass."""
+    """Yield the packed chunks of a table, and copy the wanted rows among them to `values`."""
     for part in chunks(table.rows, table.width):
         rows = reader.read(table.name, range(part.start, part.stop))
         first, last = torch.searchsorted(ids, torch.tensor([part.start, part.stop])).tolist()

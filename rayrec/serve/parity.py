@@ -1,4 +1,4 @@
-"""Parity: how far the scores of an artifact are from those of the model that it was made of.
+"""Parity: the distance of an artifact's scores from those of the model that it was made of.
 
 The same rows are scored by the float32 model and by the artifact as a server will load it. Where
 the distance is above a bound, tables are packed one at a time, which shows whose rounding it is.
@@ -27,12 +27,12 @@ SAMPLE_SEED = 20_011  # of the order from which a sample is taken: any number, b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParityBounds:
-    """The largest distances from the trained model that an export accepts.
+    """Largest distances from the trained model that an export accepts.
 
     Attributes:
-        logit: of any logit of the sample.
-        auc, ne: of the AUC, and of the normalized entropy; measured where the rows have labels of
-            both kinds.
+        logit: bound on the error of any logit of the sample.
+        auc, ne: bounds on the errors of AUC and normalized entropy; measured where the rows have
+            labels of both kinds.
     """
 
     logit: float = 0.5
@@ -47,12 +47,12 @@ class ParityBounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """Rows to compare on.
+    """Rows on which an artifact is compared with its model.
 
     Attributes:
         batch: the rows.
-        source: path of the data that they are of, or "random rows".
-        has_labels: whether the batch holds labels that mean something.
+        source: path of the data of the rows, or "random rows".
+        has_labels: the labels of the batch are those of data, not made up.
     """
 
     batch: Batch
@@ -66,7 +66,7 @@ def compared(
     wanted: Sequence[Tensor],
     got: Sequence[Tensor],
 ) -> dict[str, Any]:
-    """The distances of the outputs of two models on one sample, as JSON data.
+    """Return the distances of the outputs of two models on one sample, as JSON data.
 
     Args:
         kinds: name and kind of every output.
@@ -111,10 +111,10 @@ def check_bounds(
     """Refuse an artifact that is too far from its model.
 
     Args:
-        told: of `compared`.
+        told: distances that `compared` returned.
         of_tables: table -> largest error of a logit when it alone is packed; called when needed.
     Returns:
-        what was told, and the bounds.
+        `told` with the bounds added.
     Raises:
         ArtifactError: names the distance, its bound, and the tables that cause it.
     """

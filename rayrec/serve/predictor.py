@@ -51,15 +51,15 @@ class Predictor:
     """Scores rows; make one with `Predictor.load`.
 
     Args:
-        artifact: an opened one.
-        model: builds the training module, as at the export; None takes what the artifact has.
+        artifact: opened artifact.
+        model: builds the training module; None takes the artifact's recipe or program.
     Raises:
         ArtifactError: the artifact has neither a recipe nor a program, or not of this model.
 
     Attributes:
-        manifest: what the artifact says of itself.
-        schema: which columns are what; None where the model was exported without.
-        weights: the version that is scored with.
+        manifest: manifest of the artifact.
+        schema: schema of the columns; None if the model was exported without one.
+        weights: current version of the weights.
     """
 
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
@@ -99,7 +99,7 @@ class Predictor:
         Args:
             path: local folder that `rayrec export` wrote.
             verify: compare the sha256 of every file with that of the manifest.
-            trusted: whether the artifact may run code of whoever exported it. False reads its
+            trusted: allow the artifact to run code of whoever exported it. False reads its
                 recipe and its tensors alone: neither a torch.export program nor compiled code is
                 loaded, and nothing is unpickled.
             signing_key: place of the key that the artifact has to be signed with: a file, or
@@ -123,15 +123,15 @@ class Predictor:
         signing_key: str | None = None,
         model: Callable[[], nn.Module] | None = None,
     ) -> FollowingPredictor:
-        """Score by what training publishes; the predictor has the newest version on return.
+        """Score by the publications of a training; the predictor has the newest version on return.
 
-        Its `refresh` takes what was published since.
+        Its `refresh` applies later publications.
 
         Args:
             path: local folder of a run that publishes, or of its publications.
             strict: keep two copies of the tables, so that every call is scored under one version;
                 False keeps one, and calls during a refresh may meet rows of two versions.
-            trusted, signing_key, model: as for `load`; every publication has to be signed.
+            trusted, signing_key, model: the arguments of `load`; each publication has to be signed.
         Raises:
             ConfigError: the path is no local one, or there is no key.
             ArtifactError: nothing was published there yet, or no base is whole.
@@ -142,16 +142,16 @@ class Predictor:
 
     @property
     def step(self) -> int:
-        """The training step of the weights."""
+        """Training step of the weights."""
         return self.weights.step
 
     @property
     def collections(self) -> Collections:
-        """The packed tables, by the collections' names in the model."""
+        """Packed tables, by the collections' names in the model."""
         return self.weights.collections
 
     def predict(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
-        """The probability of label 1 of every row.
+        """Return the probability of label 1 of every row.
 
         Args:
             rows: an Arrow record batch or table, or a list of dicts from column to value, by the
@@ -169,36 +169,36 @@ class Predictor:
         return self.score(self.read(rows, dense))
 
     def read(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Request:
-        """What `predict` takes, checked, as the tensors that `score` takes.
+        """Check the rows of a `predict` call, and return them as a request for `score`.
 
         Raises:
-            InputError, ConfigError: as `predict`.
+            InputError, ConfigError: the errors of `predict`.
         """
         return self._request(rows, dense)
 
     def score(self, request: Request) -> Scores:
-        """What `predict` gives, for a request of `read`."""
+        """Return the scores of a request that `read` made."""
         return self.score_and_version(request)[0]
 
     def score_and_version(self, request: Request) -> tuple[Scores, str, int]:
-        """As `score`, with the name and the step of the weights that it was scored with."""
+        """Return the scores of a request, with the name and the step of the weights."""
         with self._held() as weights:
             outputs = weights.outputs(request)
         return self._finish(outputs, as_logits=False), weights.name, weights.step
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
-        """As `predict`, with logits in place of probabilities."""
+        """Return the logits of every row, for the arguments of `predict`."""
         return self._finish(self._run(self._request(rows, dense)), as_logits=True)
 
     def predict_batch(self, batch: Batch) -> Scores:
-        """As `predict`, of a batch that the loaders of `rayrec.data` give, by the same schema."""
+        """Return the scores of a batch that a loader of `rayrec.data` made, by the same schema."""
         if self._ids_are_checked:
             mark_checked(batch.sparse_features)
         request = Request(batch.dense_features, batch.sparse_features)
         return self._finish(self._run(request), as_logits=False)
 
     def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
-        """The probability of label 1 of each candidate for one user.
+        """Return the probability of label 1 of each candidate for one user.
 
         The user's features are looked up once, where all tables are pooled.
 
@@ -208,15 +208,15 @@ class Predictor:
         Returns:
             (N,) float32, as `predict`.
         Raises:
-            InputError, ConfigError: as `predict`; or a column is on both sides.
+            InputError, ConfigError: the errors of `predict`; or a column is on both sides.
         """
         return self.score(self.read_candidates(user, candidates))
 
     def read_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Request:
-        """What `predict_candidates` takes, checked, as the tensors that `score` takes.
+        """Check the arguments of a `predict_candidates` call, and return a request for `score`.
 
         Raises:
-            InputError, ConfigError: as `predict_candidates`.
+            InputError, ConfigError: the errors of `predict_candidates`.
         """
         schema = self._known_schema()
         one: Rows = [user] if isinstance(user, Mapping) else user
@@ -233,13 +233,13 @@ class Predictor:
         return self._request(broadcast(one, candidates, schema), None)
 
     def _takes_strides(self) -> bool:
-        """Whether keys may have different numbers of bags until they reach the collections."""
+        """Return True if keys with different numbers of bags reach the collections unchanged."""
         bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
         scorer = self.weights.scorer
         return bags and (scorer is None or scorer.is_own)
 
     def warm(self) -> None:
-        """Score a row of no ids, so that no caller waits for what the first call sets up."""
+        """Warm up: score a row of no ids, so that no caller waits for the first call's set-up."""
         if self.schema is None:
             return
         empty = nothing(self.schema).sparse_features
@@ -274,7 +274,7 @@ class Predictor:
         return Request(batch.dense_features, batch.sparse_features)
 
     def _held(self) -> AbstractContextManager[Weights]:
-        """The weights to score one request with."""
+        """Yield the weights for one request, which stay valid inside the block."""
         return nullcontext(self.weights)
 
     def _run(self, request: Request) -> tuple[Tensor, ...]:
@@ -282,7 +282,7 @@ class Predictor:
             return weights.outputs(request)
 
     def outputs(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
-        """The logits of every output of the manifest, in order, of ids that are checked here."""
+        """Return the logits of every output of the manifest, in order; checks the ids."""
         return self._run(Request(dense, ids))
 
     def _finish(self, outputs: tuple[Tensor, ...], *, as_logits: bool) -> Scores:

@@ -1,4 +1,4 @@
-"""The dense part of a model as a `torch.export` program, which needs no code of the model's.
+"""Dense part of a model as a `torch.export` program, which needs no code of the model's.
 
 The collections are left out: their pooled rows are inputs, so that the tables stay in their files.
 
@@ -27,10 +27,10 @@ Program = Callable[..., tuple[Tensor, ...]]
 
 
 class GivenBags(nn.Module):
-    """Stands for a pooled collection whose rows somebody else has looked up.
+    """Stand-in for a pooled collection, which returns rows that were looked up before.
 
     Args:
-        collection: that it stands for.
+        collection: collection that it replaces.
     """
 
     def __init__(self, collection: EmbeddingBagCollection) -> None:
@@ -43,12 +43,12 @@ class GivenBags(nn.Module):
         self.given: list[Tensor] = []
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The rows that were given."""
+        """Return the rows in `given`."""
         return KeyedTensor(self._names, self._widths, self.given[0])
 
     @property
     def width(self) -> int:
-        """Columns of all keys together, C."""
+        """Number of columns of all keys together, C."""
         return sum(self._widths)
 
 
@@ -77,8 +77,8 @@ def export_program(
     """Export the dense part of a model and save it.
 
     Args:
-        scorer: of the model, with `givens` in the places of its collections.
-        dense_columns: I.
+        scorer: scorer of the model, with `givens` in the places of its collections.
+        dense_columns: number of dense columns, I.
     Returns:
         "" when the program was written, else why the model does not export, in one line.
     """
@@ -110,8 +110,8 @@ def load_program(content: bytes, where: Path) -> Program:
     """Load an exported dense part.
 
     Args:
-        content: of the file that `export_program` wrote.
-        where: it lay.
+        content: bytes of the file that `export_program` wrote.
+        where: path of the file, for messages.
 
     Raises:
         ArtifactError: this torch cannot load it.

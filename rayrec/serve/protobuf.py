@@ -18,7 +18,7 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def message(fields: Mapping[int, bytes | int]) -> bytes:
-    """A message of so many fields; those that are empty or 0 are left out, as protobuf does."""
+    """Return the bytes of a message; fields that are empty or 0 are left out, as protobuf does."""
     written = bytearray()
     for number, value in fields.items():
         if isinstance(value, int) and value:
@@ -29,7 +29,7 @@ def message(fields: Mapping[int, bytes | int]) -> bytes:
 
 
 def fields_of(data: bytes) -> dict[int, bytes]:
-    """The fields of a message that hold bytes or text, by number; the last of each counts.
+    """Return the fields of a message that hold bytes or text, by number; the last of each counts.
 
     Raises:
         InputError: these are no whole fields.
@@ -63,7 +63,7 @@ def _varint(value: int) -> bytes:
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, and the place behind it."""
+    """Read a number of 7 bits a byte, and return it with the place behind it."""
     value = 0
     for shift in range(0, 70, 7):
         if place >= len(data):

@@ -36,13 +36,13 @@ def application(
     signing_key: str | None = None,
     **options: Any,
 ) -> Any:
-    """A predictor as an application for `ray.serve.run`.
+    """Return a predictor as an application for `ray.serve.run`.
 
     Args:
         artifact: folder that `rayrec export` wrote, at the same path on every node.
-        replicas, threads: actors of Ray Serve, and CPUs that each holds and scores with.
-        trusted, signing_key: as for `Predictor.load`; every node has the key in the same place.
-        options: further ones of `ray.serve.deployment`, which go before these.
+        replicas, threads: number of Ray Serve actors, and CPUs of each.
+        trusted, signing_key: the arguments of `Predictor.load`; every node has the key there.
+        options: further options of `ray.serve.deployment`, which override these.
     Raises:
         ConfigError: a number is out of range, or ray[serve] is not installed.
     """
@@ -64,7 +64,7 @@ def application(
 
 
 class Deployed:
-    """One replica; Ray Serve makes it inside of a running event loop."""
+    """Replica as Ray Serve deploys it; made inside of a running event loop."""
 
     def __init__(self, artifact: str, settings: ServerSettings) -> None:
         import torch
@@ -105,6 +105,6 @@ class Deployed:
         return await self._queue.score(asked._replace(timeout_s=timeout_s))
 
     def check_health(self) -> None:
-        """Tell Ray Serve whether to start another one in its place."""
+        """Raise an error if Ray Serve shall start another replica in place of this one."""
         if self._broken.is_set():
             raise ServingError("the scoring thread has ended; the log has the traceback.")

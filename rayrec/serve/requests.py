@@ -1,4 +1,4 @@
-"""What a caller asks a score for, as the tensors that a model takes.
+"""Requests for scores: rows of a caller as the tensors that a model takes.
 
 Rows come as Arrow record batches, as plain Python rows (dicts from column to value), or as the
 tensors themselves. Columns are read, hashed and checked by the schema, as in training; labels are
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch | pa.Table:
-    """Rows as Arrow has them; plain ones become a record batch of the columns that they have.
+    """Return rows in Arrow's form; plain rows become a record batch of their columns.
 
     Raises:
         InputError: the rows are of another kind, or a column of them has no one type.
@@ -78,7 +78,7 @@ def _column(name: str, rows: Sequence[Mapping[str, Any]], source: str) -> pa.Arr
 
 
 def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") -> Batch:
-    """Rows as a batch, whose labels are zeros.
+    """Return rows as a batch, whose labels are zeros.
 
     Raises:
         InputError: names column, row and value of the first bad entry.
@@ -89,7 +89,7 @@ def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") ->
 
 
 def nothing(schema: FeatureSchema) -> Batch:
-    """A batch of no rows."""
+    """Return a batch of no rows."""
     empty = torch.empty(0, dtype=torch.int64)
     ids = KeyedJaggedTensor(
         list(schema.feature_names()),
@@ -134,7 +134,7 @@ def tensors_of(ids: KeyedJaggedTensor, dense: Tensor | None, columns: int | None
 
 
 class CandidateSplit:
-    """The schema in two parts: what one row of the user says, and what each candidate says.
+    """Schema in two parts: the features of the user's row, and those of each candidate.
 
     Args:
         columns: those of the user; all others of the schema are the candidates'.
@@ -149,11 +149,11 @@ class CandidateSplit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether both parts have features, so that each can be read by itself."""
+        """True if both parts have features, so that each can be read by itself."""
         return self.user is not None and self.candidate is not None
 
     def request(self, user: Rows, candidates: Rows, checked: bool) -> Request:
-        """One row of the user and N candidates, as N rows whose user features are looked up once.
+        """Return one row of the user and N candidates as N rows; the user is looked up once.
 
         Raises:
             InputError: names column, row and value of the first bad entry.
@@ -174,7 +174,7 @@ class CandidateSplit:
 
 
 def _part(schema: FeatureSchema, columns: frozenset[str], inside: bool) -> FeatureSchema | None:
-    """The schema of the features whose columns are among `columns`, or of the others."""
+    """Return the schema of the features whose columns are among `columns`, or of the others."""
     features = tuple(f for f in schema.features if (f.column in columns) == inside)
     if not features:
         return None
@@ -189,7 +189,7 @@ def _part(schema: FeatureSchema, columns: frozenset[str], inside: bool) -> Featu
 
 
 def _joined(one: KeyedJaggedTensor, many: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
-    """Keys with one bag, and keys with `rows` bags, whose rows all share the first ones."""
+    """Join keys with one bag and keys with `rows` bags; all rows share the single bags."""
     keys = [*one.keys(), *many.keys()]
     weights = None
     if one.weights_or_none() is not None or many.weights_or_none() is not None:
@@ -212,7 +212,7 @@ def _weights(ids: KeyedJaggedTensor) -> Tensor:
 
 
 def broadcast(user: Rows, candidates: Rows, schema: FeatureSchema) -> pa.RecordBatch:
-    """The candidates' rows, each with the columns of the user beside its own.
+    """Return the candidates' rows, each with the columns of the user beside its own.
 
     Raises:
         InputError: there is not one row of the user, or it is too large to be repeated so often.
@@ -241,7 +241,7 @@ def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
 
 
 def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozenset[str]:
-    """The schema's columns that the user's row has.
+    """Return the schema's columns that the user's row has.
 
     Raises:
         InputError: a column is on both sides.

@@ -30,7 +30,7 @@ Piece = tuple[Part, pa.RecordBatch]  # rows of the data, and those of the column
 
 
 def units_of(data: FileDataset) -> list[Unit]:
-    """All chunks that have rows, in order, in groups that make one file of scores each.
+    """Return all chunks that have rows, in order, in groups that make one file of scores each.
 
     A group has at most `PART_ROWS` rows, or is one chunk.
     """
@@ -59,8 +59,8 @@ def score_unit(
     """Write the scores of the rows of one unit; returns the number of rows.
 
     Args:
-        path: of the file.
-        batch_size: rows scored at a time.
+        path: path of the file of scores.
+        batch_size: number of rows scored at a time.
         on_batch: called before every batch; what it raises ends the work.
     Raises:
         InputError: a file cannot be read, or holds what the model cannot take.
@@ -81,7 +81,7 @@ def score_unit(
 
 
 def _pieces(data: FileDataset, unit: Unit, folder: ScoredFolder) -> Iterator[Piece]:
-    """The rows of a unit, piece by piece.
+    """Yield the rows of a unit, piece by piece.
 
     Raises:
         InputError: a file cannot be read, or a row is bad; names both.
@@ -117,7 +117,7 @@ def _where(path: str, first: int, numbers: pa.Array | None, row: int) -> str:
 def _batches(
     pieces: Iterator[Piece], data: FileDataset, size: int
 ) -> Iterator[tuple[Batch, list[pa.RecordBatch]]]:
-    """Batches of `size` rows, the last one with what is left."""
+    """Yield batches of `size` rows, the last one with the remaining rows."""
     parts: list[Part] = []
     kept: list[pa.RecordBatch] = []
     rows = 0

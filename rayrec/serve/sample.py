@@ -16,7 +16,7 @@ _LENGTHS = torch.tensor([0, 1, 1, 1, 2, 5])  # of made-up bags
 
 
 def sample_of(data: FileDataset, rows: int) -> Sample:
-    """The first rows of one fixed random order of a data set."""
+    """Return the first rows of one fixed random order of a data set."""
     rows = min(rows, data.num_rows)
     loader = data.loader(0, 1, rows, shuffle=True, seed=SAMPLE_SEED, threaded=False)
     with loader:
@@ -27,7 +27,7 @@ def sample_of(data: FileDataset, rows: int) -> Sample:
 def random_sample(
     tables: Iterable[BaseEmbeddingConfig], rows: int, dense_columns: int, is_weighted: bool
 ) -> Sample:
-    """Rows of random ids and of normal dense columns, without labels that mean anything."""
+    """Draw rows of random ids and normal dense columns; their labels mean nothing."""
     generator = torch.Generator().manual_seed(SAMPLE_SEED)
     limits: dict[str, int] = {}
     for table in tables:

@@ -33,7 +33,7 @@ class KeptRows(NamedTuple):
 
 
 def ids_of(tables: Iterable[BaseEmbeddingConfig], batch: KeyedJaggedTensor) -> dict[str, Tensor]:
-    """The ids that a batch looks up in each table, each once, ascending."""
+    """Return the ids that a batch looks up in each table, each once, ascending."""
     return {
         table.name: torch.cat([batch[f].values() for f in table.feature_names]).long().unique()
         for table in tables
@@ -41,7 +41,7 @@ def ids_of(tables: Iterable[BaseEmbeddingConfig], batch: KeyedJaggedTensor) -> d
 
 
 class SampledBags(nn.Module):
-    """Looks up as the reference collection does, in kept rows.
+    """Reference collection of pooled tables that looks up in kept rows.
 
     Args:
         kept: the rows of every table; those that a batch looks up must be among them.
@@ -55,7 +55,7 @@ class SampledBags(nn.Module):
         self._names = [name for own in names for name in own]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """As `EmbeddingBagCollection.forward`."""
+        """Return the pooled rows of every feature, as `EmbeddingBagCollection` does."""
         pooled, widths = [], []
         for table in self._tables:
             kept = self._kept[table.name]
@@ -70,7 +70,7 @@ class SampledBags(nn.Module):
 
 
 class SampledSequences(nn.Module):
-    """As `SampledBags`, for sequences."""
+    """Reference collection of sequences that looks up in kept rows."""
 
     def __init__(self, collection: EmbeddingCollection, kept: Mapping[str, KeptRows]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class SampledSequences(nn.Module):
         self._need_indices = collection.need_indices()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """As `EmbeddingCollection.forward`."""
+        """Return the rows of every feature's ids, as `EmbeddingCollection` does."""
         outputs = {}
         for table, names in zip(self._tables, self._names, strict=True):
             kept = self._kept[table.name]
@@ -95,7 +95,7 @@ class SampledSequences(nn.Module):
 def sampled(
     collection: EmbeddingBagCollection | EmbeddingCollection, kept: Mapping[str, KeptRows]
 ) -> nn.Module:
-    """The collection over kept rows."""
+    """Return a collection that looks up in kept rows, in place of the given one."""
     if isinstance(collection, EmbeddingBagCollection):
         return SampledBags(collection, kept)
     return SampledSequences(collection, kept)

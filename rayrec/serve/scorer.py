@@ -1,4 +1,4 @@
-"""`Scorer`: what a trained module says of rows that have no labels yet.
+"""`Scorer`: logits of a trained module for rows that have no labels yet.
 
 A training module gives a loss and the logits that it came from. Of the click models of rayrec the
 part that makes the logits is known and called alone. Any other module is called with labels of
@@ -52,7 +52,7 @@ class Scorer(nn.Module):
         self.is_own = self._is_click or isinstance(model, MultiTaskTrain)
 
     def forward(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
-        """One (B,), or (B, classes), per output.
+        """Return the logits of each output: (B,), or (B, classes).
 
         Raises:
             ConfigError: the module does not give what a training module gives.
@@ -93,7 +93,7 @@ class Scorer(nn.Module):
 
 
 def probabilities(kind: str, logits: Tensor) -> Tensor:
-    """What an output predicts: a probability, probabilities of classes, or the value itself."""
+    """Turn logits into predictions: a probability, probabilities of classes, or a value."""
     if kind == "binary":
         return logits.sigmoid()
     return logits.softmax(1) if kind == "multiclass" else logits

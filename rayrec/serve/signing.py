@@ -28,7 +28,7 @@ _ENVIRONMENT = "env:"
 
 
 def key_place(what: str, place: str | None) -> str | None:
-    """The place of a key, a file by its absolute path, for processes that run elsewhere.
+    """Return the place of a key, with a file's path made absolute for other processes.
 
     Raises:
         ConfigError: it is empty.
@@ -50,7 +50,7 @@ class SigningKey:
 
     @classmethod
     def read(cls, place: str | None) -> SigningKey | None:
-        """The key that lies in a place; None where no place is given.
+        """Read the key at a place; None where no place is given.
 
         Args:
             place: a file, or "env:NAME", an environment variable. Spaces and line ends around the

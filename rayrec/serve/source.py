@@ -31,16 +31,16 @@ Reference = EmbeddingBagCollection | EmbeddingCollection
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedModel:
-    """A training module whose dense part holds the weights of a checkpoint.
+    """Training module whose dense part holds the weights of a checkpoint.
 
     Attributes:
-        path: of the checkpoint.
-        restored: its manifest and dense part.
-        module: the training module; its tables are not read.
-        collections: of the module, by name.
-        schema: which columns are what, or None.
+        path: path of the checkpoint.
+        restored: manifest and dense part of the checkpoint.
+        module: training module; its tables are not read.
+        collections: collections of the module, by name.
+        schema: schema of the columns, or None.
         recipe: JSON data of the module's recipe; None for a module of the user's code.
-        tasks: of the run, where the module does not say them itself.
+        tasks: tasks of the run, where the module does not have them itself.
     """
 
     path: str
@@ -52,15 +52,15 @@ class TrainedModel:
     tasks: Sequence[Task]
 
     def tables(self) -> list[BaseEmbeddingConfig]:
-        """All tables, in the order of the collections."""
+        """Return all tables, in the order of the collections."""
         return [table for one in self.collections.values() for table in configs_of(one)]
 
     def stored_collections(self) -> tuple[StoredCollection, ...]:
-        """The collections as an artifact describes them."""
+        """Return the collections in the form of an artifact's manifest."""
         return tuple(_stored(name, one) for name, one in self.collections.items())
 
     def scorer(self, places: Mapping[str, nn.Module]) -> Scorer:
-        """What gives the logits of a copy of the module with other modules for its collections."""
+        """Return a scorer of a copy of the module with other modules for its collections."""
         labels = 1 if self.schema is None else len(self.schema.labels)
         outputs = tuple((task.name, task.kind) for task in self.tasks)
         # one task has no name in what a module gives
@@ -69,13 +69,13 @@ class TrainedModel:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether ids of any collection have weights."""
+        """True if the ids of any collection have weights."""
         bags = (c for c in self.collections.values() if isinstance(c, EmbeddingBagCollection))
         return any(one.is_weighted() for one in bags)
 
 
 def configs_of(collection: Reference) -> list[BaseEmbeddingConfig]:
-    """The tables of a collection."""
+    """Return the tables of a collection."""
     if isinstance(collection, EmbeddingBagCollection):
         return list(collection.embedding_bag_configs())
     return list(collection.embedding_configs())
@@ -92,8 +92,8 @@ def open_trained(
     Args:
         model: builds the training module, tables on any device; None takes the recipe that the
             checkpoint has of rayrec's own click models.
-        schema: None takes that of the recipe.
-        tasks: of the run, for a module of the user's code; none means one binary task.
+        schema: schema of the columns; None takes that of the recipe.
+        tasks: tasks of the run, for a module of the user's code; none means one binary task.
     Raises:
         CheckpointError: there is no checkpoint, or it is of another model, or damaged.
         ConfigError: the checkpoint has no recipe, the model no collection, or the schema does not

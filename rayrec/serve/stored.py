@@ -20,7 +20,7 @@ _AGAIN = "Copy it again, or export the checkpoint again."
 
 
 def read_stored(folder: Path, file: StoredFile, *, verify: bool = True) -> bytes:
-    """The bytes of a small file, as they were written.
+    """Read the bytes of a small file, as they were written.
 
     Raises:
         ArtifactError: it is missing, truncated or damaged.
@@ -40,7 +40,7 @@ def read_table(
         verify: compare the sha256 of the file, after its last byte was put.
     Raises:
         ArtifactError: the file is missing, truncated or damaged.
-        OSError: of `put`.
+        OSError: an error that `put` raised.
     """
     end = table.offset + table.packed.num_bytes
 

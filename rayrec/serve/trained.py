@@ -1,4 +1,4 @@
-"""What a trained model says of a sample of rows, before or after its tables were packed."""
+"""Logits of a trained model for a sample of rows, with the rows of its tables given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayrec.storage import one_line
 def scored(
     source: TrainedModel, kept: Mapping[str, KeptRows], sample: Sample
 ) -> tuple[Tensor, ...]:
-    """The logits of the trained model, with these rows in its tables."""
+    """Return the logits of the trained model, with the kept rows in its tables."""
     places = {
         name: sampled(one, {table.name: kept[table.name] for table in configs_of(one)})
         for name, one in source.collections.items()
@@ -32,7 +32,7 @@ def check_takes(source: TrainedModel, sample: Sample) -> None:
     """Check that a model without a schema takes the made-up rows, which have no dense columns.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the model refuses them.
     """
     ids = ids_of(source.tables(), sample.batch.sparse_features)
     zeros = {

@@ -36,17 +36,17 @@ Collections = Mapping[str, QuantEmbeddingBagCollection | QuantEmbeddingCollectio
 
 
 class Weights:
-    """One version of a model.
+    """Weights of one version of a model, ready to score.
 
     Args:
-        artifact: an opened one.
-        model: builds the training module, as at the export; None takes what the artifact has.
+        artifact: opened artifact.
+        model: builds the training module; None takes the artifact's recipe or program.
     Attributes:
-        collections: the packed tables, by the collections' names in the model.
-        name: of the version: the step, and the first digits of the sha256 of what holds it.
-        step: of training.
-        scorer: the model; None where the exported program is used.
-        not_compiled: why requests of few rows are not scored by compiled code, or "".
+        collections: packed tables, by the collections' names in the model.
+        name: name of the version: the step, and the first digits of the manifest's sha256.
+        step: global training step.
+        scorer: scorer of the model; None where the exported program is used.
+        not_compiled: reason why requests of few rows are not scored by compiled code, or "".
     Raises:
         ArtifactError: the artifact has neither a recipe nor a program, or not of this model; or it
             is not trusted and has a program alone.
@@ -123,7 +123,7 @@ class Weights:
     def renewed(
         self, packed: PackedTables, dense: Mapping[str, Tensor], name: str, step: int
     ) -> Weights:
-        """The same model with other rows and another dense part; this one stays as it is.
+        """Return the same model with other rows and another dense part; this one stays as it is.
 
         Args:
             packed: tables of the same names, sizes and types.
@@ -151,7 +151,7 @@ class Weights:
         return twin
 
     def outputs(self, request: Request) -> tuple[Tensor, ...]:
-        """The logits of every output of the manifest, in order.
+        """Return the logits of every output of the manifest, in order.
 
         Raises:
             InputError: the artifact has no schema, and the model does not take the tensors.
@@ -197,7 +197,7 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str) -> Program:
-    """A copy of an exported dense part with other parameters."""
+    """Return a copy of an exported dense part with other parameters."""
     assert isinstance(program, nn.Module)
     twin: nn.Module = copy.deepcopy(program)
     prefix = "scorer.model."
@@ -212,7 +212,7 @@ def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str)
 
 
 def covers(schema: FeatureSchema, collections: Collections) -> bool:
-    """Whether ids that the schema lets through lie in the tables of all collections."""
+    """Return True if all ids that the schema admits lie in the tables of all collections."""
     limits = schema.limits()
     for collection in collections.values():
         tables = (

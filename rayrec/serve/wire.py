@@ -1,4 +1,4 @@
-"""What travels between a client and a server: Arrow IPC streams of columns and of scores.
+"""Messages between a client and a server: Arrow IPC streams of columns and of scores.
 
 A request is one stream with the raw columns of its rows, as the schema of the training names them.
 An answer is one stream with one record batch: a float32 column per task, a row per row of the
@@ -31,12 +31,12 @@ Scores = NDArray[np.float32] | dict[str, NDArray[np.float32]]
 
 
 class Answer(NamedTuple):
-    """Scores, and which weights gave them.
+    """Scores, and the version of the weights that gave them.
 
     Attributes:
         scores: (B,) float32, or by name of the task; (B, C) of a multiclass task.
-        version: of the artifact; equal for equal manifests.
-        step: the training step of the weights.
+        version: version of the artifact; equal for equal manifests.
+        step: training step of the weights.
     """
 
     scores: Scores
@@ -144,7 +144,7 @@ def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text can be encoded, which one with a lone surrogate cannot."""
+    """Return True if a text can be encoded; one with a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -153,7 +153,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def answer_bytes(answer: Answer) -> bytes:
-    """An answer as the server sends it."""
+    """Return an answer as the bytes that the server sends."""
     tasks = answer.scores if isinstance(answer.scores, dict) else {"": answer.scores}
     arrays, names = [], []
     for name, values in tasks.items():

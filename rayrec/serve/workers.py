@@ -25,7 +25,7 @@ LOOK_S = 0.2  # between two looks at whether to stop
 
 
 class Job(Protocol[U, R]):
-    """What workers do; it is pickled."""
+    """Job of the workers; it is pickled."""
 
     def start(self) -> Callable[[U], R]:
         """Load what the work needs; called once in every worker.
@@ -36,7 +36,7 @@ class Job(Protocol[U, R]):
 
 
 class Failure(NamedTuple):
-    """What ended a worker: an error of rayrec's, or the text of another one and its traceback."""
+    """Error that ended a worker: one of rayrec's, or the text of another one and its traceback."""
 
     error: RayrecError | str
     trace: str = ""
@@ -49,11 +49,11 @@ class _Worker(NamedTuple):
 
 
 class Workers(Generic[U, R]):
-    """Some processes for one job; a context manager, which ends them.
+    """Worker processes of one job; a context manager, which ends them.
 
     Args:
-        job: what they do.
-        count: how many.
+        job: job of every worker.
+        count: number of workers.
     """
 
     def __init__(self, job: Job[U, R], count: int) -> None:
@@ -97,7 +97,7 @@ class Workers(Generic[U, R]):
         Args:
             look: called several times a second; what it raises ends the work.
         Raises:
-            RayrecError: of the first worker that failed.
+            RayrecError: the error of the first worker that failed.
             TrainingFailed: a worker died, or met a defect.
         """
         left = iter(units)
@@ -126,10 +126,10 @@ def _give(worker: _Worker, unit: object) -> None:
 
 
 def _result(worker: _Worker) -> Any:
-    """What a worker sent of a unit.
+    """Return the result that a worker sent for a unit.
 
     Raises:
-        RayrecError: it failed, or is gone.
+        RayrecError: the worker failed, or is gone.
     """
     name = f"worker {worker.number}"
     try:
@@ -167,7 +167,7 @@ def _work(connection: Connection, job: Job[U, R]) -> None:
 
 
 def _tried(function: Callable[..., T], *args: object) -> T | Failure:
-    """What a function returns, or what it raised."""
+    """Call a function, and return its result or its error as a `Failure`."""
     try:
         return function(*args)
     except RayrecError as error:

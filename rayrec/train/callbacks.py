@@ -64,41 +64,41 @@ class Callback:
     """
 
     def on_start(self, info: RunInfo) -> None:
-        """In the driver alone: the ranks and the plan are there, and training begins."""
+        """Called when training begins, once ranks and plan are there; in the driver alone."""
 
     def on_step(self, step: int, trainer: Any = None) -> None:
-        """On the ranks after every step; in the driver up to five times a second, with the newest
-        finished step.
+        """Called on the ranks after every step, and in the driver with the newest finished step up
+        to five times a second.
         """
 
     def on_window(self, report: ProgressReport, trainer: Any = None) -> None:
-        """A window of training is over: loss, scores, rates, merged over the ranks."""
+        """Called when a window is over, with its loss, scores and rates merged over the ranks."""
 
     def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
-        """The evaluation data were scored, on the way or at the end."""
+        """Called when the evaluation data were scored, during training or at its end."""
 
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
-        """A checkpoint is complete."""
+        """Called when a checkpoint is complete."""
 
     def on_failure(self, failure: Failure) -> None:
-        """In the driver alone: a rank failed, and the run recovers; see `FailureConfig`."""
+        """Called when a rank failed and the run recovers; in the driver alone."""
 
     def on_recovery(self, recovered: Recovered) -> None:
-        """In the driver alone: the run goes on after a failure. What it told of later steps than
-        `recovered.step` is told again.
+        """Called when the run goes on after a failure; in the driver alone. Events of later steps
+        than `recovered.step` are told again.
         """
 
     def on_resize(self, resized: Resized) -> None:
-        """In the driver alone: the run goes on with another number of ranks; see `ScalingConfig`.
+        """Called when the run goes on with another number of ranks; in the driver alone.
 
         Every change of the ranks gives the ranks new copies of their callbacks.
         """
 
     def on_notice(self, noticed: Noticed) -> None:
-        """In the driver alone: a node of the run will go, and the ranks leave it or save."""
+        """Called when a node of the run will be drained; in the driver alone."""
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
-        """Training is over; `error` is what ended it early, or None. It is called once."""
+        """Called once when training is over; `error` is the error that ended it early, or None."""
 
 
 _MOMENTS: Mapping[type, str] = {
@@ -148,12 +148,12 @@ class Hooks:
                 raise self._blamed(callback, "on_start", info.first_step, error) from error
 
     def step(self, step: int) -> None:
-        """A step is done."""
+        """Call `on_step`."""
         for callback in self._of_steps:
             self._call(callback, "on_step", step, step)
 
     def event(self, event: object) -> None:
-        """A window, an evaluation, a checkpoint or a change of ranks is done, or a failure."""
+        """Call the method for an event: a window, evaluation, checkpoint, failure or change."""
         moment = _MOMENTS.get(type(event))
         if moment is None:
             return
@@ -164,7 +164,7 @@ class Hooks:
             self._call(callback, moment, event.step, event)
 
     def end(self, error: BaseException | None, step: int) -> None:
-        """Training is over; every callback hears of it once, also one that raised before."""
+        """Call `on_end` of every callback once, also of one that raised before."""
         if self._ended:
             return
         self._ended = True

@@ -189,7 +189,7 @@ class RunOptions(ExchangeOptions):
 
     @property
     def tables_optimizer(self) -> SparseOptimizer:
-        """Return `sparse_optimizer` in the form that the lookup kernels take.
+        """`sparse_optimizer` in the form that the lookup kernels take.
 
         Raises:
             ConfigError: its name, or an option of it, is unknown or out of range.
@@ -198,7 +198,7 @@ class RunOptions(ExchangeOptions):
 
     @property
     def own_optimizers(self) -> dict[str, SparseOptimizer]:
-        """Return `table_optimizers` in the form that the lookup kernels take."""
+        """`table_optimizers` in the form that the lookup kernels take."""
         return {table: as_optimizer(said) for table, said in self.table_optimizers.items()}
 
     def shared(self) -> dict[str, Any]:

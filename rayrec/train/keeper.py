@@ -161,7 +161,7 @@ class Keeper:
         Args:
             note: receives a line about the starting point.
         Raises:
-            CheckpointError, ConfigError: as `restore` and `warm_start`.
+            CheckpointError, ConfigError: the errors of `restore` and `warm_start`.
         """
         spec, self._note = self._spec, note
         if spec.init_from and not spec.resume_from:

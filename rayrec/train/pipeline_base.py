@@ -27,7 +27,7 @@ class PipelineStep(NamedTuple):
     Attributes:
         batch: the batch, on the device.
         loss: () detached, the model's own, before any scaling.
-        output: what the model returned beside the loss.
+        output: output of the model beside the loss.
         rows: rows of the global batch that the loss of a training step stands for; see `Share`.
     """
 

@@ -81,7 +81,7 @@ class Place:
             epoch, start = epoch + 1, 0
 
     def advance(self) -> None:
-        """A step is done."""
+        """Move the cursor by one batch, after a step."""
         self._turn()
         self.batch += 1
 
@@ -90,7 +90,7 @@ class Place:
             self.epoch, self.batch = self.epoch + 1, 0
 
     def cursor(self) -> dict[str, Any]:
-        """The place as a checkpoint keeps it, with what it depends on."""
+        """Return the cursor for a checkpoint, with the options and data that it depends on."""
         return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
 
     def restore(self, cursor: Mapping[str, Any], path: str) -> None:

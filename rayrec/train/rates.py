@@ -51,8 +51,8 @@ class LearningRates:
                     group["lr"] = base * factor
 
     def now(self) -> dict[str, float]:
-        """The rates of the last step: "sparse", of tables without an optimizer of their own, and
-        "dense".
+        """Return the rates of the last step: "sparse", of tables without an optimizer of their own,
+        and "dense".
         """
         rates = {"sparse": self._spec.tables_optimizer.lr * self._factors["sparse"]}
         if self._dense is not None:

@@ -22,11 +22,11 @@ class ProgressReport:
         loss: mean over the rows of the window.
         auc, ne: scores of the window's rows, predicted before each step's update; None when the
             window has one class only.
-        data_wait: by rank, the share of the window's time in which training waited for the next
+        data_wait: share of the window's time, by rank, in which training waited for the next
             batch to be read.
         scores: scores of the window's rows by name, those of every task and the user's own.
         learning_rates: "sparse" and "dense", of the window's last step.
-        memory_bytes: by rank, the resident memory of its process.
+        memory_bytes: resident memory of the process, by rank.
         step_s: mean seconds of a step of the window by part, of rank 0; empty on GPUs.
     """
 

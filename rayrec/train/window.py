@@ -37,8 +37,8 @@ class WindowSum(NamedTuple):
         rows: rows of all ranks.
         loss: mean loss over the rows.
         scores: scores of the rows, by name; empty without rows or if the model has diverged.
-        data_wait: by rank, the share of the window's time in which the next batch was not yet read.
-        memory_bytes: by rank, the memory of the device that the tables are on.
+        data_wait: share of the window's time, by rank, in which the next batch was not yet read.
+        memory_bytes: used memory of the tables' device, by rank.
         written: a checkpoint behind the training is over on every rank.
     """
 

@@ -25,8 +25,8 @@ class TableCopies:
     """Packed tables in shared memory, in one or two copies.
 
     Args:
-        tables: whose rows are copied; not kept.
-        count: of copies, 1 or 2.
+        tables: tables to copy; not kept.
+        count: number of copies, 1 or 2.
     Attributes:
         active: number of the copy that holds the newest version.
         data: the bytes of every copy, (bytes,) uint8.
@@ -74,7 +74,7 @@ class TableCopies:
             into.rows_of(number).copy_(tables.rows_of(number))
 
     def tables(self, copy: int, powers: Iterable[int] | None = None) -> PackedTables:
-        """The tables of one copy, with the powers by which their rows are packed."""
+        """Return the tables of one copy, with the powers by which their rows are packed."""
         tables: tuple[PackedTable, ...] = self._tables
         if powers is not None:
             pairs = zip(tables, powers, strict=True)

@@ -24,11 +24,11 @@ _HIDDEN = ".rayrec-"
 
 
 class ChainFolder:
-    """The publications in a folder.
+    """Folder of publications.
 
     Args:
         path: local folder; it need not exist yet.
-        key: that the publications which are read have to be signed with; None asks for none.
+        key: key that publications have to be signed with to be read; None asks for none.
     Raises:
         ConfigError: the path is no local one.
     """
@@ -38,13 +38,13 @@ class ChainFolder:
 
     @classmethod
     def of_run(cls, path: str | os.PathLike[str], key: SigningKey | None = None) -> ChainFolder:
-        """The folder itself, or that of a run whose folder is given."""
+        """Return the folder of publications at `path`, or below it where it is a run's folder."""
         own = cls(path, key)
         below = own.path / PUBLISHED
         return cls(below, key) if not own.places() and below.is_dir() else own
 
     def places(self) -> list[tuple[int, str]]:
-        """Number and kind of every publication that has a name, ascending."""
+        """Return number and kind of every complete publication, ascending."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -55,15 +55,15 @@ class ChainFolder:
         return sorted((seq, kind) for kind, seq in places)
 
     def folder(self, kind: str, seq: int) -> Path:
-        """Where a publication lies."""
+        """Return the path of a publication."""
         return self.path / f"{kind}-{seq:08d}"
 
     def read(self, kind: str, seq: int) -> Publication:
-        """What a publication says of itself.
+        """Read the record of a publication.
 
         Raises:
-            ArtifactError: there is none, or it is damaged or not signed, or lies in the place of
-                another one.
+            ArtifactError: the publication is missing, damaged or not signed, or lies in the place
+                of another one.
         """
         folder = self.folder(kind, seq)
         try:
@@ -80,7 +80,7 @@ class ChainFolder:
         return publication
 
     def head(self) -> Publication | None:
-        """The newest publication; None where there is none.
+        """Return the newest publication, or None.
 
         Raises:
             ArtifactError: it is damaged.
@@ -89,14 +89,14 @@ class ChainFolder:
         return self.read(places[-1][1], places[-1][0]) if places else None
 
     def hidden(self, kind: str, seq: int) -> Path:
-        """Where a publication is written before it gets its name."""
+        """Return the hidden path where a publication is written before it gets its name."""
         return self.path / f"{_HIDDEN}{kind}-{seq:08d}"
 
     def finish(self, publication: Publication, key: SigningKey | None = None) -> None:
         """Give a publication that was written its last file and its name.
 
         Args:
-            key: to sign it with.
+            key: key to sign the publication with; None signs none.
         Raises:
             SaveError: the file system refuses, or somebody else has published in its place.
         """
@@ -118,10 +118,10 @@ class ChainFolder:
             raise SaveError(f"cannot publish {target}: {one_line(error)}.") from error
 
     def _check_alone(self, publication: Publication) -> None:
-        """See that the newest publication is the parent still.
+        """Check that the newest publication still is the parent.
 
         Raises:
-            SaveError: it is another one.
+            SaveError: another run has published since.
         """
         newest = ""
         with suppress(ArtifactError):  # a damaged one is not the parent that was read before
@@ -136,7 +136,7 @@ class ChainFolder:
             )
 
     def clear(self) -> None:
-        """Remove what a publication that was cut short has left."""
+        """Remove the remains of unfinished publications."""
         for left in self.path.glob(f"{_HIDDEN}*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -155,7 +155,7 @@ class ChainFolder:
 
 
 def sync(path: Path) -> None:
-    """Have a file or folder on disk.
+    """Flush a file or folder to disk.
 
     Raises:
         OSError: the file system refuses.

@@ -31,15 +31,15 @@ from rayrec.storage import one_line
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of the weights, as one process tells another of it.
+    """Version of the weights, in the form that one process sends to another.
 
     Attributes:
         name: the step, and the first digits of the publication's sha256.
-        step: of training.
+        step: global training step.
         time: seconds since 1970 when the weights were taken.
         copy: number of the copy that holds its tables.
-        powers: of every table.
-        dense: the bytes of the dense part.
+        powers: power by which the rows of each table are packed.
+        dense: bytes of the dense part.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Version:
     dense: bytes
 
     def dense_tensors(self) -> dict[str, Tensor]:
-        """Dense parameters and buffers by their names in the model."""
+        """Return the dense parameters and buffers, by their names in the model."""
         return loaded_dense(self.dense, self.name)
 
 
@@ -60,15 +60,15 @@ class Follower:
     Args:
         path: the folder, or that of a run which publishes below its own.
         strict: keep two copies of the tables, so that no batch meets rows of two versions.
-        trusted: whether the first base may run code of whoever exported it.
+        trusted: allow the first base to run code of whoever exported it.
         signing_key: place of the key that publications have to be signed with; None asks for none.
         free: called with the number of a copy before it is written; returns when nobody reads it.
     Attributes:
-        artifact: the base that it began with; its schema, recipe and program hold for all versions.
-        copies: of the tables.
-        version: that was applied last.
+        artifact: first base; its schema, recipe and program hold for all versions.
+        copies: copies of the tables.
+        version: version that was applied last.
         verdict: CURRENT, or why the newest publication was not applied: GAP, FORK, DAMAGED, OTHER.
-        trouble: the same in a line; "" while current.
+        trouble: explanation of the verdict in a line; "" while current.
     Raises:
         ConfigError: the path is no local one, or there is no key.
         ArtifactError: the folder has no base that is whole.
@@ -141,7 +141,7 @@ class Follower:
         return self._jump([seq for seq, kind in later if kind == BASE])
 
     def _look_back(self, places: list[tuple[int, str]]) -> None:
-        """See that the newest publication is one that was applied."""
+        """Check that the newest publication was applied; else record a fork or damage."""
         for seq, kind in places[-1:]:
             try:
                 publication = self.folder.read(kind, seq)
@@ -152,7 +152,7 @@ class Follower:
                 self._forked(publication)
 
     def _jump(self, bases: list[int]) -> Version | None:
-        """Take the newest base that is whole, in place of what is missing or damaged."""
+        """Apply the newest complete base, in place of missing or damaged publications."""
         before = self.verdict, self.trouble
         for seq in reversed(bases):
             version = self._try(BASE, seq)
@@ -162,7 +162,7 @@ class Follower:
         return None
 
     def _try(self, kind: str, seq: int) -> Version | None:
-        """Apply one publication if it comes next and is whole; else say why not."""
+        """Apply one publication if it comes next and is complete; else record why not."""
         try:
             publication = self.folder.read(kind, seq)
             verdict = judge(self.position, publication)
@@ -213,7 +213,7 @@ class Follower:
         return self._version(publication, dense)
 
     def _based(self, publication: Publication) -> Version | None:
-        """Take all rows of a base.
+        """Apply all rows of a base.
 
         Raises:
             ArtifactError: a file is missing or damaged.
@@ -235,7 +235,7 @@ class Follower:
         return self._version(publication, dense)
 
     def _opened(self, publication: Publication) -> Artifact:
-        """The artifact of a base, all bytes of which were checked.
+        """Open the artifact of a base, with all its bytes checked.
 
         Raises:
             ArtifactError: a file is missing or damaged, or the artifact is another one.
@@ -251,10 +251,10 @@ class Follower:
         return manifest
 
     def _check_dense(self, dense: bytes, where: str) -> None:
-        """See that a dense part is one of this model, before any row is written.
+        """Check that a dense part is of this model, before any row is written.
 
         Raises:
-            ArtifactError: it is damaged, or has other parameters.
+            ArtifactError: the dense part is damaged, or has other parameters.
         """
         shapes = _shapes(loaded_dense(dense, where, trusted=self._trusted))
         if shapes != self._shapes:

@@ -30,10 +30,10 @@ class FollowingPredictor(Predictor):
         path: folder of a run that publishes, or of its publications.
         strict: keep two copies of the tables; each call is scored under one version. Otherwise
             there is one, and calls during a refresh may meet rows of two versions.
-        model: builds the training module; None takes what the base has.
-        trusted, signing_key: as for `Predictor.load`.
+        model: builds the training module; None takes the recipe or program of the base.
+        trusted, signing_key: the arguments of `Predictor.load`.
     Attributes:
-        follower: what reads the folder.
+        follower: follower that reads the folder and holds the tables.
     Raises:
         ConfigError: the path is no local one, or there is no key.
         ArtifactError: the folder has no base that is whole.
@@ -66,16 +66,16 @@ class FollowingPredictor(Predictor):
 
     @property
     def verdict(self) -> Verdict:
-        """CURRENT; or why a newer publication is not served: GAP, FORK, DAMAGED or OTHER."""
+        """Verdict on the newest publication: CURRENT, or why it is not served, such as FORK."""
         return self.follower.verdict
 
     @property
     def trouble(self) -> str:
-        """The same in a line; "" while current."""
+        """Explanation of the verdict in a line; "" while current."""
         return self.follower.trouble
 
     def refresh(self) -> int:
-        """Apply everything that was published since; returns how many publications.
+        """Apply all new publications, and return their number.
 
         What cannot be applied changes nothing: `verdict` and `trouble` say why.
         """
@@ -87,7 +87,7 @@ class FollowingPredictor(Predictor):
         return applied
 
     def take(self, version: Version) -> None:
-        """Score with a version whose tables are in the copy that it names."""
+        """Change over to a version, whose tables are in the copy that it names."""
         packed = self.follower.copies.tables(version.copy, version.powers)
         weights = self.weights.renewed(packed, version.dense_tensors(), version.name, version.step)
         with self._changed:
@@ -95,7 +95,7 @@ class FollowingPredictor(Predictor):
 
     @contextmanager
     def _held(self) -> Iterator[Weights]:
-        """See `Predictor._held`; while it is held, its copy of the tables is not written."""
+        """Yield the weights of the current version; their copy is not written inside the block."""
         with self._changed:
             weights, copy = self.weights, self._copy
             self._readers[copy] += 1
@@ -113,4 +113,4 @@ class FollowingPredictor(Predictor):
 
 
 def _at_once(copy: int) -> None:
-    """Wait for nobody."""
+    """Return at once: with one copy, calls may read it while it is written."""

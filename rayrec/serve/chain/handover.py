@@ -36,7 +36,7 @@ def hand_over(hidden: Path, shards: Sequence[TouchedState]) -> None:
 
 
 def assembled(hidden: Path, shards: Sequence[TouchedState], plan: ShardingPlan) -> list[Changed]:
-    """Whole rows of the shards that a rank packs, with the columns that others handed over.
+    """Join the rows of the shards that a rank packs with the columns that other ranks sent.
 
     Raises:
         OSError: the file system refuses.

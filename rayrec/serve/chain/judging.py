@@ -1,4 +1,4 @@
-"""Whether a publication comes next: the state machine of a follower, without files and tables.
+"""Verdicts on publications: the state machine of a follower, without files and tables.
 
 Publications hold values and not differences, and each names the one before by its sha256. So a
 follower that takes only what `judge` calls NEXT has a version that training has published, whatever
@@ -19,9 +19,9 @@ _MOST_REMEMBERED = 1024
 
 
 class Verdict(Enum):
-    """What a publication is to a follower.
+    """Relation of a publication to a follower's position.
 
-    NEXT: to be applied. SEEN: it was. GAP: one before it is missing. FORK: it belongs to another
+    NEXT: to apply now. SEEN: applied before. GAP: one before it is missing. FORK: it has another
     history. DAMAGED: it cannot be read, or is not what was written. OTHER: a base of other tables,
     types or features. CURRENT: there is nothing new.
     """
@@ -37,10 +37,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a follower stands: at the publication that it has applied last.
+    """Position of a follower in the chain: the publication that it has applied last.
 
     Attributes:
-        run, seq, sha256: of that publication.
+        run, seq, sha256: run, number and hash of that publication.
         artifact: sha256 of the manifest of the base below it.
         past: sha256 of publications that were applied, by number; the oldest are forgotten.
     """
@@ -53,7 +53,7 @@ class Position:
 
     @classmethod
     def at(cls, publication: Publication, before: Position | None) -> Position:
-        """The position after a publication was applied."""
+        """Return the position after a publication was applied."""
         past = {} if before is None else dict(before.past)
         past[publication.seq] = publication.sha256
         while len(past) > _MOST_REMEMBERED:
@@ -62,7 +62,7 @@ class Position:
 
 
 def judge(position: Position | None, publication: Publication) -> Verdict:
-    """What a publication is to a follower that stands at a position; None has nothing yet.
+    """Return the verdict on a publication for a follower at a position; None is an empty follower.
 
     A base stands by itself, so it may be taken where publications before it are missing.
     """
@@ -83,7 +83,7 @@ def judge(position: Position | None, publication: Publication) -> Verdict:
 
 
 def alike(one: Manifest, other: Manifest) -> bool:
-    """Whether what reads and scores rows by one artifact can do so by the tables of another."""
+    """Return True if a predictor of one artifact can score with the tables of the other."""
 
     def shape(manifest: Manifest) -> tuple[object, ...]:
         tables = [table.packed for table in manifest.tables]

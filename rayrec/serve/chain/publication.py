@@ -1,4 +1,4 @@
-"""`Publication`: what one link of a chain says of itself.
+"""`Publication`: the record of one link of a chain.
 
     base-00000001/     an artifact, and publication.json
     delta-00000002/    tables/0000-user-0.arrow, dense.safetensors and publication.json
@@ -28,12 +28,12 @@ _NAME = re.compile(rf"({BASE}|{DELTA})-(\d{{8}})")
 
 @dataclass(frozen=True, slots=True)
 class ChangedTable:
-    """The rows of one table that a delta holds.
+    """Rows of one table that a delta holds.
 
     Attributes:
-        name: of the table.
-        power: by which all of its rows are packed, those that did not change included.
-        rows: how many rows the files hold together.
+        name: name of the table.
+        power: power by which all of its rows are packed, unchanged ones included.
+        rows: number of rows in all files together.
         files: Arrow files of row numbers and packed rows; no row is in two of them.
     """
 
@@ -45,20 +45,20 @@ class ChangedTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Publication:
-    """One link of a chain.
+    """Record of one link of a chain.
 
     Attributes:
         kind: "base" or "delta".
-        run: of the chain; all publications of a folder have one.
+        run: id of the chain's run, the same for all publications of a folder.
         seq: place in the chain, from 1.
         parent: sha256 of the publication before; "" of the first.
         artifact: sha256 of the manifest of the artifact: that of a base itself, or the one that a
             delta goes back to.
-        from_step, to_step: the steps whose changes it holds; a base has all up to `to_step`.
+        from_step, to_step: steps whose changes it holds; a base has all up to `to_step`.
         time: seconds since 1970 when the weights were taken.
-        tables: of a delta, in the order of the artifact; without those that did not change.
-        dense: of a delta, the file of dense parameters.
-        sha256: of the text, without this field.
+        tables: changed tables of a delta, in the order of the artifact.
+        dense: file of a delta's dense parameters.
+        sha256: hash of the text, without this field.
     """
 
     kind: str
@@ -75,25 +75,25 @@ class Publication:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Name of its folder."""
         return f"{self.kind}-{self.seq:08d}"
 
     @property
     def version(self) -> str:
-        """How servers call these weights: the step, and the first digits of the sha256."""
+        """Name of these weights on servers: the step, and the first digits of the sha256."""
         return f"{self.to_step}-{self.sha256[:12]}"
 
     def files(self) -> list[StoredFile]:
-        """Every file of a delta but publication.json; a base has its own manifest."""
+        """Return every file of a delta but publication.json; a base has its own manifest."""
         files = [file for table in self.tables for file in table.files]
         return files if self.dense is None else [*files, self.dense]
 
     def sealed(self) -> Publication:
-        """The same publication with its sha256."""
+        """Return the same publication with its sha256."""
         return replace(self, sha256=fingerprint(self._body()))
 
     def to_bytes(self) -> bytes:
-        """The text of publication.json; of a sealed one."""
+        """Return the text of publication.json, for a sealed publication."""
         assert self.sha256, "a publication is sealed before it is written"
         return (json.dumps(self._body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
 
@@ -164,7 +164,7 @@ class Publication:
 
 
 def place_of(name: str) -> tuple[str, int] | None:
-    """Kind and number in the name of a publication's folder; None of any other name."""
+    """Return kind and number from the name of a publication's folder; None for other names."""
     match = _NAME.fullmatch(name)
     return None if match is None else (match[1], int(match[2]))
 

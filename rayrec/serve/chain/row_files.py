@@ -42,8 +42,8 @@ def write_rows(
     """Pack rows and write them.
 
     Args:
-        path: of the file in the folder.
-        table: how its rows are packed.
+        path: path of the file in the folder.
+        table: name and packing of the table.
         rows: (U,) int64 row numbers of the table, ascending.
         values: (U, width) of any float type.
     Raises:
@@ -70,10 +70,10 @@ def write_rows(
 def read_rows(
     folder: Path, changed: ChangedTable, table: PackedTable, number: int
 ) -> Iterator[ChangedRows]:
-    """The rows of one table of a delta, file by file.
+    """Read the rows of one table of a delta, file by file.
 
     Args:
-        number: of the table in the artifact.
+        number: number of the table in the artifact.
     Raises:
         ArtifactError: a file is missing or damaged, or holds rows that the table does not have.
     """

@@ -1,4 +1,4 @@
-"""`RowRanges`: two numbers of every row that a rank packs, from which the power of a table follows.
+"""`RowRanges`: size and step of every row that a rank packs, which give the power of a table.
 
 An export looks at all rows to find it. A delta has the touched rows only, so the numbers of the
 others are kept: 8 bytes a row.
@@ -32,11 +32,11 @@ class Changed(NamedTuple):
 
 
 class RowRanges:
-    """What `TableRange.ranges` says of every row that one rank packs.
+    """Largest size and smallest step of every row that one rank packs, by `TableRange.ranges`.
 
     Args:
-        tables: of the model.
-        types: of every table, by name.
+        tables: tables of the model.
+        types: type of every table's packed rows, by name.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RowRanges:
 
     @property
     def shards(self) -> set[Shard]:
-        """Those whose rows were measured."""
+        """Shards whose rows were measured."""
         return set(self._kept)
 
     def measure(self, reader: TableReader, shards: Sequence[Shard]) -> None:
@@ -82,14 +82,14 @@ class RowRanges:
                 kept[local] = new
 
     def extremes(self) -> Extremes:
-        """Table -> largest size and smallest step of the rows of this rank."""
+        """Return the largest size and smallest step of the rows of this rank, by table."""
         spans: dict[str, TableRange] = {}
         for shard, (sizes, steps) in self._kept.items():
             spans.setdefault(shard.table, self._span(shard.table)).include(sizes, steps)
         return {name: (span.largest, span.smallest) for name, span in spans.items()}
 
     def powers(self, measured: Sequence[Extremes]) -> dict[str, int]:
-        """The power of every table, by the extremes of all ranks."""
+        """Return the power of every table, from the extremes of all ranks."""
         powers = {}
         for name in self._tables:
             span = self._span(name)

@@ -43,11 +43,11 @@ Written = tuple[list[tuple[str, int, StoredFile]], StoredFile | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """The model after a step, beside its tables.
+    """State of the model after a step, beside its tables.
 
     Attributes:
         step: global steps done.
-        plan: where the tables lie, over the ranks that write.
+        plan: sharding plan of the tables, over the ranks that write.
         dense: parameters and buffers by name; rank 0's are published.
         time: seconds since 1970; rank 0's is published.
     """
@@ -59,17 +59,17 @@ class Moment:
 
 
 class ChainWriter:
-    """One rank's part of what a run publishes; all ranks call the same methods together.
+    """Writer of one rank's part of publications; all ranks call the same methods together.
 
     Args:
-        folder: that all hosts of the ranks see.
-        tables: of the model.
-        types: of all tables, or by table name.
-        rank: of this process.
-        writers: ranks from 0 on that hold every table together; the others watch.
-        key: to sign publications with; None signs none.
+        folder: folder that all hosts of the ranks see.
+        tables: tables of the model.
+        types: type of all tables' packed rows, or types by table name.
+        rank: rank of this process.
+        writers: number of ranks from 0 on that hold every table together; the others watch.
+        key: key to sign publications with; None signs none.
     Attributes:
-        head: the newest publication of this writer; None before the first base.
+        head: newest publication of this writer; None before the first base.
     Raises:
         ConfigError: a type or table is not known.
     """
@@ -101,9 +101,9 @@ class ChainWriter:
         """Publish all rows; training stands still meanwhile.
 
         Args:
-            shards: of this rank.
+            shards: shards of this rank.
             export: makes an artifact of a checkpoint, in a folder; called on rank 0.
-            extras: of the checkpoint that is exported.
+            extras: JSON data of the checkpoint that is exported.
         Raises:
             CheckpointError: on every rank, when the model cannot be exported.
             SaveError: on every rank, when the storage refused.
@@ -144,7 +144,7 @@ class ChainWriter:
         self.head = agree(f"{what}: finishing", finish, gather)[0]
 
     def _begin_base(self) -> tuple[int, Publication | None]:
-        """On rank 0, the number of the next base and the publication before, by the folder."""
+        """Return the number of the next base and the hash of the publication before, on rank 0."""
         if self._rank:
             return 0, None
         self._folder.path.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ class ChainWriter:
         )
 
     def _packed_here(self, shards: Sequence[Shard], plan: ShardingPlan) -> list[Shard]:
-        """The shards whose rows this rank packs: those with the first column."""
+        """Return the shards whose rows this rank packs: those with the first column."""
         if self._rank >= self._writers:
             return []
         return [s for s in shards if s.cols.start == 0 and writes(plan, s, self._rank)]
@@ -260,7 +260,7 @@ class ChainWriter:
         return files, _write_dense(hidden, moment.dense) if self._rank == 0 else None
 
     def _delta(self, head: Publication, moment: Moment, written: Sequence[Written]) -> Publication:
-        """What a delta says of itself, by what all ranks have written."""
+        """Return the record of a delta, from the files that all ranks have written."""
         tables = []
         every = [entry for own, _ in written for entry in own]
         for table in self._tables:

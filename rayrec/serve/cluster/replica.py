@@ -29,7 +29,7 @@ _ANY_HOST = ("0.0.0.0", "::")
 
 
 class Seen(NamedTuple):
-    """An artifact as a host sees it: address of the host, version and step of the weights."""
+    """Artifact as a host sees it: address of the host, version and step of the weights."""
 
     host: str
     version: str
@@ -37,11 +37,11 @@ class Seen(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where a replica answers.
+    """Addresses and process of a replica that answers.
 
     Attributes:
         host: address of its node.
-        pid: of its process.
+        pid: id of its process.
         grpc, http: address and port at which it listens.
     """
 
@@ -52,7 +52,7 @@ class Where(NamedTuple):
 
 
 class ReplicaActor:
-    """One replica; all calls are of one event loop."""
+    """Ray actor of one replica; all calls run in one event loop."""
 
     def __init__(self) -> None:
         tune_malloc()
@@ -61,20 +61,20 @@ class ReplicaActor:
         self._is_ending = False
 
     async def look(self, path: str) -> Seen:
-        """What the artifact is on this host; reads its manifest alone.
+        """Return version and step of the artifact on this host; reads the manifest alone.
 
         Raises:
-            ArtifactError: it is not there.
-            ConfigError: it has no schema, or a package is missing on this host.
+            ArtifactError: this host has no artifact there.
+            ConfigError: the artifact has no schema, or a package is missing on this host.
         """
         with _on_host():
             return await asyncio.to_thread(_seen, path)
 
     async def serve(self, path: str, settings: ServerSettings, version: str) -> int:
-        """Answer until `stop`; returns 0 where all requests were answered.
+        """Answer requests until `stop`; return 0 if all were answered.
 
         Args:
-            version: of the weights; a host that has another one does not serve.
+            version: version of the weights; a host that has another one does not serve.
         Raises:
             ArtifactError: a file is missing or damaged, or the version is another.
             ConfigError: no port is free.
@@ -89,11 +89,11 @@ class ReplicaActor:
         return code
 
     async def where(self) -> Where | None:
-        """Where it answers; None until it does."""
+        """Return the addresses of the replica; None until it answers."""
         return self._where
 
     async def stop(self) -> None:
-        """Have `serve` answer what is there and return."""
+        """Have `serve` answer the requests that are there, and return."""
         self._is_ending = True
         if self._replica is not None:
             self._replica.ended.set()

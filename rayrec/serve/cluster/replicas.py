@@ -1,4 +1,4 @@
-"""`Replicas`: what happens to the replicas of a server on a cluster, and how they end.
+"""`Replicas`: starts, watches, restarts and ends the replicas of a server on a cluster.
 
 Ray restarts a replica whose process or node is lost and repeats its call of `serve`. What is left
 to do here is to look at all replicas a few times a second, and to tell what has happened to them.
@@ -28,16 +28,16 @@ _MOST_FAILED_STARTS = 3
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One of the replicas.
+    """State of one replica.
 
     Attributes:
-        serving: its call of `serve`; None while it waits to be repeated.
-        asked: a call of `where` that has no answer yet.
-        where: where it answers; None while it does not.
+        serving: pending call of `serve`; None while it waits to be repeated.
+        asked: pending call of `where`, or None.
+        where: addresses of the replica; None while it does not answer.
         is_lost: its process is gone, and the next one has not answered yet.
-        failed: how often it was lost, or did not serve, since it answered last.
-        due: when its call of `serve` is to be repeated.
-        silent_s: for how long somebody has looked since it answered last.
+        failed: number of losses and failed starts since the last answer.
+        due: time at which the call of `serve` is repeated.
+        silent_s: seconds of watching since the last answer.
     """
 
     number: int
@@ -52,12 +52,12 @@ class _Slot:
 
     @property
     def name(self) -> str:
-        """What lines call it."""
+        """Name of the replica in lines for the user."""
         return f"replica {self.number}"
 
 
 class Replicas:
-    """The replicas of one server.
+    """Replicas of one server.
 
     Args:
         actors: one each.
@@ -71,14 +71,14 @@ class Replicas:
 
     @property
     def addresses(self) -> tuple[Where, ...]:
-        """Where replicas answer, as they were last seen; those that are lost are left out."""
+        """Addresses of the replicas that answered when last polled."""
         return tuple(slot.where for slot in self._slots if slot.where is not None)
 
     def start(self, check: Callable[[], None]) -> None:
-        """See that all hosts have the artifact, and wait until all replicas answer.
+        """Check that all hosts have the artifact, and wait until all replicas answer.
 
         Raises:
-            RayrecError: as `serve_on_cluster`.
+            RayrecError: an error of `serve_on_cluster`.
         """
         seen = self._look(check)
         self._version = seen.version
@@ -109,7 +109,7 @@ class Replicas:
             self.watch()
 
     def watch(self) -> None:
-        """Look at all replicas once, and tell what has happened; takes a quarter of a second.
+        """Poll all replicas once, and restart lost ones; takes a quarter of a second.
 
         Raises:
             ServingError: a replica is gone for good, or does not start.
@@ -138,7 +138,7 @@ class Replicas:
         time.sleep(_LOOK_S)
 
     def drain(self) -> None:
-        """End all replicas, each after the answers to what it has.
+        """End all replicas, each after the answers to its pending requests.
 
         Raises:
             ServingError: some did not answer all in time.
@@ -165,7 +165,7 @@ class Replicas:
             )
 
     def _look(self, check: Callable[[], None]) -> Seen:
-        """What all hosts see at the path.
+        """Return the artifact at the path, which must be the same on all hosts.
 
         Raises:
             ArtifactError: they see different versions.
@@ -194,7 +194,7 @@ class Replicas:
         slot.serving = call.remote(self._path, self._settings, self._version)
 
     def _hear(self, slot: _Slot) -> None:
-        """Take the answer about where a replica is, or that it is lost."""
+        """Record the addresses that a replica answered, or its loss."""
         import ray
 
         reference, slot.asked = slot.asked, None
@@ -229,7 +229,7 @@ class Replicas:
             ray.kill(slot.actor, no_restart=False)
 
     def _lost(self, slot: _Slot, why: str) -> None:
-        """Say that a replica is lost, which Ray starts again.
+        """Report a lost replica, which Ray starts again.
 
         Raises:
             ServingError: it was lost several times before all replicas were there.
@@ -245,7 +245,7 @@ class Replicas:
         _say(f"{slot.name}{where} is lost: {why}; Ray starts it again")
 
     def _ended(self, slot: _Slot) -> None:
-        """Have a replica serve again whose call has come to an end.
+        """Schedule another start of a replica whose call of `serve` has ended.
 
         Raises:
             RayrecError: not all replicas have answered yet, or Ray does not start it again.
@@ -270,10 +270,10 @@ class Replicas:
 
 
 def _seen(name: str, reference: Any) -> Seen:
-    """What a replica saw of the artifact.
+    """Return the artifact as a replica sees it.
 
     Raises:
-        RayrecError: it saw none; names the host.
+        RayrecError: the replica sees none; names the host.
     """
     import ray
 
@@ -287,7 +287,7 @@ def _seen(name: str, reference: Any) -> Seen:
 
 
 def _raised(name: str, error: Any) -> RayrecError:
-    """What a call of a replica has met, of the same class where it is a user's mistake."""
+    """Return the error of a replica's call, in its own class where it is a user's mistake."""
     raised = error.cause if error.cause is not None else error
     text = one_line(raised)
     mistake = as_user_mistake(raised, f"{name} {text}")

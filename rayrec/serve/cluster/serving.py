@@ -1,4 +1,4 @@
-"""`serve_on_cluster`: joins a cluster, has room on it, and holds the replicas of a server there."""
+"""`serve_on_cluster`: joins a cluster, reserves resources, and runs a server's replicas there."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def serve_on_cluster(
     """Serve an artifact by replicas on the nodes of a Ray cluster until SIGTERM or SIGINT.
 
     Args:
-        path: of the artifact, the same on every node.
+        path: path of the artifact, the same on every node.
         settings: `replicas` are those of the whole cluster; each holds `threads` CPUs of it.
-        address: of the cluster, host:port; "auto" finds one of this machine. By default
+        address: host:port of the cluster; "auto" finds one of this machine. By default
             RAY_ADDRESS, or "auto".
     Raises:
         ArtifactError: a node does not see the artifact, or another version of it; names the host.
@@ -52,12 +52,12 @@ def served_on_cluster(
     address: str = "",
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[Replicas]:
-    """As `serve_on_cluster`, for the time of a block; all replicas answer when it begins.
+    """Serve as `serve_on_cluster` does inside the block; all replicas answer when it begins.
 
     Args:
         check: called several times a second before that; what it raises ends the start.
     Raises:
-        RayrecError: as `serve_on_cluster`.
+        RayrecError: an error of `serve_on_cluster`.
     """
     import ray
 
@@ -79,7 +79,7 @@ def served_on_cluster(
 
 
 def _address(given: str) -> str:
-    """The cluster to join; "" for that of RAY_ADDRESS."""
+    """Return the address of the cluster to join; "" for that of RAY_ADDRESS."""
     is_named = os.environ.get("RAY_ADDRESS", "") not in ("", "local")
     if given in ("", "auto"):
         return "" if is_named else "auto"

@@ -29,12 +29,12 @@ _TYPES = (JSON_TYPE, ARROW_TYPE, PROTOBUF_TYPE)
 
 
 class Asked(NamedTuple):
-    """A request.
+    """Request as it was read from a body.
 
     Attributes:
-        rows: to score; the candidates where there is a user.
-        size: in bytes, as Arrow streams.
-        timeout_s: how long the caller waits; None for ever.
+        rows: rows to score; the candidates where there is a user.
+        size: size in bytes, as Arrow streams.
+        timeout_s: seconds that the caller waits; None for ever.
         user: one row of the columns that are the same for all rows; None where rows have all.
     """
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 def type_trouble(content_type: str) -> str:
-    """Why bodies of a type are not read, or ""."""
+    """Return the reason why bodies of a content type are refused, or ""."""
     if content_type in _TYPES:
         return ""
     return f"content-type {content_type} is not read; send {', '.join(_TYPES)}."
@@ -95,7 +95,7 @@ def _of_json(reader: RequestReader, given: dict[str, Any]) -> Asked:
 
 
 def _read(reader: RequestReader, columns: Mapping[str, Any]) -> tuple[pa.RecordBatch, int]:
-    """Columns as a batch, with the checks of bytes: text of JSON can be as wrong."""
+    """Return columns as a batch, checked like Arrow bytes, since JSON can be as wrong."""
     kept = {name: columns[name] for name in reader.columns if name in columns}
     for values in kept.values():
         if isinstance(values, Sequence):
@@ -105,7 +105,7 @@ def _read(reader: RequestReader, columns: Mapping[str, Any]) -> tuple[pa.RecordB
 
 
 def written(answer: Answer, content_type: str) -> bytes:
-    """An answer as a body of the type of the request."""
+    """Return an answer as a body of the request's content type."""
     if content_type == ARROW_TYPE:
         return answer_bytes(answer)
     if content_type == PROTOBUF_TYPE:
@@ -121,7 +121,7 @@ def written(answer: Answer, content_type: str) -> bytes:
 
 
 def _listed(scores: NDArray[np.float32]) -> list[Any]:
-    """Scores as JSON has them: null in the place of NaN and infinity, for which it has no word."""
+    """Return scores as lists for JSON, with null for NaN and infinity, which JSON lacks."""
     values = scores.astype(object)
     values[~np.isfinite(scores)] = None
     listed: list[Any] = values.tolist()

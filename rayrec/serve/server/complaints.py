@@ -1,4 +1,4 @@
-"""What an event loop complains of, in a line, and not again within seconds.
+"""Errors of an event loop as lines, each at most once within some seconds.
 
 A process without file descriptors would otherwise write hundreds of tracebacks a second.
 """
@@ -17,7 +17,7 @@ _MOST_KEPT = 100
 
 
 class Complaints:
-    """An exception handler of an event loop."""
+    """Exception handler of an event loop."""
 
     def __init__(self) -> None:
         self._said: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What an error of a request is called: in gRPC, in HTTP, and among the metrics."""
+"""Codes of a request's error: in gRPC, in HTTP, and among the metrics."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_TEXT = 1000
 
 
 class Fault(NamedTuple):
-    """How an error is told.
+    """Codes and text of an error in an answer.
 
     Attributes:
-        outcome: the label of the metrics.
+        outcome: label of the metrics.
         code: name of the gRPC status code.
-        status: of HTTP.
+        status: status code of HTTP.
         error: name of the class that a client raises.
-        text: what happened, in one line.
+        text: message in one line.
     """
 
     outcome: str
@@ -50,7 +50,7 @@ OUTCOMES = (OK, *dict.fromkeys(kind[0] for kind in _KINDS.values()), "defect", C
 
 
 def fault_of(error: Exception) -> Fault:
-    """How an error is told; a defect's traceback goes to standard error, not to the caller."""
+    """Return codes and text of an error; the traceback of a defect goes to standard error only."""
     for kind, (outcome, code, status) in _KINDS.items():
         if isinstance(error, kind):
             text = " ".join(str(error).split())

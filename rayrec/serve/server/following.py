@@ -1,4 +1,4 @@
-"""`Following`: a replica that is told of new versions changes over to them, between two calls."""
+"""`Following`: changes a replica over to new versions that its parent announces."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rayrec.serve.server.metrics import Metrics
 
 
 class Following:
-    """What a replica does with what it is told; made inside of a running event loop.
+    """Receiver of the parent's messages in a replica; made inside of a running event loop.
 
     Args:
-        lead: of the parent, as it was inherited.
-        connection: to the parent.
-        metrics: of the replica.
+        lead: lead of the parent, inherited by the fork.
+        connection: connection to the parent.
+        metrics: metrics of the replica.
     Attributes:
-        told: what was told last.
+        told: last message of the parent.
     """
 
     def __init__(self, lead: Lead, connection: Connection, metrics: Metrics) -> None:
@@ -32,11 +32,11 @@ class Following:
         self._loop.add_reader(connection.fileno(), self._read)
 
     def says(self) -> dict[str, str]:
-        """What the newest publication is to this server."""
+        """Return the verdict on the newest publication, for health checks."""
         return {"chain": self.told.state, "trouble": self.told.trouble}
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening to the parent."""
         self._loop.remove_reader(self._connection.fileno())
 
     def _read(self) -> None:
@@ -59,7 +59,7 @@ class Following:
         self._connection.send_bytes(CHANGED)
 
     def _change_over(self, version: Version) -> None:
-        """Take a version, and see the calls of the one before end."""
+        """Change over to a version, and wait for the calls of the one before to end."""
         predictor = self._lead.predictor
         predictor.take(self._lead.dense_of(version))
         for copy in range(len(predictor.follower.copies.data)):

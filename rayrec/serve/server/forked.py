@@ -1,4 +1,4 @@
-"""What a forked process does: it becomes a replica, and ends with its parent."""
+"""Entry point of a forked process, which becomes a replica and ends with its parent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_forked(
     pulses: Pulses,
     lead: Lead | None,
 ) -> None:
-    """What a forked process does; ends the process."""
+    """Run a replica in a forked process; does not return."""
     for one in SIGNALS:
         signal.signal(one, signal.SIG_DFL)
     with suppress(OSError, AttributeError):

@@ -46,7 +46,7 @@ class GrpcService:
         self.port = settings.port
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             UnavailableError: the address cannot be had.
@@ -59,7 +59,7 @@ class GrpcService:
         await self._server.start()
 
     async def stop(self, seconds: float) -> None:
-        """Take no more requests, and wait so long for the answers of those that are here."""
+        """Take no more requests, and wait at most `seconds` for the answers of pending ones."""
         await self._server.stop(seconds)
 
     async def _predict(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:

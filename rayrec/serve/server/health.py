@@ -1,4 +1,4 @@
-"""`Health`: whether a replica is to be given requests, as gRPC's own protocol says it.
+"""`Health`: readiness of a replica for requests, served by gRPC's health protocol.
 
 `grpc.health.v1.Health` is what Kubernetes' probes, proxies and clients of gRPC ask. Check answers
 at once; Watch goes on to answer when that changes, and ends with the replica.
@@ -22,20 +22,20 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 
 class Health:
-    """Whether a replica is to be given requests; made inside of a running event loop."""
+    """Readiness of a replica for requests; made inside of a running event loop."""
 
     def __init__(self) -> None:
         self.is_ready = False
         self._changed = asyncio.Event()
 
     def set_ready(self, is_ready: bool) -> None:
-        """Say so from now on, to those who watch as well."""
+        """Set the readiness, and notify those who watch."""
         self.is_ready = is_ready
         self._changed.set()
         self._changed = asyncio.Event()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The methods of the service."""
+        """Return the gRPC handler of the methods Check and Watch."""
         methods = {
             "Check": grpc.unary_unary_rpc_method_handler(self._check),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
@@ -65,7 +65,7 @@ class Health:
 
 
 async def _is_known(request: bytes, context: grpc.aio.ServicerContext) -> bool:
-    """Whether a request asks for the server as a whole or for the one service that it has."""
+    """Return True if a request names the whole server or its one service."""
     try:
         service = fields_of(request).get(1, b"")
     except InputError as error:

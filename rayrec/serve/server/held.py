@@ -1,4 +1,4 @@
-"""What the parent of the replicas holds for them: their ports, and the folder of their numbers.
+"""Resources that the parent of the replicas holds for them: ports, and the folder of metrics.
 
 The ports are bound without listening, so that no other server can share them by mistake.
 """
@@ -19,7 +19,7 @@ from rayrec.storage import one_line
 
 @contextmanager
 def reserved(settings: ServerSettings) -> Iterator[ServerSettings]:
-    """Hold the ports of a server; gives the settings with the ports that are held.
+    """Hold the ports of a server inside the block; yields the settings with these ports.
 
     Raises:
         ConfigError: the host is unknown, or a port is taken.
@@ -29,7 +29,7 @@ def reserved(settings: ServerSettings) -> Iterator[ServerSettings]:
 
 
 def _reserve(settings: ServerSettings, name: str) -> socket.socket:
-    """A socket bound to a port that nobody else has, which others of this user may share."""
+    """Return a socket bound to a free port, which other processes of this user may share."""
     port: int = getattr(settings, name)
     where = f"{settings.address(port)} ({name})"
     try:
@@ -55,7 +55,7 @@ def _reserve(settings: ServerSettings, name: str) -> socket.socket:
 
 @contextmanager
 def metrics_folder() -> Iterator[None]:
-    """A folder in which the replicas keep their numbers, for the time of the server."""
+    """Keep a folder for the metrics of the replicas inside the block."""
     before = os.environ.get(METRICS_FOLDER)
     with tempfile.TemporaryDirectory(prefix="rayrec-serve-") as folder:
         os.environ[METRICS_FOLDER] = folder
@@ -68,7 +68,7 @@ def metrics_folder() -> Iterator[None]:
 
 
 def forget_numbers(pid: int) -> None:
-    """Leave a dead process out of the sums of what is there now."""
+    """Drop the gauges of a dead process from the sums."""
     folder = os.environ[METRICS_FOLDER]
     for name in os.listdir(folder):
         if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):

@@ -48,7 +48,7 @@ class HttpService:
         )
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             UnavailableError: the address cannot be had.
@@ -62,7 +62,7 @@ class HttpService:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Take no more requests, and wait for the answers of those that are here."""
+        """Take no more requests, and wait for the answers of pending ones."""
         await self._runner.cleanup()
 
     async def _predict(self, request: web.Request) -> web.Response:
@@ -92,7 +92,7 @@ class HttpService:
             self._parts.metrics.answered("http", outcome, perf_counter() - start)
 
     async def _say_last(self, _: web.Request, response: web.StreamResponse) -> None:
-        """Have a client open another connection, where this one is about to be closed."""
+        """Ask a client to open another connection, since this one is about to be closed."""
         if not self._parts.health.is_ready:
             response.force_close()
             # aiohttp has written its own header by now

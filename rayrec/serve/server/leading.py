@@ -26,12 +26,12 @@ _LATE_S = 60.0  # a replica that has not changed over by then hangs
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the parent tells a replica.
+    """Message of the parent to a replica.
 
     Attributes:
-        state: of the chain; the value of a `Verdict`.
-        trouble: why the newest publication is not served, or "".
-        version: to change over to, without its dense part; None where there is none.
+        state: state of the chain; the value of a `Verdict`.
+        trouble: reason why the newest publication is not served, or "".
+        version: version to change over to, without its dense part, or None.
     """
 
     state: str
@@ -40,11 +40,11 @@ class Told:
 
 
 class Lead:
-    """What the parent does for replicas that follow.
+    """Leader of replicas that follow a chain, in their parent.
 
     Args:
-        predictor: which the replicas inherit.
-        poll_s: seconds between two looks.
+        predictor: predictor that the replicas inherit by the fork.
+        poll_s: seconds between two looks at the folder.
     """
 
     def __init__(self, predictor: FollowingPredictor, poll_s: float) -> None:
@@ -56,26 +56,26 @@ class Lead:
         self._told = self.told(None)
 
     def told(self, version: Version | None) -> Told:
-        """What there is to tell now."""
+        """Return the message for the replicas: the state of the chain, and a version if given."""
         one = self.predictor
         return Told(one.verdict.value, one.trouble, version)
 
     def dense_of(self, version: Version) -> Version:
-        """A version that was told, with its dense part; on a replica."""
+        """Return a version with its dense part; called on a replica."""
         file = self._dense[version.copy].fileno()
         return replace(version, dense=os.pread(file, os.fstat(file).st_size, 0))
 
     def timeout(self) -> float:
-        """Seconds until there is something to do."""
+        """Return the seconds until `turn` or `late` has something to do."""
         due = [self._next, *self._waited.values()]
         return max(0.0, min(due) - time.monotonic())
 
     def heard(self, replica: int) -> None:
-        """Take note that a replica has changed over, or is gone."""
+        """Record that a replica has changed over, or is gone."""
         self._waited.pop(replica, None)
 
     def late(self) -> list[int]:
-        """Replicas that hang; each is named once."""
+        """Return the replicas that did not change over in time; each is named once."""
         now = time.monotonic()
         late = [replica for replica, end in self._waited.items() if end <= now]
         for replica in late:
@@ -103,7 +103,7 @@ class Lead:
                 connection.send(told)
 
     def _change_over(self, version: Version) -> None:
-        """Have replicas that are started from now on begin with a version."""
+        """Change this process over to a version, which later replicas inherit."""
         self.predictor.take(version)
         file = self._dense[version.copy].fileno()
         os.ftruncate(file, 0)

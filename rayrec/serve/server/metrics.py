@@ -1,4 +1,4 @@
-"""What a server counts for Prometheus.
+"""Metrics of a server for Prometheus.
 
 All replicas listen at one port, so a scrape reaches any of them. Where the variable
 PROMETHEUS_MULTIPROC_DIR is set, as the supervisor does, every replica keeps its numbers in a file
@@ -38,7 +38,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """The counters of one replica.
+    """Metrics of one replica.
 
     Args:
         version: name of the weights that it serves; None where it follows a chain, whose versions
@@ -105,7 +105,7 @@ class Metrics:
         starts.inc()
 
     def _add_chain(self) -> None:
-        """Make the numbers of a server that follows a chain."""
+        """Make the metrics of a server that follows a chain."""
         self._step = Gauge(
             "rayrec_serve_step",
             "training step of the weights, the least of all replicas",
@@ -122,17 +122,17 @@ class Metrics:
         self._chain = {state: chain.labels(state) for state in STATES}
 
     def at_version(self, step: int, taken: float) -> None:
-        """Say which weights are served now, and when they were taken, in seconds since 1970."""
+        """Record step and time of the weights that are served, in seconds since 1970."""
         self._time = taken
         self._step.set(step)
 
     def chain_is(self, state: str) -> None:
-        """Say what the newest publication is to this server."""
+        """Record the verdict on the newest publication."""
         for name, gauge in self._chain.items():
             gauge.set(name == state)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What is computed when it is asked for."""
+        """Yield the metrics that are computed at each scrape: the age of the weights."""
         if self._time:
             yield GaugeMetricFamily(
                 "rayrec_serve_staleness_seconds",
@@ -153,7 +153,7 @@ class Metrics:
         self._unknown.inc(unknown)
 
     def text(self) -> bytes:
-        """All numbers in the format of Prometheus."""
+        """Return all metrics in the format of Prometheus."""
         if not self._is_joined:
             return generate_latest(self._registry) + generate_latest(self._computed)
         joined = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Whether the packages of the extra `serve` are installed; needs the standard library only."""
+"""Check of the packages of the extra `serve`; needs the standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGES = {"grpc": "grpcio", "aiohttp": "aiohttp", "prometheus_client": "prome
 
 
 def check_installed() -> None:
-    """See that a server can start.
+    """Check that the packages of a server are installed.
 
     Raises:
         ConfigError: names the packages that are missing, and the extra.

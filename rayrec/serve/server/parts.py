@@ -1,4 +1,4 @@
-"""`Parts`: what the two services of a replica answer with."""
+"""`Parts`: the objects that the two services of a replica share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayrec.serve.server.settings import ServerSettings
 
 
 class Parts(NamedTuple):
-    """What the gRPC and the HTTP side of a replica share."""
+    """Objects that the gRPC and the HTTP service of a replica share."""
 
     queue: ScoringQueue
     reading: Reading

@@ -1,4 +1,4 @@
-"""`Pulses`: how the parent of the replicas notices one that hangs, and not one that is slow.
+"""`Pulses`: heartbeats by which the parent tells a replica that hangs from one that is slow.
 
 Every replica counts in memory that it shares with its parent, a step a second, from its event loop.
 So nothing is sent, and neither waits for the other. The parent adds up the time without a step, but
@@ -23,7 +23,7 @@ STARTING_S = 300.0  # the same of one that has not answered yet
 
 @dataclass(slots=True)
 class _Heard:
-    """What was seen of a replica at the last look."""
+    """Heartbeat count, core wait and silence of a replica at the last look."""
 
     steps: int = 0
     waited_s: float = 0.0
@@ -31,10 +31,10 @@ class _Heard:
 
 
 class Pulses:
-    """The steps of some replicas; made before they are forked.
+    """Heartbeat counters of some replicas; made before they are forked.
 
     Args:
-        count: of replicas.
+        count: number of replicas.
     """
 
     def __init__(self, count: int) -> None:
@@ -43,13 +43,13 @@ class Pulses:
         self._looked = time.monotonic()
 
     async def beat(self, replica: int) -> None:
-        """Step until it is cancelled; in the event loop of a replica."""
+        """Count heartbeats until cancelled; runs in the event loop of a replica."""
         while True:
             self._steps[replica] += 1
             await asyncio.sleep(TURN_S)
 
     def begin(self, replica: int) -> None:
-        """Take note that another process is started in the place of a replica."""
+        """Reset the silence of a replica that is started again."""
         self._heard[replica] = _Heard(self._steps[replica])
 
     def due_s(self) -> float:
@@ -57,10 +57,10 @@ class Pulses:
         return max(0.0, self._looked + TURN_S - time.monotonic())
 
     def look(self, pids: dict[int, int]) -> dict[int, float]:
-        """For how long each replica has taken no step though it could.
+        """Return the seconds that each replica gave no heartbeat though it had a core.
 
         Args:
-            pids: of the processes, by the numbers of the replicas.
+            pids: process ids, by the numbers of the replicas.
         """
         now = time.monotonic()
         passed = min(now - self._looked, 2 * TURN_S)
@@ -77,7 +77,7 @@ class Pulses:
 
 
 def core_wait_s(pid: int) -> float:
-    """For how long the threads of a process have waited for a core, all together; 0 if unknown."""
+    """Return the seconds that all threads of a process have waited for a core; 0 if unknown."""
     waited = 0
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -21,8 +21,8 @@ class Reading:
     """Reads the requests of one replica, at most one at a time beside the event loop.
 
     Args:
-        reader: of the columns that a request has.
-        most_bytes: that may wait to be read; beyond them a request is refused.
+        reader: reader of the columns of a request.
+        most_bytes: bytes that may wait to be read; beyond them a request is refused.
     """
 
     def __init__(self, reader: RequestReader, most_bytes: int) -> None:
@@ -31,11 +31,11 @@ class Reading:
         self._bytes = 0
 
     async def read(self, content_type: str, body: bytes) -> Asked:
-        """What a body asks for.
+        """Read the request in a body.
 
         Raises:
-            InputError: as `asked`.
-            OverloadedError: too much waits to be read.
+            InputError: the body is no valid request; see `asked`.
+            OverloadedError: too many bytes wait to be read.
         """
         size = len(body)
         if content_type == ARROW_TYPE and size <= _SMALL_BYTES:

@@ -35,8 +35,8 @@ class Replica:
     """The two services of one predictor; made inside of a running event loop.
 
     Args:
-        lead, parent: of a predictor that follows, what the parent has made for its replicas, and
-            the connection to it.
+        lead, parent: lead of the parent process, and the connection to it, for a predictor that
+            follows a chain.
     Raises:
         ConfigError: the artifact has no schema.
     """
@@ -65,7 +65,7 @@ class Replica:
             self.http.chain = self.following.says
 
     async def start(self) -> None:
-        """Listen at both ports.
+        """Start to listen at both ports.
 
         Raises:
             UnavailableError: an address cannot be had.
@@ -76,7 +76,7 @@ class Replica:
         self.health.set_ready(True)
 
     async def stop(self) -> None:
-        """Send callers elsewhere, take no more requests, answer those here, and end the threads."""
+        """Drain: report not ready, refuse requests, answer pending ones, and end the threads."""
         most = self.settings.drain_s
         self.health.set_ready(False)
         if not self.code:  # of a defect, after which nothing is scored
@@ -105,12 +105,12 @@ def run_replica(
     lead: Lead | None = None,
     parent: Connection | None = None,
 ) -> int:
-    """Answer until SIGTERM or SIGINT; returns the exit code.
+    """Answer requests until SIGTERM or SIGINT, and return the exit code.
 
     Args:
         ready: called once requests are taken.
-        pulse: runs beside all else, so that somebody sees that the event loop goes on.
-        lead, parent: as for `Replica`.
+        pulse: runs beside the services, to show the parent that the event loop goes on.
+        lead, parent: the arguments of `Replica`.
     Raises:
         UnavailableError: an address cannot be had.
     """

@@ -45,7 +45,7 @@ Outcome = Answer | Exception
 
 
 class ScoringQueue:
-    """The queue of one replica and its thread; made inside of a running event loop.
+    """Queue of requests of one replica and its thread; made inside of a running event loop.
 
     Args:
         predictor: scores; called from the thread alone.
@@ -142,7 +142,7 @@ class ScoringQueue:
             raise
 
     def _take(self) -> list[_Job]:
-        """The requests that wait longest, up to the bound of rows; at least one."""
+        """Take the requests that wait longest, up to the bound of rows; at least one."""
         jobs = [self._jobs.popleft()]
         rows = jobs[0].cost
         while self._jobs and rows + self._jobs[0].cost <= self._settings.max_batch_rows:

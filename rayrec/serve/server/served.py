@@ -1,4 +1,4 @@
-"""What a server needs of a predictor: its columns, its version, and its memory."""
+"""Facts of a predictor for a server: its columns, its version, and its memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rayrec.serve.predictor import Predictor
 
 
 def served_schema(predictor: Predictor, path: str = "the artifact") -> FeatureSchema:
-    """The schema by which a server reads columns.
+    """Return the schema by which a server reads columns.
 
     Args:
-        path: of the artifact, for the message.
+        path: path of the artifact, for the message.
     Raises:
-        ConfigError: the artifact has none.
+        ConfigError: the artifact has no schema.
     """
     if predictor.schema is None:
         raise ConfigError(
@@ -27,18 +27,18 @@ def served_schema(predictor: Predictor, path: str = "the artifact") -> FeatureSc
 
 
 def request_columns(schema: FeatureSchema) -> list[str]:
-    """The columns that a request has: those of the schema without labels and weights of rows."""
+    """Return the columns of a request: those of the schema without labels and row weights."""
     left_out = {*schema.labels, schema.weight}
     return [name for name in schema.columns() if name not in left_out]
 
 
 def version_of(predictor: Predictor) -> tuple[str, int]:
-    """Name and step of the weights: the step, and the first digits of the manifest's sha256."""
+    """Return name and step of the weights; the name is the step and digits of the sha256."""
     return predictor.weights.name, predictor.weights.step
 
 
 def tables_of(predictor: Predictor) -> list[Tensor]:
-    """The memory that lookups read: (bytes,) uint8 each."""
+    """Return the memory that lookups read: (bytes,) uint8 each."""
     if isinstance(predictor, FollowingPredictor):
         return predictor.follower.copies.data
     return [collection.packed.data for collection in predictor.collections.values()]

@@ -1,4 +1,4 @@
-"""`ServerSettings`: where a server listens, and how much it takes."""
+"""`ServerSettings`: the addresses and limits of a server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """Where a server listens, and how much it takes.
+    """Addresses and limits of a server.
 
     Attributes:
         host: name or address to listen at; the default is reached from this machine alone.
-        port: of gRPC; 0 takes a free one.
-        http_port: of HTTP; 0 takes a free one.
-        replicas: processes that answer at these ports.
+        port: port of gRPC; 0 takes a free one.
+        http_port: port of HTTP; 0 takes a free one.
+        replicas: number of processes that answer at these ports.
         threads: cores that one replica scores with.
         max_batch_rows: rows that are scored in one call at most, where requests wait for each
             other; a larger request is scored alone.
@@ -34,10 +34,10 @@ class ServerSettings:
         lame_duck_s: seconds in which a server that was told to end says that it is not ready, and
             answers as before.
         drain_s: seconds that requests have to be answered afterwards.
-        poll_s: of a server that follows a chain, seconds between two looks for a publication.
-        strict: of such a server, keep two copies of the tables, so that no batch meets rows of two
+        poll_s: seconds between two looks for a publication, for a server that follows a chain.
+        strict: keep two copies of the tables in such a server, so that no batch meets rows of two
             versions.
-        trusted: whether an artifact may run code of whoever exported it.
+        trusted: allow an artifact to run code of whoever exported it.
         signing_key: place of the key that an artifact has to be signed with; None asks for none.
     Raises:
         ConfigError: a number is out of range, or the two ports are one.
@@ -80,17 +80,17 @@ class ServerSettings:
 
     @property
     def queue_bytes(self) -> int:
-        """Bytes of requests that may wait in one replica."""
+        """Number of bytes of requests that may wait in one replica."""
         return 16 * self.max_bytes
 
     @property
     def end_s(self) -> float:
-        """Seconds from the word to end until a replica has ended, at most."""
+        """Longest time in seconds from a request to end until a replica has ended."""
         return self.lame_duck_s + self.drain_s
 
     @property
     def is_local(self) -> bool:
-        """Whether programs of this machine alone can reach the server."""
+        """True if only programs of this machine can reach the server."""
         return self.host in _LOCAL
 
     def address(self, port: int) -> str:

@@ -1,4 +1,4 @@
-"""`serve`: forks the replicas of a server, and starts again what dies or hangs.
+"""`serve`: forks the replicas of a server, and restarts those that die or hang.
 
 The parent loads the artifact, so that a mistake is told before anything is started, and forks: the
 replicas share what it has loaded, need no start of their own, and have the same weights whatever
@@ -42,8 +42,8 @@ def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
     """Serve an artifact until SIGTERM or SIGINT.
 
     Args:
-        path: of the artifact; with `follow` of a run that publishes, or of its publications.
-        follow: serve what is published from version to version.
+        path: path of the artifact; with `follow` of a run that publishes, or of its publications.
+        follow: serve the publications of a chain, version by version.
     Raises:
         ConfigError: the artifact has no schema, or an address or a key cannot be had.
         ArtifactError: there is no artifact, or a file of it is missing or damaged; or it is not
@@ -73,14 +73,14 @@ def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One of the replicas.
+    """State of one replica.
 
     Attributes:
-        process: None while it waits to be started again.
-        said: a message arrives once it takes requests, and once it has changed over to a version.
-        is_ready: whether it has.
-        started: when it was.
-        wait_s: seconds before the next start.
+        process: process of the replica; None while it waits to be restarted.
+        said: connection on which it reports that it is ready, and that it has changed over.
+        is_ready: it takes requests.
+        started: time of its last start.
+        wait_s: back-off in seconds before the next start.
     """
 
     number: int
@@ -92,11 +92,11 @@ class _Slot:
 
 
 class Supervisor:
-    """Starts the replicas, starts again what dies, and ends all of them.
+    """Starts the replicas, restarts those that die, and ends all of them.
 
     Args:
-        predictor: which the replicas inherit.
-        settings: with the ports that are held.
+        predictor: predictor that the replicas inherit by the fork.
+        settings: settings with the ports that are held.
     """
 
     def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
@@ -153,7 +153,7 @@ class Supervisor:
         slot.is_ready, slot.started = False, time.monotonic()
 
     def _watch(self, name: str) -> None:
-        """Wait for what happens next, and do what follows from it."""
+        """Wait for the next event of a replica, and handle it."""
         waited: list[Any] = [self._wake_reader]
         for slot in self._slots:
             if slot.process is not None:
@@ -174,7 +174,7 @@ class Supervisor:
             self._follow(self._lead)
 
     def _end_what_hangs(self) -> None:
-        """Kill the replicas that have been silent for too long, which starts them again."""
+        """Kill replicas that have been silent for too long, so that they are restarted."""
         alive = {s.number: s.process for s in self._slots if s.process is not None}
         silent = self._pulses.look({n: p.pid for n, p in alive.items() if p.pid is not None})
         for number, seconds in silent.items():
@@ -183,7 +183,7 @@ class Supervisor:
                 alive[number].kill()
 
     def _timeout(self) -> float:
-        """Seconds until something has to be done."""
+        """Return the seconds until a start, a look or a publication is due."""
         now = time.monotonic()
         due = [self._due(slot) - now for slot in self._slots if slot.process is None]
         due.append(self._pulses.due_s())
@@ -192,7 +192,7 @@ class Supervisor:
         return max(0.0, min(due))
 
     def _follow(self, lead: Lead) -> None:
-        """Bring the replicas to the next version, where there is one."""
+        """Bring the replicas to the next version, if there is one."""
         for number in lead.late():
             process = self._slots[number].process
             if process is not None:
@@ -224,7 +224,7 @@ class Supervisor:
                 print(f"whoever reaches {own.host} can ask, and nothing is encrypted", flush=True)
 
     def _bury(self, slot: _Slot) -> None:
-        """Say how a replica ended, and when it is started again."""
+        """Report how a replica ended, and when it is restarted."""
         process = slot.process
         assert process is not None and process.pid is not None
         process.join()

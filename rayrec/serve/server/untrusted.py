@@ -28,11 +28,11 @@ _MOST_BATCHES = 256
 
 
 class _Layout(NamedTuple):
-    """What follows from the schema of a stream.
+    """Columns to keep of a stream, by its schema.
 
     Attributes:
-        at: numbers of the columns that are kept, in the order wanted; None keeps all as they are.
-        of_nulls: numbers of those among them that are lists of nulls.
+        at: indices of the columns to keep, in the wanted order; None keeps all as they are.
+        of_nulls: indices of those among them that are lists of nulls.
     """
 
     at: list[int] | None
@@ -43,9 +43,9 @@ class RequestReader:
     """Reads requests.
 
     Args:
-        columns: what is kept of a request, in this order; a column that is missing is told by the
-            reader of the schema.
-        most_rows: refuse requests of more.
+        columns: columns to keep of a request, in this order; the reader of the schema reports a
+            missing one.
+        most_rows: largest number of rows of a request.
     """
 
     def __init__(self, columns: Sequence[str], most_rows: int) -> None:
@@ -148,13 +148,13 @@ class RequestReader:
 
 
 def _check_buffers(message: pa.Message) -> None:
-    """See that the bytes of a message stand for themselves, as its header says.
+    """Check by the header of a message that its buffers are neither compressed nor shared.
 
     The header is a flatbuffer of Arrow's Message, which Arrow has verified: a table holds the
     distance to its list of fields, and that the place of each field, or 0.
 
     Raises:
-        InputError: its buffers are compressed or share bytes, or it adds to a dictionary.
+        InputError: the buffers are compressed or share bytes, or it adds to a dictionary.
     """
     if message.type not in ("record batch", "dictionary"):
         return
