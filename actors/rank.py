@@ -131,7 +131,7 @@ class RankActor:
             if self._state == "running":
                 raise RuntimeError(f"rank {seat.rank} is already running a task")
             self._generation = seat.generation
-            # who still waits for news of what was before shall not hold a thread
+            # polls that still wait for news of an earlier task must not hold a thread
             self._log.end()
             self._log, self._state = ProgressLog(), "running"
             self._error, self._result = None, None
@@ -206,7 +206,7 @@ class RankActor:
     def _run(self, task: RankTask, seat: Seat) -> None:
         # only root may leave the low priority that Ray gives its workers
         with contextlib.suppress(PermissionError):
-            # of this thread and those that it starts
+            # for this thread and those that it starts
             os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
         try:
             self._loading.join()

@@ -19,8 +19,8 @@ from rayrec.train.optimizer_config import (
 )
 from rayrec.train.publish_config import ROW_TYPES
 
-MAX_SIZE = 2**31 - 1  # of a layer, or of a list of recommendations
-PROFILE_STEPS, PROFILE_SKIP = 10, 5  # as ProfileConfig has them
+MAX_SIZE = 2**31 - 1  # largest layer, and longest list of recommendations
+PROFILE_STEPS, PROFILE_SKIP = 10, 5  # the defaults of ProfileConfig
 Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
 

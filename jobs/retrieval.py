@@ -77,8 +77,8 @@ class TwoTowerRecipe:
         weighted = schema.is_weighted
         query, candidate = (EmbeddingBagCollection(side, weighted, "meta") for side in sides)
         model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
-        # without a mask corrected scores tend to log p(item | user), popularity included, which is
-        # what lists are ranked by
+        # without a mask corrected scores tend to log p(item | user), popularity included; lists
+        # are ranked by it
         log_q = None if self.log_q is None else torch.tensor(self.log_q)
         return TwoTowerTrain(
             model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None
@@ -233,8 +233,8 @@ def compare(
         for rows in _shares(truth.users.num_rows, rank, world):
             scores = towers.query(_ids(truth.users, rows, truth.schema, device)) @ vectors.t()
             relevant = mark(truth.relevant, rows, truth.size).to(device)
-            # What a user has seen is no answer. The lists of popularity leave out the same, so that
-            # both are compared alike.
+            # Items that a user has seen are no answer. The lists of popularity leave them out, too,
+            # so that both are compared alike.
             allowed = known & ~mark(truth.seen, rows, truth.size).to(device)
             by_model.update(scores.masked_fill(~allowed, -torch.inf), relevant)
             counts = popularity.expand(len(rows), -1)

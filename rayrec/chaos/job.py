@@ -116,7 +116,7 @@ def _number(words: Sequence[str], option: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    # What else the option may not be, the job says itself.
+    # The job itself refuses other wrong values of the option.
     if not (0 < value < 1e6 or value == default):
         raise ConfigError(f"the job's {option} is {text!r}; it must be a number above 0.")
     return value

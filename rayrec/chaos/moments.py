@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rayrec.chaos.schedule import known_words
 
-# what a rank shows meanwhile
+# the phase that a rank shows during each moment
 DOING = {
     "start": "importing torch",
     "join": "meeting the other ranks",
@@ -77,7 +77,7 @@ def doing(folder: Path, process: int) -> frozenset[str]:
     """Return the moments that a rank is in, from the phase in its file."""
     try:
         shown = (folder / str(process)).read_text()
-    except OSError:  # it has not begun
+    except OSError:  # the rank has not begun
         return frozenset()
     return frozenset(moment for moment, words in DOING.items() if words == shown)
 

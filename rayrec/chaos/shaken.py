@@ -141,7 +141,7 @@ class ShakenRun:
         if not wanted:
             # a signal waits for a rank
             return AtHand("", tuple(ranks)) if ranks or fault.kind not in SIGNALS else None
-        # Where the run trains, what starts is a spare.
+        # While the run trains, a process that starts is a spare.
         begun = self._steps.newest and not self._steps.recovers
         there = {
             rank: doing(self._cluster.shown, rank) - ({"start"} if begun else set())

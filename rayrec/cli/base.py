@@ -18,7 +18,7 @@ from rayrec import arguments
 from rayrec.command import DEBUG
 from rayrec.errors import RayrecError
 
-OPTION = r" \((--[\w-]+)(?: \w+)?\)"  # what messages say beside a field, as in "spares (--spares)"
+OPTION = r" \((--[\w-]+)(?: \w+)?\)"  # an option in a message, as in "spares (--spares)"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,7 +96,7 @@ class Command(click.Command):
         """
         if not ctx.resilient_parsing:  # a shell asks for completions of half a line
             self._check_values(ctx, args)
-        # What is too much is told in the words of argparse, after what is missing.
+        # Surplus arguments are told in the words of argparse, after missing ones.
         ctx.allow_extra_args = True
         try:
             rest = super().parse_args(ctx, list(args))

@@ -191,7 +191,7 @@ def _check_files(options: SimpleNamespace) -> None:
 
 
 def _topology(options: SimpleNamespace) -> Topology:
-    # What is no file is taken for a preset; its message names all presets.
+    # A word that is no file is taken for a preset; its message names all presets.
     if not os.path.isfile(options.topology):
         reserve = RESERVE if options.reserve is None else options.reserve
         return preset_topology(options.topology, options.ranks, options.hosts, reserve)

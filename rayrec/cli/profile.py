@@ -22,8 +22,8 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.planner.zipf import fit_skew
 
 SAMPLE_ROWS = 100_000
-STEPS = 4  # of whose ids the mean is taken
-LEAST = 0.01  # of a feature without ids in the sample; prices need more than none
+STEPS = 4  # number of sampled steps, over whose ids the mean is taken
+LEAST = 0.01  # pooling factor of a feature without ids in the sample; prices need more than 0
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
@@ -67,7 +67,7 @@ def measure(
     measured = {}
     for table in schema.tables:
         columns = [column_of[feature] for feature in table.feature_names]
-        ids, seen = [], []  # of every step: how many ids, and of how many different rows
+        ids, seen = [], []  # by step: number of ids, and of different rows
         for step in steps:
             drawn = [_ids(step.column(column)) for column in columns]
             ids.append(sum(map(len, drawn)))

@@ -149,7 +149,7 @@ class Bench:
         if self._asked is not None:
             if not self._asked.done():
                 return
-            # what is lost is asked for again
+            # the next look asks again where a call was lost
             with suppress(*lost_calls()):
                 self._asked.result()
             self._asked = None

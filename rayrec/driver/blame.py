@@ -9,7 +9,7 @@ from typing import Literal
 from rayrec.errors import RayrecError, TrainingFailed
 from rayrec.train.progress import RankPoll
 
-# what differs between two errors of one kind: keys and files, addresses, ports, who met it first
+# parts that differ between two errors of one kind: keys and files, addresses, ports, ranks
 _VARYING = re.compile(
     r"/\S*\d\S*|\[[\da-f.:%]+\](:\d+)?|\d+(\.\d+){3}(:\d+)?|\bport \d+|:\d{2,}|0x[\da-f]+|"
     r"\brank \d+",

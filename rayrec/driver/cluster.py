@@ -60,7 +60,7 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
     """
     import ray
 
-    # Who connected also disconnects: this block leaves a connection that it found as it is.
+    # Only a block that connected disconnects; it leaves a connection that it found.
     if ray.is_initialized():
         _check_joined(address)
         head.begin(ray.get_runtime_context().gcs_address)
@@ -91,8 +91,8 @@ def _leave() -> None:
     if head.silent_s < SOON_S or head.is_gone:
         ray.shutdown()
     else:
-        # it would wait for the head and hold up every thread meanwhile; the connection ends with
-        # the process
+        # a shutdown would wait for the head and hold up every thread meanwhile; the connection
+        # ends with the process
         atexit.unregister(ray.shutdown)
 
 

@@ -38,7 +38,7 @@ PROBE_S = 1.0
 # for so long Ray tries to reach a head that is gone, and ends the process then, with code 1 and
 # without a word of ours
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60
-# of that time, for silence before it is told, and for `ray.shutdown`: 12 s without a head
+# time left of these for the silence before it is told, and `ray.shutdown`: 12 s without a head
 LEAVE_S = 30.0
 # at the end of a run, for what it gives back
 END_S = 5.0
@@ -189,7 +189,7 @@ class Head:
     def _work(self, tasks: SimpleQueue[Task | None]) -> None:
         while (task := tasks.get()) is not None:
             do, future = task
-            # what fails for want of an answer ends no silence
+            # a query that fails for want of an answer ends no silence
             since = self._since or time.monotonic()
             if tasks is self._tasks:
                 self._since = since

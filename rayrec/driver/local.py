@@ -23,7 +23,7 @@ from rayrec.train.told import Event, Milestone
 
 # share of a GPU's free memory that tables and buffers may take
 GPU_SHARE = 0.8
-LOCAL_HOST = "localhost"  # what messages and events call the host of the one rank
+LOCAL_HOST = "localhost"  # name of the one rank's host in messages and events
 STEP_S = 0.2  # between two steps that are told
 
 

@@ -96,7 +96,7 @@ def answer_to(
     """
     if not keeps:
         return "none"
-    # what runs on the driver's node alone has nowhere to go
+    # a run on the driver's node alone has nowhere to go
     if not elastic or not going.ranks:
         return "save"
     if elsewhere < least:

@@ -137,7 +137,7 @@ def refuse_too_much(
     scaling: ScalingConfig, cluster: Cluster, check: Callable[[], None] = lambda: None
 ) -> str:
     """Refuse ranks that can never have room; return what a cluster that may grow lacks, or ""."""
-    # What the cluster has as a whole is compared, not what is free now: other work may end.
+    # The total resources are compared, not the free ones: other work may end.
     missing = shortage(scaling, total(check))
     if missing and cluster.fixed and scaling.placement_timeout_s is None:
         hint = (

@@ -26,7 +26,7 @@ COLLECT_S = 0.5
 LEAVE_S = 5.0
 # a symptom whose cause nobody told of may come again by chance, but not so often
 MOST_SYMPTOMS = 3
-# how many times the usual bound silence is borne at most
+# largest factor by which the heartbeat timeout is extended
 MOST_PATIENCE = 8.0
 
 

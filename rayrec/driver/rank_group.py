@@ -50,7 +50,7 @@ class RankGroup:
     ) -> None:
         self._crew, self._scaling, self.check = crew, scaling, check
         self._silence_s = silence_s
-        self._awake: set[Any] = set()  # who has said to be done with importing
+        self._awake: set[Any] = set()  # actors that have finished their imports
         self.forget()
 
     def forget(self) -> None:

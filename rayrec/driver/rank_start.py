@@ -53,7 +53,7 @@ class Crew:
         self.leaving: list[tuple[Any, RankAddress, Place]] = []
         # actors that are on their way to places where no rank is yet
         self._coming: dict[Place, tuple[Any, Any]] = {}
-        # where ranks were last at places
+        # last known node of each place
         self._nodes: dict[Place, str] = {}
 
     @property

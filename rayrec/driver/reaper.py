@@ -50,7 +50,7 @@ def _written_files(process: int) -> Iterator[str]:
     except OSError:  # the process ended, or belongs to another user
         return
     for link in links:
-        with suppress(OSError):  # it was closed
+        with suppress(OSError):  # the file was closed
             if link.lstat().st_mode & stat.S_IWUSR:
                 yield os.readlink(link)
 

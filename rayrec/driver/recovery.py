@@ -13,7 +13,7 @@ from rayrec.driver.policies import patience
 from rayrec.driver.spares import pause_s
 from rayrec.train.told import Began, Failure, Recovered
 
-# so many failures before the run trains again may be chance
+# number of failures before the run trains again that may be chance
 _AT_ONCE = 3
 
 

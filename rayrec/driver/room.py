@@ -94,7 +94,7 @@ class Room:
         least = self._scaling.least
         if not self._scaling.is_elastic:
             return tuple(Place(self._base, bundle) for bundle in range(least))
-        # what lies on a node that will go is no place to be
+        # a place on a draining node does not count
         alive = alive_nodes() - draining().keys()
         there = []
         for group in (self._base, *self._single):
@@ -120,7 +120,7 @@ class Room:
         self._give_back(taken)
         self._single.sort(key=lambda group: Place(group, 0) not in taken)
         held = sum(Place(group, 0) in taken for group in self._single)
-        # where the base has lost a place, more ranks than these have one of their own
+        # if the base has lost a place, more ranks than these hold a single one
         wanted = min(max(ranks - self._scaling.least, held), held + MOST_ASKED)
         for group in self._single[wanted:]:
             remove_placement_group(group)

@@ -183,7 +183,7 @@ class RunFolder:
             else:
                 os.replace(partial, target)
         except FileExistsError:
-            # what stands there may be no lock
+            # the file there may be no lock
             if self._owner() is None:
                 os.replace(partial, target)
             else:

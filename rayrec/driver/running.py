@@ -81,7 +81,7 @@ class Running:
 
     def _look_ahead(self, placed: Placed, ranks: Sequence[Observation], now: float) -> None:
         """Keep spares, and begin a change of the ranks where one is due."""
-        # what starts beside ranks that are on their way slows them
+        # a process that starts beside ranks on their way slows them
         if self._standing.trains and not self._recovery.under_way:
             placed.seating.stand_by(placed.group.task, now)
         for told in placed.changing.look(placed.group, ranks, self._standing.step, now):

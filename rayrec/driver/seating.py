@@ -50,7 +50,7 @@ class Seating:
         self._short_since: float | None = None
         # with how many ranks the run goes on once new ones have come, and until when it waits
         self._growing: tuple[int, float] | None = None
-        # where the ranks were when they paused, and whether they go back there
+        # places of the ranks when they paused, and True if they go back there
         self._former: tuple[Place, ...] = ()
         self._goes_back = False
 

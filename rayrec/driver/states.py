@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Literal
 
-# how a state ended: "stay" looks again, "on" goes ahead, "end" has nothing left to do, "resize" has
+# result of a state: "stay" looks again, "on" goes ahead, "end" has nothing left to do, "resize" has
 # ranks that paused for a change of their number, or a change of it that was called off
 Turn = Literal["stay", "on", "end", "resize", "recover", "fail"]
 

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-NONE = "none"  # what a run file writes for None, since TOML has no word for it
+NONE = "none"  # the word for None in a run file, since TOML has none
 TYPE = "type"  # the key that says which of several dataclasses a table means
 SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 SCALARS |= {Path: "a path"}

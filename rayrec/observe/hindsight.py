@@ -42,7 +42,7 @@ class Hindsight:
 
         Parts that ran ahead count with their seconds beside the step.
         """
-        # who waits least waits for the transfer itself
+        # the rank that waits least waits for the transfer itself
         least = {}
         for part in STEP_PARTS:
             least[part] = min(_waited(rank.parts[part]) for rank in self.measured)
@@ -64,8 +64,8 @@ class Hindsight:
         """Return lines about parts and ranks far from the prediction, with likely causes."""
         findings = []
         step_s = max(rank.step_s for rank in self.measured)
-        # what ran beside the step before says as much about that step as about itself, and prices
-        # may have left it out
+        # the time of a part beside the step before depends on that step as much as on the part, and
+        # prices may have left it out
         ahead = {part for rank in self.measured for part in PARTS if rank.parts[part].ahead}
         priced = [part for part in PARTS if part not in ahead]
         worked = self.worked

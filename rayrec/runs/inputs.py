@@ -41,7 +41,7 @@ def open_data(
     if not is_uri(path) and os.path.isdir(path):
         # Hidden names are looked for below the folder: the path to it may hold some.
         below = [p.relative_to(path) for p in sorted(Path(path).glob("**/*"))]
-        hidden = re.compile(r"(^|/)[._]")  # which a data set leaves out
+        hidden = re.compile(r"(^|/)[._]")  # data sets leave these out
         names = [str(p) for p in below if not hidden.search(str(p))]
     arrow = [name for name in names if name.endswith(ArrowDataset.SUFFIXES)]
     parquet = [name for name in names if name.endswith(ParquetDataset.SUFFIXES)]

@@ -51,7 +51,7 @@ _RETRY = {
     "backoffMultiplier": 3,
     "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
 }
-_TOO_LARGE = "larger than max"  # what gRPC says of a message beyond the server's bound
+_TOO_LARGE = "larger than max"  # words of gRPC for a message beyond the server's bound
 
 
 class Client:

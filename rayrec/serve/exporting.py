@@ -46,7 +46,7 @@ from rayrec.storage import one_line
 
 SAMPLE_ROWS = 8192
 _PARTIAL = f"{MANIFEST}.partial"
-# what an export may have written beside the tables when it is cut short
+# files beside the tables that an unfinished export may leave
 _FILES = (DENSE, PROGRAM, COMPILED, SCHEMA, _PARTIAL, MANIFEST + SUFFIX)
 
 

@@ -170,7 +170,7 @@ class Manifest:
         body |= {"recipe": self.recipe, "parity": dict(self.parity)}
         body["collections"] = [asdict(one) for one in self.collections]
         body["tables"] = [_table_json(table) for table in self.tables]
-        # as it will be read: JSON makes lists of tuples
+        # in the form that is read back: JSON makes lists of tuples
         whole: dict[str, Any] = json.loads(json.dumps(body))
         return whole
 

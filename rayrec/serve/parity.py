@@ -22,7 +22,7 @@ from rayrec.errors import ArtifactError
 from rayrec.fields.typed import check_fields
 from rayrec.metrics import BinaryMetrics
 
-SAMPLE_SEED = 20_011  # of the order from which a sample is taken: any number, but always the same
+SAMPLE_SEED = 20_011  # seed of the order of a sample: any number, but always the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

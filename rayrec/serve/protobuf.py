@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from rayrec.errors import InputError
 
 PROTOBUF_TYPE = "application/x-protobuf"
-ROWS, USER = 1, 2  # of ScoreRequest
-SCORES = 1  # of ScoreResponse
+ROWS, USER = 1, 2  # fields of ScoreRequest
+SCORES = 1  # field of ScoreResponse
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 

@@ -12,7 +12,7 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.serve.parity import SAMPLE_SEED, Sample
 from rayrec.sparse import KeyedJaggedTensor
 
-_LENGTHS = torch.tensor([0, 1, 1, 1, 2, 5])  # of made-up bags
+_LENGTHS = torch.tensor([0, 1, 1, 1, 2, 5])  # lengths of made-up bags
 
 
 def sample_of(data: FileDataset, rows: int) -> Sample:

@@ -47,7 +47,7 @@ class Scorer(nn.Module):
         if isinstance(model, MultiTaskTrain):
             self.outputs = tuple((task.name, task.kind) for task in model.tasks)
 
-        # whether ids reach the collections as they are given, which rayrec's own models see to
+        # rayrec's own models pass ids to the collections unchanged
         self._is_click = isinstance(model, (DLRMTrain, DeepFMTrain))
         self.is_own = self._is_click or isinstance(model, MultiTaskTrain)
 

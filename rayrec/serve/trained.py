@@ -45,7 +45,7 @@ def check_takes(source: TrainedModel, sample: Sample) -> None:
         scored(source, zeros, sample)
     except RayrecError:
         raise
-    # what a model of the user's says of a wrong number of columns is of any type
+    # a user's model may raise any type of error for a wrong number of columns
     except Exception as error:
         raise ConfigError(
             f"the checkpoint has no schema, and {type(source.module).__name__} does not take rows "

@@ -121,7 +121,7 @@ class Workers(Generic[U, R]):
 
 
 def _give(worker: _Worker, unit: object) -> None:
-    with suppress(BrokenPipeError):  # it died, which `_result` tells
+    with suppress(BrokenPipeError):  # the worker died, which `_result` tells
         worker.connection.send(unit)
 
 

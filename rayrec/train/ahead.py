@@ -201,9 +201,9 @@ class Prefetcher:
                 f"{len(sharded)}; use TrainPipelineBase."
             )
         self._model = sharded[0]
-        # by collection, what it was called with in the forward that is watched now
+        # argument of each collection in the forward that is watched now
         self._given: list[tuple[str, KeyedJaggedTensor]] | None = None
-        # of a batch's KJTs, those that reach collections; None before the first forward
+        # indices of a batch's KJTs that reach collections; None before the first forward
         self._places: set[int] | None = None
         self._warned = False
         kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)

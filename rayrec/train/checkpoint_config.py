@@ -9,7 +9,7 @@ from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.train.every import Every
 
-# of a run with increments, the checkpoints from one with all rows to the next
+# default number of checkpoints from one with all rows to the next, in a run with increments
 FULL_EVERY = 10
 
 

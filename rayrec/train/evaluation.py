@@ -26,7 +26,7 @@ from rayrec.train.window import all_sum
 
 # batches between two looks at the stop flags
 STOP_EVERY = 16
-# of the order from which a sample is taken: any number, but always the same
+# seed of the order of a sample: any number, but always the same
 SAMPLE_SEED = 20_011
 
 

@@ -25,7 +25,7 @@ from rayrec.shards.state import ShardState
 from rayrec.train.seat import RankContext
 from rayrec.train.window import gather_objects
 
-# what allocations and the dense layers need beside the tables
+# factor for the memory of allocations and dense layers beside the tables
 _MARGIN = 1.1
 
 

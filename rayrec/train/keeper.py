@@ -69,7 +69,7 @@ class Keeper:
         self.ending = False
         self._path: str | None = None
         self._note: Callable[[str], None] = lambda line: None
-        # What stands here already is not written again.
+        # A checkpoint at this path is not written again.
         self.newest: str | None = None
         self.begun_from: str | None = None
         self.trained = (0, 0.0)

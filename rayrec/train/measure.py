@@ -41,7 +41,7 @@ from rayrec.sparse import KeyedJaggedTensor
 DESIGNS = 32
 WARMUP, STEPS = 3, 13
 MOST_IDS = 250_000  # per rank and step
-MOST_VALUES = 6_000_000  # of pooled rows per rank and step
+MOST_VALUES = 6_000_000  # values of pooled rows per rank and step
 GATHER_ROWS, GATHER_WIDTH = 1 << 18, 64
 LINK_BYTES = (1 << 12, 1 << 22)
 LINK_REPEATS = 15

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
 
 
-# of those whose step is as long as the rate itself, whatever the gradient: torch's own default
+# torch's default rates for optimizers whose step is as long as the rate, whatever the gradient
 _RATES = {"adam": 1e-3, "partial_rowwise_adam": 1e-3, "lamb": 1e-3}
 
 
@@ -83,7 +83,7 @@ class OptimizerConfig:
             self.make_dense([torch.nn.Parameter(torch.zeros(1))])
 
 
-# What a run takes without settings, whoever starts it. benchmarks/quality_seeds.py says on what the
+# The defaults of every run, whoever starts it. benchmarks/quality_seeds.py says on what data the
 # numbers were chosen.
 DEFAULT_SPARSE = OptimizerConfig(name="rowwise_adagrad", lr=0.3)
 DEFAULT_DENSE = OptimizerConfig(name="adam", lr=3e-3)

@@ -40,7 +40,7 @@ class PipelineStep(NamedTuple):
 class Pipeline(ABC):
     """Pipeline of prefetched batches; a subclass implements the step of a batch."""
 
-    # whether the ids of the next batch are exchanged ahead
+    # the ids of the next batch are exchanged ahead
     _sparse = False
 
     def __init__(

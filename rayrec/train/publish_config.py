@@ -12,7 +12,7 @@ from rayrec.fields.typed import check_fields
 from rayrec.serve.signing import key_place
 from rayrec.train.every import Every
 
-# as `rayrec.quant.QuantType` has them; that needs torch
+# the values of `rayrec.quant.QuantType`, which needs torch
 ROW_TYPES = ("fp32", "fp16", "int8", "int4")
 
 

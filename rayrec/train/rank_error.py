@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rayrec.errors import CallbackError, JoinError, RayrecError, as_user_mistake
 
-# What gloo, NCCL and the store say when the trouble is at the other end of the wire.
+# Words of gloo, NCCL and the store for trouble at the other end of the connection.
 _PEER_TROUBLE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|"
     r"socket (closed|is not connected)|timed? ?out waiting|timed out after|recv failed|"

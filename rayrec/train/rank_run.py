@@ -65,7 +65,7 @@ class RankRun(SavingRank):
         self._points = open_points(spec.sync_points, self.rank, self.device)
         # a run that scores alone does not publish
         self._publishes = spec.publish is not None and spec.data is not None
-        # whether the driver asked for a save, of this rank
+        # replaced by the loop's own, which asks the driver
         self.save_asked: Callable[[], bool] = lambda: False
 
     def shard(self, module: torch.nn.Module, **options: Any) -> DistributedModelParallel:

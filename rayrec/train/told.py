@@ -128,7 +128,7 @@ class Recovered:
         """Return the event as one line for the user."""
         what = f"rank {self.rank} on {self.host or 'an unknown host'}"
         if self.replaced or self.dropped:
-            # what may have been the reason stands in brackets there
+            # the likely reason follows in brackets
             cause = self.cause.partition(" (")[0]
             how = "replaced in" if self.replaced else "the others met again in"
             how = "a spare took its place in" if self.spare else how

@@ -126,7 +126,7 @@ class Window:
         numbers = torch.tensor(head, dtype=torch.float64, device=self._device)
         total = torch.cat([numbers, state])
         all_sum(total)
-        # what was put into the head, summed
+        # the sums of the numbers in `head`
         stop, mean_seconds, rows, loss, done, saves, *by_rank = total[: len(head)].tolist()
         scores: Mapping[str, float] = {}
         # the scores of a diverged model are an error of their own, which says less

@@ -36,7 +36,7 @@ class TableCopies:
         self._tables, num_bytes = laid_out(tables.tables)
         self.data = [_shared(num_bytes) for _ in range(count)]
         self.active = 0
-        # what the copy that rests lacks: rows by table, or everything
+        # rows that the resting copy lacks, by table, or all rows
         self._lacks: list[ChangedRows] = []
         self._lacks_all = count > 1
         self._fill(0, tables)

@@ -100,7 +100,7 @@ class Publication:
     def _body(self) -> dict[str, Any]:
         body = {"format": FORMAT, "version": VERSION} | asdict(self)
         del body["sha256"]
-        # as it will be read: JSON makes lists of tuples
+        # in the form that is read back: JSON makes lists of tuples
         whole: dict[str, Any] = json.loads(json.dumps(body))
         return whole
 

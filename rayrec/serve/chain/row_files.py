@@ -25,7 +25,7 @@ from rayrec.serve.chain.publication import ChangedTable
 from rayrec.serve.manifest import StoredFile
 from rayrec.serve.stored import read_stored
 
-_CHUNK_ROWS = 1 << 16  # of a record batch
+_CHUNK_ROWS = 1 << 16  # rows of a record batch
 
 
 class ChangedRows(NamedTuple):

@@ -32,7 +32,7 @@ class Changed(NamedTuple):
 
 
 class RowRanges:
-    """Largest size and smallest step of every row that one rank packs, by `TableRange.ranges`.
+    """Size and step of every row that one rank packs, as `TableRange.ranges` measures them.
 
     Args:
         tables: tables of the model.
@@ -104,5 +104,5 @@ class RowRanges:
 
 
 def _numbers(rows: Tensor) -> Callable[[int], int]:
-    """Place among some rows -> number of the row."""
+    """Return a function from a place among the rows to the number of the row."""
     return lambda place: int(rows[place])

@@ -37,7 +37,7 @@ from rayrec.shards.copies import TouchedState
 from rayrec.shards.state import Gather, ShardState
 
 Exporter = Callable[[str, Path], Manifest]
-# what one rank has written: table, number of rows and file of each, and on rank 0 the dense part
+# files of one rank: name, number of rows and file of each table, and on rank 0 the dense part
 Written = tuple[list[tuple[str, int, StoredFile]], StoredFile | None]
 
 
@@ -144,7 +144,7 @@ class ChainWriter:
         self.head = agree(f"{what}: finishing", finish, gather)[0]
 
     def _begin_base(self) -> tuple[int, Publication | None]:
-        """Return the number of the next base and the hash of the publication before, on rank 0."""
+        """Return the number of the next base and the publication before it, on rank 0."""
         if self._rank:
             return 0, None
         self._folder.path.mkdir(parents=True, exist_ok=True)

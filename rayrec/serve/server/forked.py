@@ -51,7 +51,7 @@ def run_forked(
 
     for data in tables_of(predictor):
         populate(data)
-    # what is here stays, so that no collection of garbage looks at it again
+    # the objects here stay, so garbage collections need not look at them again
     gc.freeze()
     try:
         code = run_replica(

@@ -17,7 +17,7 @@ from rayrec.serve.protobuf import fields_of, message
 from rayrec.serve.wire import SERVICE
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
-_STATUS = 1  # of HealthCheckResponse
+_STATUS = 1  # field of HealthCheckResponse
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 
 
@@ -56,7 +56,7 @@ class Health:
         while True:
             changed = self._changed
             yield self._status()
-            if not self.is_ready:  # it does not become so again
+            if not self.is_ready:  # a replica does not become ready again
                 return
             await changed.wait()
 

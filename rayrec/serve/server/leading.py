@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from rayrec.serve.chain.follower import Version
 from rayrec.serve.chain.following import FollowingPredictor
 
-CHANGED = b"changed"  # what a replica says when it has changed over
+CHANGED = b"changed"  # message of a replica that has changed over
 _LATE_S = 60.0  # a replica that has not changed over by then hangs
 
 
@@ -99,7 +99,7 @@ class Lead:
         for number, connection in replicas.items():
             if version is not None:
                 self._waited[number] = time.monotonic() + _LATE_S
-            with suppress(OSError):  # it died, which is seen elsewhere
+            with suppress(OSError):  # the replica died, which the supervisor notices
                 connection.send(told)
 
     def _change_over(self, version: Version) -> None:

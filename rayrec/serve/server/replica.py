@@ -79,7 +79,7 @@ class Replica:
         """Drain: report not ready, refuse requests, answer pending ones, and end the threads."""
         most = self.settings.drain_s
         self.health.set_ready(False)
-        if not self.code:  # of a defect, after which nothing is scored
+        if not self.code:  # after a defect nothing is scored any more
             await asyncio.sleep(self.settings.lame_duck_s)
         if self.following is not None:
             self.following.close()

@@ -12,7 +12,7 @@ GRPC_PORT, HTTP_PORT = 8500, 8501
 MAX_PORT = 65535
 LOOPBACK = "127.0.0.1"
 _LOCAL = (LOOPBACK, "::1", "localhost")
-# where it is set, replicas keep their numbers in files of that folder, which they share
+# variable that names the folder in which all replicas keep their metrics
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 

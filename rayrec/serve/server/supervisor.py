@@ -204,7 +204,7 @@ class Supervisor:
         assert slot.said is not None
         try:
             message = slot.said.recv_bytes()
-        except (EOFError, OSError):  # it died, which its sentinel tells
+        except (EOFError, OSError):  # the replica died, which its sentinel tells
             slot.said.close()
             slot.said = None
             return

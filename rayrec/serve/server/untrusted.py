@@ -66,7 +66,7 @@ class RequestReader:
             return self._read(data)
         except InputError:
             raise
-        # of headers, of names that are no text, of offsets that lead elsewhere
+        # from damaged headers, names that are no text, and offsets that lead elsewhere
         except (pa.ArrowException, OSError, ValueError, LookupError, struct.error) as error:
             raise InputError(
                 f"the request is no whole Arrow IPC stream: {one_line(error)}. Write it with "
