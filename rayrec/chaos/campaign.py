@@ -82,8 +82,8 @@ def shake(
     with the job's output beside it.
 
     Args:
-        say: gets a line for every run and every fault.
-        keep: gets what there is after every run, since a later one may not come to its end.
+        say: receives a line for every run and every fault.
+        keep: receives the outcome so far after every run, since a later one may not end.
     Raises:
         ConfigError: the job ends with a user's mistake when nothing happens to it, or keeps no
             checkpoint.

@@ -62,7 +62,7 @@ class Bench:
     Args:
         heartbeat_s: seconds without an answer after which a spare is replaced.
         setup_timeout_s: bound on the start of a spare.
-        say: gets one line where the cluster has no room for spares.
+        say: receives one line where the cluster has no room for spares.
     """
 
     def __init__(

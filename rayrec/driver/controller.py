@@ -63,8 +63,8 @@ class Controller:
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
             by a signal.
         log: receives tracebacks and stacks; by default a temporary file.
-        on_poll: called at every look at the ranks; what it raises ends the run.
-        on_step: gets the newest finished step at every look after which it is another.
+        on_poll: called at every look at the ranks; its error ends the run.
+        on_step: receives the newest finished step whenever it has changed.
         stall_s: seconds without progress after which the run says where it stands.
     """
 

@@ -87,7 +87,7 @@ class Handing:
 
     Args:
         crew: actors of the ranks after the change, and those that leave.
-        check: called several times a second; what it raises ends the wait.
+        check: called several times a second; its error ends the wait.
         judging: judges the health of the ranks meanwhile.
     Attributes:
         joint: both sets of ranks as one world during the transfer, else None.

@@ -108,7 +108,7 @@ class Head:
         """Wait for the answer to a question.
 
         Args:
-            check: called several times a second meanwhile; what it raises ends the wait.
+            check: called several times a second meanwhile; its error ends the wait.
         Raises:
             ClusterError: there was none for `LIMIT_S` seconds, or the call was lost.
             whatever `ask` raises.

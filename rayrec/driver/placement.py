@@ -65,7 +65,7 @@ def placed(
 
     Args:
         notice: told once when the cluster has no room yet.
-        check: called several times a second while waiting; what it raises ends the wait.
+        check: called several times a second while waiting; its error ends the wait.
     Raises:
         ConfigError: the ranks do not fit, or not within the time that `scaling` allows; says what
             is needed and what there is.
@@ -152,7 +152,7 @@ def comes_in_time(group: Any, timeout_s: float, check: Callable[[], None]) -> bo
     """Wait for a placement group in short turns; return True once it is placed.
 
     Args:
-        check: called several times a second; what it raises ends the wait.
+        check: called several times a second; its error ends the wait.
     """
     from ray.util.placement_group import placement_group_table
 

@@ -82,7 +82,7 @@ def check_plan_word(plan: str | ShardingPlan) -> None:
     is started.
 
     Raises:
-        ConfigError: says what exists.
+        ConfigError: names the words that exist.
         PlanError: the file holds no plan.
     """
     if isinstance(plan, ShardingPlan) or plan == "auto" or plan in KINDS:

@@ -31,7 +31,7 @@ class RankGroup:
 
     Args:
         crew: the actors; they may be replaced between two tasks.
-        check: called several times a second while the group waits; what it raises ends the wait.
+        check: called several times a second while the group waits; its error ends the wait.
         silence_s: returns the seconds that a rank may be silent meanwhile.
     Attributes:
         task: Ray reference of the newest task of the ranks.
@@ -142,8 +142,8 @@ class RankGroup:
 
         Args:
             timeout_s: longest wait for the answers of all polled ranks.
-            answer_s: ranks answer when they have news, or after so many seconds: what runs beside a
-                rank holds up all of them.
+            answer_s: seconds after which a rank without news answers; not sooner, since work beside
+                a rank holds up all of them.
             events: collect the events of rank 0, too; otherwise only the states of the ranks.
         """
         import ray

@@ -31,7 +31,7 @@ class Crew:
 
     Args:
         places: one for each rank.
-        check: called several times a second while actors start; what it raises ends the wait.
+        check: called several times a second while actors start; its error ends the wait.
     Attributes:
         keeps_memory: hosts keep the memory of ranks until the run ends.
         generation: number of worlds that the actors have formed.
@@ -231,7 +231,7 @@ def started(
     They import torch while the caller goes on.
 
     Args:
-        check: called several times a second while the group waits; what it raises ends the wait.
+        check: called several times a second while the group waits; its error ends the wait.
     Raises:
         TrainingFailed: an actor did not come up within `timeout_s` seconds.
     """

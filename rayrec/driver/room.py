@@ -56,7 +56,7 @@ class Room:
     Args:
         base: the placement group of the smallest number of ranks.
         notice: told once when a run waits for room.
-        check: called several times a second while it waits; what it raises ends the wait.
+        check: called several times a second while it waits; its error ends the wait.
     Attributes:
         say: is `notice`.
     """
@@ -258,7 +258,7 @@ def room_for(
 
     Args:
         notice: told once when the cluster has no room yet.
-        check: called several times a second while waiting; what it raises ends the wait.
+        check: called several times a second while waiting; its error ends the wait.
     Raises:
         ConfigError: the smallest number of ranks does not fit, or not within the time that
             `scaling` allows.

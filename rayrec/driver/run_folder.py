@@ -196,7 +196,7 @@ def held(path: str | None, say: Callable[[str], None]) -> Iterator[RunFolder | N
 
     Args:
         path: absolute folder or URI, made if need be.
-        say: gets a line when the folder was taken over from an owner that is gone.
+        say: receives a line when the folder was taken over from an owner that is gone.
     Raises:
         ConfigError: the folder cannot be written to, or another driver holds it.
     """

@@ -22,7 +22,7 @@ class StallWatch:
     """Watches one run.
 
     Args:
-        say: gets the line for the user; called in the watch's own thread.
+        say: receives the line for the user; called in the watch's own thread.
         log: receives the stacks.
         rank_stacks: returns the stacks of the ranks as text, within some seconds.
         stall_s: seconds without progress until the first line.

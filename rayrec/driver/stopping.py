@@ -16,7 +16,7 @@ class Stopping:
     """Asks the ranks of one run to stop.
 
     Args:
-        on_event: gets a line when they are asked.
+        on_event: receives a line when the ranks are asked to stop.
         timeout_s: longest time from the request to the end.
         obeys: the task ends by itself when it is asked to; one that does not is ended at once by a
             signal.

@@ -61,7 +61,7 @@ def score_unit(
     Args:
         path: path of the file of scores.
         batch_size: number of rows scored at a time.
-        on_batch: called before every batch; what it raises ends the work.
+        on_batch: called before every batch; its error ends the work.
     Raises:
         InputError: a file cannot be read, or holds what the model cannot take.
         SaveError: the storage refuses.

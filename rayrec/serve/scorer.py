@@ -55,7 +55,7 @@ class Scorer(nn.Module):
         """Return the logits of each output: (B,), or (B, classes).
 
         Raises:
-            ConfigError: the module does not give what a training module gives.
+            ConfigError: the output of the module is not that of a training module.
         """
         if self._is_click:
             model: Any = self.model.model

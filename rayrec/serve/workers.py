@@ -95,7 +95,7 @@ class Workers(Generic[U, R]):
         """Work all units off; results come in any order.
 
         Args:
-            look: called several times a second; what it raises ends the work.
+            look: called several times a second; its error ends the work.
         Raises:
             RayrecError: the error of the first worker that failed.
             TrainingFailed: a worker died, or met a defect.

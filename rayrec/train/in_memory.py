@@ -70,7 +70,7 @@ class InMemoryKeeper(Keeper):
         """Resume a sync point, whose rows are in place already, and return its global steps.
 
         Args:
-            note: gets a line about what was done.
+            note: receives a line about the starting point.
             random: the generators of every rank of another world; None goes on with this rank's.
         """
         self._note = note

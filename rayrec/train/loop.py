@@ -109,8 +109,8 @@ class RankTrainer(RankRun):
 
         Args:
             should_stop: read at the end of each window; one rank's True stops all.
-            on_event: gets each window, evaluation and checkpoint, merged, on every rank.
-            on_step: gets the number of finished steps after each step.
+            on_event: receives each window, evaluation and checkpoint, merged, on every rank.
+            on_step: receives the number of finished steps after each step.
         Returns:
             True when it was stopped, by `should_stop` or a callback that raised.
         Raises:

@@ -177,7 +177,7 @@ def measure_topology(
     Args:
         exchange: the ranks; nobody else uses it meanwhile.
         topology: hosts and memory of these ranks; its constants are replaced.
-        say: gets a line about what is being measured.
+        say: receives a line about each measurement.
         designs: random plans to measure; fewer are quicker and less true.
     Raises:
         CommError: a peer is gone.

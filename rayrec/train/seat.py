@@ -29,15 +29,15 @@ class Seat:
     """Position of a rank in its world.
 
     Attributes:
-        rank, world_size: this rank of so many.
+        rank, world_size: index of this rank, and number of ranks.
         host: address of its node.
-        store_host, store_port: the rendezvous that rank 0 made.
+        store_host, store_port: address of the rendezvous that rank 0 made.
         device: "cpu", or "cuda" for the one GPU that this process sees.
         threads: CPU threads of this rank.
-        pin: this rank's number among those of its machine, and how many they are, where they pin
+        pin: index of this rank among those of its machine, and their number, where they pin
             themselves to cores; see `cores`.
         timeout_s: bound on every collective.
-        generation: counts the worlds of one run.
+        generation: number of the world among those of the run.
     """
 
     rank: int

@@ -25,7 +25,7 @@ def room_for(
     """Hold a placement group with one part per replica; it is given back at the end.
 
     Args:
-        check: called several times a second while there is no room; what it raises ends the wait.
+        check: called several times a second while there is no room; its error ends the wait.
     Raises:
         ConfigError: the cluster is too small, or other work holds it for `ROOM_S` seconds.
     """

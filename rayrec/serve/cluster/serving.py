@@ -55,7 +55,7 @@ def served_on_cluster(
     """Serve as `serve_on_cluster` does inside the block; all replicas answer when it begins.
 
     Args:
-        check: called several times a second before that; what it raises ends the start.
+        check: called several times a second before that; its error ends the start.
     Raises:
         RayrecError: an error of `serve_on_cluster`.
     """
