@@ -42,7 +42,7 @@ def check_pair(torch_version: str, fbgemm: tuple[str, str] | None) -> None:
     """Raise when the versions do not fit.
 
     Args:
-        torch_version: as `torch.__version__`, for example "2.13.0+cpu".
+        torch_version: text of `torch.__version__`, for example "2.13.0+cpu".
         fbgemm: (distribution, version), or None when neither distribution is installed.
     Raises:
         VersionError: names the versions found and the install command.

@@ -68,7 +68,7 @@ def number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
 
     Args:
         what: the property in words that complete "must be a number ...".
-        fits: whether a finite number has it.
+        fits: returns True if a finite number has the property.
     Raises:
         argparse.ArgumentTypeError: raised by the type: the text is no such number.
     """

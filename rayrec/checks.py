@@ -107,13 +107,13 @@ def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str |
 
 
 def lasting_path(what: str, path: str | os.PathLike[str]) -> str:
-    """As `absolute_path`, for something that is written and shall stay.
+    """Return `path` as `absolute_path` does, but refuse one whose files would not stay.
 
     A job that was submitted to Ray runs in a temporary copy of its working directory, which Ray
     deletes some time after the job. A relative path would lead there.
 
     Raises:
-        ConfigError: as `absolute_path`, or the path leads into Ray's temporary copy.
+        ConfigError: `absolute_path` refuses it, or it leads into Ray's temporary copy.
     """
     text = absolute_path(what, path)
     if not is_uri(text) and _RAYS_COPIES in text.split(os.sep):

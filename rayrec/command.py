@@ -1,4 +1,4 @@
-"""How a command of rayrec ends: an exit code and, after a mistake, one line.
+"""End of a command of rayrec: an exit code and, after a mistake, one line.
 
 | code | means |
 |---|---|
@@ -120,7 +120,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _more(error: RayrecError, debug: bool) -> str:
-    """Where the traceback of a rank that failed can be read."""
+    """Say where to read the traceback of a rank that failed."""
     if not isinstance(error, TrainingFailed) or debug or not error.traceback:
         return ""
     where = f"in {error.log}" if error.log else "shown with --debug"

@@ -125,7 +125,7 @@ class RunInterrupted(SystemExit):
 
     Attributes:
         code: 128 plus the number of the signal: 130 after Ctrl-C (SIGINT), 143 after SIGTERM.
-        result: what the run had reached, a `rayrec.Result`; None when no step was done.
+        result: the `rayrec.Result` that the run had reached; None when no step was done.
     """
 
     def __init__(self, signal_number: int, result: Any = None) -> None:

@@ -28,9 +28,9 @@ class ModelRecipe:
     Attributes:
         model: "dlrm" or "dcn".
         schema: the JSON text of the feature schema.
-        dense_layers: of the dense MLP before its last layer, which is as wide as the tables.
-        over_layers: of the over MLP before its one logit.
-        cross_layers, cross_rank: of dcn's cross network.
+        dense_layers: sizes of the dense MLP's layers but the last, which is as wide as the tables.
+        over_layers: sizes of the over MLP's layers before its one logit.
+        cross_layers, cross_rank: depth and rank of dcn's cross network.
         init_bound: the rows of tables start within +- this, where the schema gives a table no
             bounds; None takes the table's own, the root of 1 / num_embeddings.
     Raises:
@@ -92,7 +92,7 @@ class ModelRecipe:
 
     @classmethod
     def from_extras(cls, extras: Mapping[str, Any], source: str) -> ModelRecipe:
-        """What `to_extras` gave.
+        """Return the recipe that `to_extras` wrote into a checkpoint.
 
         Raises:
             ConfigError: the checkpoint was written by something else.

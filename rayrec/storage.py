@@ -1,4 +1,4 @@
-"""Where paths lead: file systems, files that must be writable, folders that several hosts share,
+"""Paths: file systems, files that must be writable, folders that several hosts share,
 and the base of file objects that pyarrow writes to.
 
 Ranks on several hosts write one checkpoint, so they must see one folder. The driver leaves a token

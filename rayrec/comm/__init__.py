@@ -1,4 +1,4 @@
-"""How bytes travel between ranks: the exchange seam, process groups, the simulated world."""
+"""Communication between ranks: the exchange interface, process groups, the simulated world."""
 
 from rayrec.comm.exchange import Exchange, LocalExchange, Pending
 from rayrec.comm.simulated import SimulatedWorld

@@ -1,4 +1,4 @@
-"""Which exchange a group of ranks uses: chosen from where the ranks are, or as the caller says.
+"""Choice of the exchange of a group of ranks, from where they are or as the caller says.
 
 CPU ranks of one host share memory; where a job spans hosts, those of each host do, and a process
 group joins the hosts; GPU ranks, and ranks that cannot share memory, use the process group alone.
@@ -21,7 +21,7 @@ from rayrec.errors import CommError, ConfigError
 
 
 class Transport(Enum):
-    """How ranks exchange ids, rows and gradients."""
+    """Transport of ids, rows and gradients between ranks."""
 
     AUTO = "auto"
     PROCESS_GROUP = "process_group"
@@ -115,7 +115,7 @@ def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:
 
     Args:
         group: the default group when None.
-        grouped: whether this rank has a group at all.
+        grouped: False where this rank is alone and has no process group.
     """
     if grouped and "nccl" in dist.get_backend(group):
         return torch.device("cuda", torch.cuda.current_device())

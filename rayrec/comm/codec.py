@@ -56,15 +56,15 @@ class CastCodec:
     dtype: torch.dtype
 
     def size(self, values: int) -> int:
-        """See `Codec`."""
+        """Return `values`: a cast keeps the number of elements."""
         return values
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> Tensor:
-        """See `Codec`."""
+        """Cast float32 values to the type on the wire."""
         return values.to(self.dtype)
 
     def decode(self, wire: Tensor, sizes: Sequence[int]) -> Tensor:
-        """See `Codec`."""
+        """Cast what arrived back to float32."""
         return wire.float()
 
 
@@ -72,11 +72,11 @@ class Int8Codec:
     """Blocks of 128 values with a scale and an offset each; a message's last block is padded."""
 
     def size(self, values: int) -> int:
-        """See `Codec`."""
+        """Return the bytes of as many blocks as `values` fill, the last one padded."""
         return -(-values // BLOCK) * (BLOCK + EXTRA)
 
     def encode(self, values: Tensor, sizes: Sequence[int]) -> Tensor:
-        """See `Codec`."""
+        """Quantize each message to uint8, block by block."""
         if not values.numel():
             return values.new_empty(0, dtype=torch.uint8)
         # A block never spans two sections, so a section has the same bytes for every receiver.
@@ -87,7 +87,7 @@ class Int8Codec:
         return torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(blocks).reshape(-1)
 
     def decode(self, wire: Tensor, sizes: Sequence[int]) -> Tensor:
-        """See `Codec`."""
+        """Return the float32 values of quantized messages, without their padding."""
         if not wire.numel():
             return wire.new_empty(0, dtype=torch.float32)
         values = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(

@@ -58,7 +58,7 @@ class Exchange(ABC):
     """A group of ranks that can exchange flat tensors.
 
     Attributes:
-        keeps_own: whether it is cheaper not to send a rank's message to itself.
+        keeps_own: True if it is cheaper not to send a rank's message to itself.
     """
 
     rank: int
@@ -163,23 +163,23 @@ class LocalExchange(Exchange):
     world_size = 1
 
     def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
-        """See `Exchange.all_to_all`."""
+        """Return `send` itself: the one rank is its own source."""
         assert list(send_splits) == list(recv_splits) == [send.numel()]
         return Pending.ready(send)
 
     def headed(
         self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
-        """See `Exchange.headed`: the header never leaves the host."""
+        """Return the header and the message as they are."""
         received = [list(header) for header in headers]
         splits = splits_of(received)
         assert splits == list(send_splits) == [send.numel()]
         return Pending.ready((received, [send]))
 
     def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
-        """See `Exchange.share`."""
+        """Return memory of this process, or the piece "shared" of `memory`."""
         return private_memory(size) if memory is None else memory.take(SHARED, size)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
-        """See `Exchange.split`."""
+        """Return this exchange: the one rank is its own group."""
         return self

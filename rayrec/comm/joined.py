@@ -47,12 +47,12 @@ class JoinedExchange(Exchange):
         return JoinedExchange(whole, names, local) if local is not None and joined else None
 
     def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
-        """See `Exchange.all_to_all`."""
+        """Send as `views` does, and join what arrives in source order."""
         pending = self.views(send, send_splits, recv_splits)
         return Pending(lambda: torch.cat(pending.wait()))
 
     def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
-        """See `Exchange.views`."""
+        """Exchange with other hosts through the group, and inside this host in shared memory."""
         parts = send.split(list(send_splits))
         # other hosts first: their messages travel while those of this host are copied and read
         out = [0 if r in self._near else n for r, n in enumerate(send_splits)]
@@ -70,7 +70,7 @@ class JoinedExchange(Exchange):
         return Pending(finish)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
-        """See `Exchange.split`."""
+        """Split the group, then join the memory of each part's hosts again."""
         return share_hosts(self._whole.split(groups), self._name, self._local.timeout_s)
 
 

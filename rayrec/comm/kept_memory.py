@@ -36,8 +36,8 @@ class KeptMemory(Memory):
     The process stays connected until it ends, which tells the keeper that its rank lives.
 
     Args:
-        name: of the run and its plan.
-        rank: whose pieces these are.
+        name: the key of the memory, which the driver draws for each run and plan.
+        rank: the rank that owns the pieces.
     Raises:
         ConfigError: this machine cannot keep memory.
         CommError: the keeper cannot be started.
@@ -57,7 +57,7 @@ class KeptMemory(Memory):
         self._keeper, self._rank = _connected[name], rank
 
     def take(self, name: str, size: int) -> Tensor:
-        """See `Memory.take`.
+        """Map a piece that the keeper holds, or that it makes of zeros.
 
         Raises:
             CommError: the keeper is gone, or has no more memory.
@@ -71,7 +71,7 @@ class KeptMemory(Memory):
             os.close(file)
 
     def file(self, name: str, size: int) -> int:
-        """See `Memory.file`."""
+        """Ask the keeper for the fd of a piece; the caller closes it."""
         try:
             self._ask("take", name, size)
             said, files, _, _ = socket.recv_fds(self._keeper, 1, 1)
@@ -82,7 +82,7 @@ class KeptMemory(Memory):
         return files[0]
 
     def clear(self) -> None:
-        """See `Memory.clear`."""
+        """Let the keeper drop all pieces of this rank."""
         try:
             self._ask("clear", "", 0)
             if self._keeper.recv(1) != b"\0":
@@ -150,7 +150,7 @@ def _connect(name: str, rank: int) -> socket.socket:
 
 
 def _answers(keeper: socket.socket) -> bool:
-    """Whether a keeper is there still; it may have been killed since."""
+    """Return True if a keeper still answers; it may have been killed since."""
     try:
         keeper.sendall(b'["hello", "", 0]\n')
         return keeper.recv(1) == b"\0"

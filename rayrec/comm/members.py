@@ -12,13 +12,13 @@ from rayrec.comm.exchange import Pending
 
 
 class Gathers(Protocol):
-    """What `SharedMemoryExchange.open` needs of the ranks that shall share memory."""
+    """Ranks that can gather tensors: all that `SharedMemoryExchange.open` needs of an exchange."""
 
     rank: int
     world_size: int
 
     def all_gather(self, send: Tensor, sizes: Sequence[int]) -> Pending[list[Tensor]]:
-        """See `Exchange.all_gather`."""
+        """Gather `sizes[r]` elements from each rank r, as `Exchange.all_gather` does."""
         ...
 
 

@@ -32,7 +32,7 @@ class Keeper:
     """Files by name, for the processes of one user that connect to an address.
 
     Args:
-        listener: where they connect.
+        listener: the socket at which they connect.
         parent: a process whose end is that of the cluster.
     """
 

@@ -85,7 +85,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _sent(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """What this rank sends, and the sizes of all."""
+    """Return this rank's value as a tensor of bytes, and the sizes of all ranks' in bytes."""
     device = device_of(group, True)
     sent = torch.frombuffer(encode(value), dtype=torch.uint8).to(device)
     return sent, [size for (size,) in gather_ints([len(sent)], group, device)]
@@ -152,7 +152,7 @@ def _plain(value: Any, buffers: list[bytes | memoryview]) -> Any:
 
 
 def _value(plain: Any, buffers: list[memoryview]) -> Any:
-    """What `_plain` was given."""
+    """Return the value that `_plain` took apart."""
     if isinstance(plain, list):
         return [_value(one, buffers) for one in plain]
     if not isinstance(plain, dict):

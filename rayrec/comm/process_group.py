@@ -116,8 +116,8 @@ def new_group(
     """Make a group with connections of its own, which needs no order with the default group's.
 
     Args:
-        ranks: of the default group; all when None. Every rank of the default group must call it,
-            members or not.
+        ranks: members, by their rank in the default group; all when None. Every rank of the
+            default group must call it, members or not.
         backend: "gloo" or "nccl"; that of the default group when None.
     """
     before = _socket_fds()
@@ -236,7 +236,7 @@ class ProcessGroupExchange(Exchange):
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
-        """See `Exchange.all_to_all`."""
+        """Start the group's all-to-all collective."""
         received = send.new_empty(sum(recv_splits))
         splits = list(recv_splits), list(send_splits)
 
@@ -253,7 +253,7 @@ class ProcessGroupExchange(Exchange):
         return Pending(finish)
 
     def split(self, groups: Sequence[Sequence[int]]) -> ProcessGroupExchange:
-        """See `Exchange.split`."""
+        """Make a process group of its own for each group of ranks."""
         mine = None
         everyone = dist.get_process_group_ranks(self.group)
         for group in groups:

@@ -84,7 +84,7 @@ class SharedMemoryExchange(Exchange):
         return made
 
     def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
-        """See `Exchange.all_to_all`."""
+        """Write this rank's messages, and copy the others' into one tensor."""
         collective = self._start(send, send_splits, None)
 
         def finish() -> Tensor:
@@ -95,29 +95,29 @@ class SharedMemoryExchange(Exchange):
         return Pending(finish)
 
     def views(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Views:
-        """See `Exchange.views`."""
+        """Write this rank's messages, and read the others' where they lie."""
         collective = self._start(send, send_splits, None)
         return Pending(lambda: collective.finish(recv_splits)[1])
 
     def headed(
         self, headers: Headers, send: Tensor, send_splits: Splits, head: int, splits_of: SplitsOf
     ) -> Pending[Headed]:
-        """See `Exchange.headed`; one collective."""
+        """Send headers and messages together, in one collective."""
         collective = self._start(send, send_splits, headers)
         return Pending(lambda: collective.finish(splits_of))
 
     def all_gather(self, send: Tensor, sizes: Splits) -> Views:
-        """See `Exchange.all_gather`; written once."""
+        """Write the message once, for all ranks to read."""
         collective = self._start(send, None, None)
         return Pending(lambda: collective.finish(sizes)[1])
 
     def buffer(self, size: int, like: Tensor) -> Tensor:
-        """See `Exchange.buffer`."""
+        """Return the memory of the next collective's outbox, so that filling it is sending."""
         outbox = self._prepare(self.collectives + 1, size * like.element_size())
         return outbox.bytes[: size * like.element_size()].view(like.dtype)
 
     def meet(self) -> None:
-        """See `Exchange.meet`: a collective without messages."""
+        """Wait for all ranks, in a collective without messages."""
         # views of older messages are copied first, since peers may write again after this
         self._free(self.collectives + 1)
         self.collectives += 1
@@ -128,7 +128,7 @@ class SharedMemoryExchange(Exchange):
         self.peers.await_all(STARTED, self.collectives)
 
     def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
-        """See `Exchange.share`; rank 0 makes the memory."""
+        """Let rank 0 make the memory, and map it on every rank."""
         made = -1
         try:
             if self.rank == 0:
@@ -147,7 +147,7 @@ class SharedMemoryExchange(Exchange):
         return mapped
 
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
-        """See `Exchange.split`."""
+        """Open a shared-memory exchange among the ranks of this rank's group."""
         mine = next(tuple(group) for group in groups if self.rank in group)
         part = SharedMemoryExchange.open(Members(self, mine), self.timeout_s)
         if part is None:

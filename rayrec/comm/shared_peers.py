@@ -26,7 +26,7 @@ _SLICE_S = 0.05
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where the words of a page lie.
+    """Positions of the words in a rank's shared page.
 
     The first four are counters. Then each half of the outbox has its fd, its size, and 4 words for
     each of `ranks`.
@@ -51,7 +51,7 @@ class Peers:
     """The other ranks. Make it with `attach`.
 
     Attributes:
-        aborted: whether waits shall end.
+        aborted: True once waits must end with an error.
     """
 
     def __init__(self, rank: int, pids: Sequence[int], timeout_s: float) -> None:

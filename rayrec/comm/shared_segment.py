@@ -1,4 +1,4 @@
-"""What ranks of one host share: memory without a name, a word to wait on, and the life of a peer.
+"""Shared memory of one host: memory without a name, a word to wait on, and the life of a peer.
 
 Memory is a memfd, which a peer opens through /proc/PID/fd. So nothing lies in /dev/shm, neither its
 size nor that of a container limits it, and the kernel frees it with the last process that maps it,
@@ -133,7 +133,7 @@ def futex_wake(address: int) -> None:
 
 
 class PeerLife(_Descriptor):
-    """Whether a process still lives."""
+    """A peer's process, watched for its end."""
 
     def __init__(self, pid: int) -> None:
         self.fd = os.pidfd_open(pid)

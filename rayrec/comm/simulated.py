@@ -91,7 +91,7 @@ class _SimulatedExchange(Exchange):
         self.world, self.rank, self.world_size = world, rank, world.world_size
 
     def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
-        """See `Exchange.all_to_all`."""
+        """Leave each part in its receiver's mailbox, and take those of this rank."""
         assert sum(send_splits) == send.numel(), f"{send.numel()} elements in {send_splits}"
         for dest, part in enumerate(send.detach().split(list(send_splits))):
             self.world.mailbox[self.rank, dest] = part
@@ -108,7 +108,7 @@ class _SimulatedExchange(Exchange):
         return Pending.ready(received)
 
     def share(self, size: int, memory: Memory | None = None) -> Tensor | None:
-        """See `Exchange.share`: threads have all memory in common."""
+        """Hand rank 0's memory to all: threads have their memory in common."""
         if self.rank == 0:
             zeros = torch.zeros(size, dtype=torch.uint8)
             self.world.mailbox[0, 0] = zeros if memory is None else memory.take(SHARED, size)
@@ -118,11 +118,11 @@ class _SimulatedExchange(Exchange):
         return shared
 
     def meet(self) -> None:
-        """See `Exchange.meet`."""
+        """Wait at the barrier of the world's threads."""
         self.world.meet()
 
     def split(self, groups: Sequence[Sequence[int]]) -> _SimulatedExchange:
-        """See `Exchange.split`."""
+        """Return this rank's exchange in a world of its group alone."""
         (mine,) = [tuple(group) for group in groups if self.rank in group]
         with self.world.lock:
             fresh = SimulatedWorld(len(mine), self.world.timeout_s)

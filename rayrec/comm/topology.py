@@ -28,7 +28,7 @@ def topology_of(
 
     Args:
         group: the default group when None.
-        grouped: whether this rank has a group at all; otherwise it is the only one.
+        grouped: False where this rank is alone and has no process group.
     Raises:
         ConfigError: the device is neither a CPU nor a GPU of CUDA.
     """

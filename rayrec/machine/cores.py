@@ -55,8 +55,8 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
     """Disjoint processors for every rank of a machine.
 
     Args:
-        topology: what the ranks may use.
-        threads: of each rank.
+        topology: processors that the ranks may use.
+        threads: number of threads of each rank.
     Raises:
         ConfigError: they ask for more than there is.
     """
@@ -83,7 +83,7 @@ def assign_cores(topology: Sequence[Processor], threads: Sequence[int]) -> list[
 
 
 def usable_processors() -> int:
-    """How many processors this process may use."""
+    """Number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -95,7 +95,7 @@ def pinned(rank: int, threads: Sequence[int]) -> Iterator[frozenset[int]]:
 
     Args:
         rank: this rank's number among those of its machine.
-        threads: of each of them.
+        threads: number of threads of each of them.
     Raises:
         ConfigError: there are too few cores, or this is not Linux.
     """

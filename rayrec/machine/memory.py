@@ -1,4 +1,4 @@
-"""How glibc's malloc serves a training process.
+"""Settings of glibc's malloc for a training process.
 
 By default it maps large tensors anew in every step and gives them back, so that half of a step's
 CPU time goes into page faults. With high thresholds freed memory stays with the process, and on
@@ -99,7 +99,7 @@ def start_thread(run: Callable[[], None], name: str) -> None:
 
 
 def _on_main_arena(libc: ctypes.CDLL) -> bool:
-    """Whether the calling thread allocates from the main arena."""
+    """Return True if the calling thread allocates from the main arena."""
     address = libc.malloc(_PROBE_BYTES)
     if not address:
         return False

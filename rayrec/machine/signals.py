@@ -34,7 +34,7 @@ class Signals:
 
     @property
     def came(self) -> bool:
-        """Whether a signal came."""
+        """True once a signal has come."""
         return self.number is not None
 
     def check(self) -> None:

@@ -27,7 +27,7 @@ MOST_SILENT = 12
 
 
 def announced_end(metadata: str = METADATA) -> float | None:
-    """When AWS takes this machine back, in wall clock seconds; None while there is no notice.
+    """Return when AWS takes this machine back, in wall clock seconds; None without a notice.
 
     Args:
         metadata: address of the machine's metadata service.

@@ -31,7 +31,7 @@ STATE_SIZE = _SUMS + 2 * _BINS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BinaryScores:
-    """What the predictions are worth; nan where a score is undefined (no rows, or one class only).
+    """Quality of click predictions; nan where it is undefined (no rows, or one class only).
 
     Attributes:
         auc: probability that a click's logit is above a non-click's; ties count half.

@@ -30,7 +30,7 @@ class Gauc(Metric):
     """gauc@COLUMN of a binary task.
 
     Args:
-        column: of the users, or of whatever groups the rows.
+        column: name of the column of users, or of whatever groups the rows.
     """
 
     whole_groups = True
@@ -43,7 +43,7 @@ class Gauc(Metric):
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, state: Tensor, predictions: Tensor, labels: Tensor, users: Tensor) -> None:
-        """See `Metric`."""
+        """Add each user's rows times AUC, and its rows; all rows of a user come in one call."""
         if not len(users):
             return
         order = predictions.argsort()
@@ -70,7 +70,7 @@ class Gauc(Metric):
         state += torch.stack([rows_U.double().sum(), (rows_U * auc_U).sum()])
 
     def scores(self, state: Tensor) -> Mapping[str, float]:
-        """See `Metric`."""
+        """Return the AUC of users, averaged by their rows; nan without a user of both labels."""
         rows, total = state.tolist()
         return {f"gauc@{self.columns[0]}": total / rows if rows else float("nan")}
 
@@ -88,5 +88,5 @@ def _before(values: Tensor) -> Tensor:
 
 
 def _ends(starts: Tensor, stop: int) -> Tensor:
-    """Where each part ends, of parts that begin at `starts`."""
+    """Return the end of each part, which is the start of the next one, or `stop`."""
     return torch.cat([starts[1:], starts.new_full((1,), stop)])

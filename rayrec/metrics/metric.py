@@ -30,9 +30,9 @@ class Metric(ABC):
     """Base of metrics; a user's own subclasses it and gives it to `Task(metrics=(...))`.
 
     Attributes:
-        columns: that `add` is given too, each (B,) int64: `groups` of the schema, or features with
-            one id in each row.
-        whole_groups: whether `add` needs all rows of a group of the first of `columns` at once.
+        columns: names of the columns that `add` is given too, each (B,) int64: `groups` of the
+            schema, or features with one id in each row.
+        whole_groups: True if `add` needs all rows of a group of the first of `columns` at once.
             They are kept until scores are merged, and then each group is on one rank.
     """
 
@@ -50,7 +50,7 @@ class Metric(ABC):
         """Add rows to a state, in place and without waiting for the device.
 
         Args:
-            state: what `start` gave, with the rows until now.
+            state: tensor that `start` made, with the rows until now.
             predictions: (B,) logits of a binary task, (B,) predictions of a regression, (B, C)
                 logits of a multiclass task; float, detached.
             labels: (B,) as the batch has them.
@@ -71,11 +71,11 @@ class BinaryScoresMetric(Metric):
         return torch.zeros(STATE_SIZE, dtype=torch.int64, device=device)
 
     def add(self, state: Tensor, predictions: Tensor, labels: Tensor) -> None:
-        """See `BinaryMetrics.update`."""
+        """Count rows by label and by bin of their logit."""
         BinaryMetrics.over(state).update(predictions, labels)
 
     def scores(self, state: Tensor) -> Mapping[str, float]:
-        """See `BinaryMetrics.compute`."""
+        """Return the fields of `BinaryScores` by name."""
         return BinaryMetrics.over(state).compute().to_dict()
 
 
@@ -87,12 +87,12 @@ class SquaredError(Metric):
         return torch.zeros(3, dtype=torch.float64, device=device)
 
     def add(self, state: Tensor, predictions: Tensor, labels: Tensor) -> None:
-        """See `Metric`."""
+        """Add the squared and the absolute errors of some rows."""
         error = predictions.double() - labels.double()
         state += torch.stack([torch.ones_like(error), error.square(), error.abs()]).sum(1)
 
     def scores(self, state: Tensor) -> Mapping[str, float]:
-        """See `Metric`."""
+        """Return the mean errors and the number of rows."""
         rows, squares, absolutes = state.tolist()
         mse = _ratio(squares, rows)
         return {"rows": rows, "mse": mse, "rmse": mse**0.5, "mae": _ratio(absolutes, rows)}
@@ -106,14 +106,14 @@ class CrossEntropy(Metric):
         return torch.zeros(3, dtype=torch.float64, device=device)
 
     def add(self, state: Tensor, predictions: Tensor, labels: Tensor) -> None:
-        """See `Metric`."""
+        """Add the losses of some rows, and the number of those predicted right."""
         own = labels.long()
         losses = torch.nn.functional.cross_entropy(predictions.double(), own, reduction="none")
         right = (predictions.argmax(1) == own).double()
         state += torch.stack([torch.ones_like(losses), losses, right]).sum(1)
 
     def scores(self, state: Tensor) -> Mapping[str, float]:
-        """See `Metric`."""
+        """Return the mean loss, the share of rows predicted right and the number of rows."""
         rows, losses, right = state.tolist()
         return {
             "rows": rows,
@@ -138,7 +138,7 @@ class TopK(Metric):
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, state: Tensor, predictions: Tensor, labels: Tensor) -> None:
-        """See `Metric`."""
+        """Add the gain of each row whose class is among the first k."""
         own = predictions.gather(1, labels.long().unsqueeze(1))
         place = (predictions >= own).sum(1)  # from 1 on
         gain = torch.ones_like(place, dtype=torch.float64)
@@ -147,7 +147,7 @@ class TopK(Metric):
         state += torch.stack([torch.ones_like(gain), gain * (place <= self.k)]).sum(1)
 
     def scores(self, state: Tensor) -> Mapping[str, float]:
-        """See `Metric`."""
+        """Return the mean gain of a row under "kind@k"."""
         rows, gains = state.tolist()
         return {f"{self.kind}@{self.k}": _ratio(gains, rows)}
 
@@ -157,7 +157,7 @@ def check_mergeable(metric: Metric, outputs: int, classes: int | None) -> Mappin
 
     Args:
         outputs: logits of a row.
-        classes: of a multiclass task, else None.
+        classes: number of classes of a multiclass task, else None.
     Returns:
         The scores of the random rows.
     Raises:

@@ -1,4 +1,4 @@
-"""What the best possible model scores on planted data, and how far a model is from it.
+"""Scores of the best possible model on planted data, and the distance of a model from them.
 
 Synthetic data states the scores of its own true probabilities on the very rows of its evaluation
 set (`truth.json`). Regret is the distance of a model from that: 0 is perfect, and no model trained
@@ -67,7 +67,7 @@ class Regret:
 
 
 def regret(scores: BinaryScores, truth: PlantedScores) -> Regret:
-    """How far scores on the evaluation rows are from those of the true probabilities.
+    """Distance of scores on the evaluation rows from those of the true probabilities.
 
     Raises:
         ConfigError: the scores are of another number of rows than the truth.

@@ -87,7 +87,7 @@ class FMInteractionArch(nn.Module):
 
     Args:
         fm_in_features: columns of all rows, dense one included.
-        sparse_feature_names: what is taken of a KeyedTensor, in this order.
+        sparse_feature_names: keys of the KeyedTensor that are read, in this order.
     """
 
     def __init__(

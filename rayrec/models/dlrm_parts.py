@@ -21,7 +21,7 @@ Device = torch.device | str | None
 
 
 class ClickBatch(Protocol):
-    """What DLRMTrain reads: dense_features (B, I), sparse_features of B rows, labels (B,)."""
+    """Batch of DLRMTrain: dense_features (B, I), sparse_features of B rows, labels (B,)."""
 
     @property
     def dense_features(self) -> Tensor: ...
@@ -157,7 +157,7 @@ class OverArch(nn.Module):
 
     Args:
         in_features: columns of the interactions.
-        layer_sizes: of all layers; the last is linear, and 1 for one logit.
+        layer_sizes: sizes of all layers; the last is linear, and 1 for one logit.
     Raises:
         ConfigError: there are no layers.
     """

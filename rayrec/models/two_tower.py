@@ -32,7 +32,7 @@ Device = torch.device | str | None
 
 
 class PairBatch(Protocol):
-    """What TwoTowerTrain reads of a batch: sparse_features of B rows, labels (B,)."""
+    """Batch of TwoTowerTrain: sparse_features of B rows, labels (B,)."""
 
     @property
     def sparse_features(self) -> KeyedJaggedTensor: ...
@@ -47,8 +47,8 @@ class Tower(nn.Module):
     Args:
         features: names of the rows to read, as the collection gives them.
         in_features: columns of those rows together.
-        layer_sizes: of the MLP; the last layer has no activation.
-        normalize: whether vectors have length 1.
+        layer_sizes: sizes of the MLP's layers; the last layer has no activation.
+        normalize: True scales vectors to length 1.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class TwoTower(nn.Module):
     Args:
         embedding_bag_collection: tables of both towers, or of the query tower when there is a
             candidate_collection.
-        layer_sizes: of either tower's MLP; the last is D.
+        layer_sizes: sizes of the layers of either tower's MLP; the last is D.
         candidate_collection: tables of the candidate tower.
         query_features, candidate_features: names of the looked-up rows that a tower reads; by
             default all rows of its own collection.
-        normalize: whether vectors have length 1, so that scores are cosines.
+        normalize: True scales vectors to length 1, so that scores are cosines.
     Raises:
         ConfigError: a tower has no features, or an unknown one; or the layers are empty.
 
@@ -155,8 +155,8 @@ class TwoTowerTrain(nn.Module):
         log_q: (ids,) log of the share of each candidate id among the rows that make batches;
             subtracted from scores in training. It is no parameter and not saved. Needs
             candidate_id.
-        mask_hits: whether rows with the same candidate are no negatives of each other. With log_q
-            and candidates that fill a good part of a batch, False is the consistent choice: then
+        mask_hits: rows with the same candidate are no negatives of each other. With log_q and
+            candidates that fill a good part of a batch, False is the consistent choice: then
             exp(score) tends to p(candidate | query).
     Raises:
         ConfigError: the temperature is not positive, or log_q comes without candidate_id.

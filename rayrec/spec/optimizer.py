@@ -1,4 +1,4 @@
-"""What every sparse optimizer has: its options, its state per row, and the update of touched rows.
+"""Base of the sparse optimizers: options, state per row, and the update of touched rows.
 
 A lookup kernel sums the gradients of equal ids over the global batch and updates each touched row
 once, inside the backward pass; rows that no id touched keep weight and state as they are, decay
@@ -34,14 +34,14 @@ STATE_BYTES = 4  # optimizer state is float32
 
 @dataclass(frozen=True, kw_only=True)
 class Fbgemm:
-    """Where FBGEMM's kernel of an optimizer makes exactly the update that is defined here.
+    """FBGEMM's kernel of an optimizer, as far as it makes exactly the update that is defined here.
 
     Attributes:
-        name: of `EmbOptimType`.
+        name: member of `EmbOptimType`.
         decays: the weight decays that its CUDA kernel applies; "own" where the formula has one
             place for it. A kernel of several modes is told which.
-        on_cpu: whether there is a CPU kernel; it applies no decay.
-        float16: whether its CUDA kernel trains float16 tables.
+        on_cpu: True if there is a CPU kernel; it applies no decay.
+        float16: True if its CUDA kernel trains float16 tables.
     """
 
     name: str
@@ -60,8 +60,8 @@ class SparseOptimizer(ABC):
             equal ids.
         max_row_norm: a row's summed gradient is scaled down to at most this 2-norm before the
             update.
-        weight_decay: of the touched rows.
-        name: as written on the command line, in plans and in checkpoints.
+        weight_decay: factor of the decay of touched rows.
+        name: name on the command line, in plans and in checkpoints.
         state_widths: state tensor name -> one value per "row" or per "element".
         counts_updates: the formula reads t, so a checkpoint carries it.
         fbgemm: FBGEMM's kernel, or None where it has none.
@@ -109,7 +109,7 @@ class SparseOptimizer(ABC):
 
     @property
     def decay_mode(self) -> DecayMode | Literal["own"]:
-        """Where the weight decay acts: before the formula, or at a place of the formula's own."""
+        """Mode of a weight decay before the formula; "own" where it acts inside of the formula."""
         return "own"
 
     @classmethod
@@ -120,7 +120,7 @@ class SparseOptimizer(ABC):
 
     @classmethod
     def has_element_state(cls) -> bool:
-        """Whether some state has one value per element, and so the size of the table."""
+        """Return True if some state has one value per element, and so the size of the table."""
         return "element" in cls.state_widths.values()
 
     def update_rows(
@@ -178,5 +178,5 @@ class Decaying(SparseOptimizer):
 
     @property
     def decay_mode(self) -> DecayMode | Literal["own"]:
-        """See `SparseOptimizer`."""
+        """Mode of the decay before the formula, as the user chose it."""
         return self.weight_decay_mode

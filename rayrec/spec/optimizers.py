@@ -50,7 +50,7 @@ class SGD(Decaying):
     torch_names: ClassVar[tuple[str, ...]] = ("SGD",)
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Subtract lr times the gradient."""
         weight.add_(grad, alpha=-lr)
 
 
@@ -65,7 +65,7 @@ class Adagrad(Decaying):
     torch_names: ClassVar[tuple[str, ...]] = ("Adagrad",)
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Add the squared gradient to the state of each element, and step by its root."""
         sum_UD = state["momentum1"].addcmul_(grad, grad)
         weight.addcdiv_(grad, sum_UD.sqrt().add_(self.eps), value=-lr)
 
@@ -82,7 +82,7 @@ class RowWiseAdagrad(Decaying):
     )
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Add the mean square of a row's gradient to its one value, and step by its root."""
         sum_U = state["momentum1"].add_(_mean_square(grad))
         weight.sub_(grad.mul_((lr / (sum_U.sqrt() + self.eps)).unsqueeze(1)))
 
@@ -106,7 +106,7 @@ class RMSprop(Decaying):
         self._require_factors("alpha")
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Average the squared gradients with factor alpha, and step by the root."""
         mean_UD = state["momentum1"].mul_(self.alpha).addcmul_(grad, grad, value=1 - self.alpha)
         weight.addcdiv_(grad, mean_UD.sqrt().add_(self.eps), value=-lr)
 
@@ -136,7 +136,7 @@ class Adam(Decaying):
         self._require_factors("beta1", "beta2")
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Step along the mean gradient, divided by the root of the mean square of each element."""
         first_UD, root_UD, scale = _adam_moments(self, t, grad, state)
         weight.addcdiv_(first_UD, root_UD, value=-lr * scale)
 
@@ -151,7 +151,7 @@ class PartialRowWiseAdam(Adam):
     torch_names: ClassVar[tuple[str, ...]] = ()
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Step as Adam does, with one mean square for each row."""
         second_U = state["momentum2"].mul_(self.beta2)
         second_U.add_(_mean_square(grad), alpha=1 - self.beta2)
         first_UD = state["momentum1"].lerp_(grad, 1 - self.beta1)
@@ -181,7 +181,7 @@ class LAMB(SparseOptimizer):
         self._require_factors("beta1", "beta2")
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Scale Adam's step of each row by the norm of the row over that of the step."""
         import torch
 
         first_UD, root_UD, scale = _adam_moments(self, t, grad, state)
@@ -210,7 +210,7 @@ class LarsSGD(SparseOptimizer):
         self._require("eta", "above zero", self.eta > 0)
 
     def formula(self, lr: float, t: int, weight: Tensor, grad: Tensor, state: State) -> None:
-        """See `SparseOptimizer`."""
+        """Add a step of the gradient, at a rate that each row's norms give, to the momentum."""
         norm_U = weight.norm(dim=1)
         below_U = grad.norm(dim=1) + self.weight_decay * norm_U
         rate_U = lr * self.eta * _ratio(norm_U, below_U)

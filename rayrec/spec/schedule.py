@@ -44,7 +44,7 @@ class WarmupStage:
     Attributes:
         policy: the formula.
         max_iters: the last absolute step of the stage; the next stage begins one step later.
-        value: what the policy reads, see `WarmupPolicy`.
+        value: number that the policy reads, see `WarmupPolicy`.
         lr_scale: an additional factor of the whole stage.
         decay_iters: the steps that POLY and STEP divide by; without one above zero POLY takes
             max_iters and STEP takes 1.
@@ -173,7 +173,7 @@ class ScheduleConfig:
     """A schedule over all steps of a run, as run files and command lines say it.
 
     Attributes:
-        decay: how the learning rate falls until the run's last step.
+        decay: shape of the learning rate's fall until the run's last step.
         warmup: steps in which it grows from 0 to its full size.
         floor: the factor at the end of a decay.
     Raises:
@@ -229,7 +229,7 @@ def schedule(
         decay: "linear" falls straight to `floor`; "cosine" falls to it along half a cosine; "poly"
             is (1 - i / steps) ** power; "step" multiplies by `floor` after every `every` steps.
         floor: the factor at the end; of "step" the factor of one fall.
-        power: of "poly".
+        power: exponent of "poly".
         every: steps between two falls of "step".
     Raises:
         ConfigError: the numbers make no schedule.

@@ -20,11 +20,11 @@ class Task:
     """One thing that a model predicts.
 
     Attributes:
-        name: of its logits and labels in the model's output, and of its scores: "click/auc".
+        name: name of its logits and labels in the model's output, and of its scores: "click/auc".
         kind: "binary" has one logit a row and labels 0 and 1; "multiclass" has one logit per class
             and labels that number the classes; "regression" predicts the label itself.
         weight: factor of its loss in the sum over tasks; `rayrec.models.MultiTaskTrain` reads it.
-        classes: of a multiclass task.
+        classes: number of classes of a multiclass task.
         metrics: further scores: "recall@10" or "ndcg@10" of a multiclass task, "gauc@user" of a
             binary one and a column of users, or a `rayrec.metrics.Metric` of the user's own. The
             usual ones of its kind are always there: auc, ne, logloss, calibration and accuracy;

@@ -1,4 +1,4 @@
-"""What rows and their gradients travel as between ranks, and what that costs.
+"""Types of rows and gradients on the wire between ranks, and their cost.
 
 The types are TorchRec's (`QCommsConfig`); `rayrec.comm.codec` codes them. Their cost is bytes on
 the wire and passes over memory, told per byte of float32, which rows are at either end.
@@ -28,7 +28,7 @@ class CommType(Enum):
 
     @property
     def coding(self) -> Coding:
-        """What it costs."""
+        """Cost of this type: bytes on the wire and passes over memory."""
         return _CODINGS[self]
 
 
@@ -85,7 +85,7 @@ WIRE_PRECISIONS = tuple(kind.value for kind in CommType)
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """How rows travel between ranks: what a plan's prices and every rank must agree on.
+    """Options of the exchange of rows, on which a plan's prices and every rank must agree.
 
     Attributes:
         qcomms_forward, qcomms_backward: precision of pooled rows and of their gradients between
