@@ -24,10 +24,10 @@ class EmbeddingCollection(nn.Module):
     """Unpooled embeddings of many features, one parameter `embeddings.<table>.weight` per table.
 
     Args:
-        tables: what to look up; names are unique, widths are equal.
-        device: where the parameters are; "meta" allocates nothing. Default is torch's default
+        tables: tables to look up; names are unique, widths are equal.
+        device: device of the parameters; "meta" allocates nothing. Default is torch's default
             device.
-        need_indices: whether the outputs carry the looked-up ids as their weights.
+        need_indices: True makes the outputs carry the looked-up ids as their weights.
     Raises:
         ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of
             a table or differ in width.
@@ -109,12 +109,12 @@ class EmbeddingCollection(nn.Module):
         return self._tables[0].embedding_dim if self._tables else -1
 
     def need_indices(self) -> bool:
-        """Whether the outputs carry the ids as their weights."""
+        """True if the outputs carry the ids as their weights."""
         return self._need_indices
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters were made."""
+        """Device on which the parameters were made."""
         return self._device
 
     def extra_repr(self) -> str:

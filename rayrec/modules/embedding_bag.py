@@ -100,9 +100,9 @@ class EmbeddingBagCollection(nn.Module):
     """Pooled embeddings of many features, one parameter `embedding_bags.<table>.weight` per table.
 
     Args:
-        tables: what to look up; names are unique.
-        is_weighted: whether each id counts times its weight in the batch.
-        device: where the parameters are; "meta" allocates nothing. Default is torch's default
+        tables: tables to look up; names are unique.
+        is_weighted: True if each id counts times its weight in the batch.
+        device: device of the parameters; "meta" allocates nothing. Default is torch's default
             device.
     Raises:
         ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of
@@ -179,12 +179,12 @@ class EmbeddingBagCollection(nn.Module):
         return self._tables
 
     def is_weighted(self) -> bool:
-        """Whether ids count times their weights."""
+        """Return True if ids count times their weights."""
         return self._is_weighted
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters were made."""
+        """Device on which the parameters were made."""
         return self._device
 
     def extra_repr(self) -> str:

@@ -61,7 +61,7 @@ class _Bits:
         self._cols = slice(cols.start - first * _COLUMNS, cols.stop - first * _COLUMNS)
 
     def of_next(self, rows: int) -> np.ndarray:
-        """Those of the next rows, (R, C) uint32."""
+        """Return the bits of the next rows, (R, C) uint32."""
         bits = np.empty((rows, len(self._blocks)), _BLOCK)
         for i, block in enumerate(self._blocks):
             bits[:, i] = block.random_raw(rows * _COLUMNS // 2).view(_BLOCK)
@@ -88,7 +88,7 @@ def table_values(seed: int, table: BaseEmbeddingConfig, rows: range, cols: range
 
 
 def _uniform(seed: int, table: BaseEmbeddingConfig) -> _Write:
-    """What writes a rectangle of a table without an `init_fn`."""
+    """Make the writer of any rectangle of a table without an `init_fn`."""
     key, (low, high) = _key(seed, table.name), table.init_bounds()
     scale, shift = np.float32((high - low) * 2.0**-24), np.float32(low)
     # values rise with the bits, so only the largest ones can be rounded beyond the bound
@@ -115,7 +115,7 @@ def _uniform(seed: int, table: BaseEmbeddingConfig) -> _Write:
 
 
 def _played(seed: int, table: BaseEmbeddingConfig) -> _Write:
-    """What writes a rectangle of a table with an `init_fn`."""
+    """Make the writer of any rectangle of a table with an `init_fn`."""
     program = InitProgram.record(table)
 
     def write(weight: Tensor, rows: range, cols: range) -> None:

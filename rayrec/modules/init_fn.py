@@ -48,7 +48,7 @@ _WHOLE |= {_aten.fill_.Scalar, _aten.fill_.Tensor}
 
 @dataclass(frozen=True)
 class _Slot:
-    """In place of a tensor of the table's shape: its number among them; 0 is the table."""
+    """Placeholder for a tensor of the table's shape: its number among them; 0 is the table."""
 
     number: int
 
@@ -126,7 +126,7 @@ class _Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class InitProgram:
-    """What an `init_fn` does to a table."""
+    """The operators of a table's `init_fn`, to be played back for any rectangle."""
 
     steps: tuple[_Step, ...]
     shape: tuple[int, int]
@@ -187,7 +187,7 @@ class InitProgram:
         return values[0].float()
 
     def _cut(self, constant: Tensor, rows: range, cols: range) -> Tensor:
-        """What of a foreign tensor belongs to a rectangle; sizes of 1 are broadcast."""
+        """Return the part of a foreign tensor in a rectangle; sizes of 1 are broadcast."""
         constant = constant.detach().cpu()
         for dim, span, size in ((-1, cols, self.shape[1]), (-2, rows, self.shape[0])):
             if constant.dim() >= -dim and constant.shape[dim] == size:

@@ -33,7 +33,7 @@ def _is_amd() -> bool:
 
 
 def uses_onednn(input: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` of (B, I) and (O, I) runs in oneDNN.
+    """Return True if `linear` of (B, I) and (O, I) runs in oneDNN.
 
     Every process on this processor gets the same answer.
     """

@@ -56,7 +56,7 @@ class MLP(nn.Module):
         layer_sizes: columns after each layer; [] gives the identity.
         activation: "relu", "sigmoid", "swish_layernorm", a function or module (shared by the
             layers), or a class or function without arguments that makes a module per layer.
-        activation_on_last: whether the last layer has its activation.
+        activation_on_last: True gives the last layer the activation as well.
     Raises:
         ConfigError: the activation's name is unknown.
     """
@@ -106,7 +106,7 @@ def _resolve(activation: str | Activation | Callable[[], nn.Module]) -> Activati
 
 
 def _makes_modules(activation: Any) -> bool:
-    """Whether it is a module's class, or can be called without a tensor as such a class can."""
+    """Return True if it is a module's class, or can be called without a tensor as a class can."""
     if isinstance(activation, type | nn.Module):
         return isinstance(activation, type)
     try:

@@ -1,4 +1,4 @@
-"""How outputs of an embedding collection are named, and what its tables must satisfy.
+"""Names of the outputs of an embedding collection, and checks of its tables.
 
 A feature looked up in one table gives an output of its own name; a feature of several tables gives
 one output per table, `feature@table`. Outputs come in the order of tables, and within a table in

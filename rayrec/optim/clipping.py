@@ -27,7 +27,7 @@ from rayrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 
 class GradientClipping(Enum):
-    """How gradients are clipped."""
+    """Ways to clip gradients."""
 
     NORM = "norm"  # all scaled by one factor, so that their joint norm is at most max_gradient
     VALUE = "value"  # each element clamped to +- max_gradient
@@ -39,7 +39,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     Args:
         optimizer: whose parameters' gradients are clipped; those without one are passed over.
-        clipping: how; by default not at all.
+        clipping: the way to clip; by default gradients stay as they are.
         max_gradient: the limit.
         norm_type: p of the p-norm; inf or "inf" for the largest element.
         enable_global_grad_clip: sum norms over the groups of `param_to_pgs`; every rank of them

@@ -136,7 +136,7 @@ class FusedOptimizer(KeyedOptimizer):
         """Take over state, learning rates and iterations.
 
         Args:
-            state_dict: of this class, or TorchRec's of a sharded model or of a fused collection,
+            state_dict: one of this class, or TorchRec's of a sharded model or a fused collection,
                 which has neither iterations nor always learning rates. A table's state may be
                 whole; then each rank takes its part of it.
         Raises:

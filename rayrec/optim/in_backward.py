@@ -93,8 +93,8 @@ def in_backward_optimizer_filter(
     """Yield the parameters that an outer optimizer must update.
 
     Args:
-        named_parameters: of a sharded model, which are all its own but for the tables, or of any
-            module.
+        named_parameters: parameters of any module; those of a sharded model are all its own but
+            for the tables.
         include: yield those that are marked instead.
     """
     for name, parameter in named_parameters:

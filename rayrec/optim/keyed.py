@@ -241,9 +241,9 @@ class OptimizerWrapper(KeyedOptimizer):
         self._optimizer.step(closure=closure)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the inner optimizer's."""
+        """Return the inner optimizer's state_dict."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As the inner optimizer's."""
+        """Load a state_dict into the inner optimizer."""
         self._optimizer.load_state_dict(state_dict)

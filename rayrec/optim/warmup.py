@@ -25,7 +25,7 @@ class WarmupOptimizer(OptimizerWrapper):
 
     Args:
         optimizer: its groups' learning rates are written, the first one at once.
-        stages: of the schedule.
+        stages: stages of the schedule, one after another.
         lr: base learning rate of every group; None takes each group's own, as it is now.
         lr_param: the key of the learning rate in a group.
         param_name: the name under which the state_dict holds the step.

@@ -1,4 +1,4 @@
-"""What a step does on one rank, counted by part, and its price: plain values that add up.
+"""Amounts of work of a step on one rank, counted by part, and their price.
 
 Standard library only.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Amounts(NamedTuple):
-    """What one part of a step does on one rank, in the terms of `PartRates`.
+    """Work of one part of a step on one rank, in the terms of `PartRates`.
 
     Attributes:
         stream: bytes read and written in order or from a cache.

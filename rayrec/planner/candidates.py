@@ -49,7 +49,7 @@ class Candidate:
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
-        """Whether it is replicated, cut by rows, cut by columns: wherever it lies."""
+        """Kind wherever it lies: is it replicated, cut by rows, cut by columns?"""
         template = self.template
         if isinstance(template, Replicated):
             return True, False, False
@@ -70,12 +70,12 @@ def _parts(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Where a table may go.
+    """Ranks and hosts that a table may use.
 
     Attributes:
         ranks: ascending.
-        hosts: those hosts all of whose ranks are allowed. by_size: these by number of ranks.
-        whole: whether the ranks are the whole world.
+        hosts: hosts all of whose ranks are allowed. by_size: these by number of ranks.
+        whole: True if the ranks are the whole world.
         memory: bytes of each of the ranks where they differ, else empty.
     """
 
@@ -142,7 +142,7 @@ def enumerate_candidates(
     """All candidates of a table under the allowed kinds, simplest kind first.
 
     Args:
-        sites: where it may go.
+        sites: ranks and hosts that it may use.
         min_partition: narrowest column block; None means 4 columns.
     Returns:
         No candidate of a kind that has no meaning here: of grid_shard on hosts of unequal size, of

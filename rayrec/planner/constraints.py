@@ -1,4 +1,4 @@
-"""What a user may tell the planner about one table, in Python or as a JSON file.
+"""Constraints of one table that a user may give the planner, in Python or as a JSON file.
 
     {"user": {"kinds": ["row_wise", "table_row_wise"], "pooling_factor": 12.5},
      "item": {"hosts": [0], "together": "items"}}
@@ -62,7 +62,7 @@ class ParameterConstraints:
             of host.
         together: name of a group of tables that lie on the same ranks, cut the same way.
         apart: name of a group of tables of which no two share a rank.
-        storage: where its rows live: "device"; "host", whose rows take none of a GPU's memory and
+        storage: memory of its rows: "device"; "host", whose rows take none of a GPU's memory and
             are slower; "cached", in the host's memory with a cache on the GPU; "auto", on the
             device where that fits and off it else. CPU ranks have one memory.
         cache_load_factor: share of its rows that the cache holds where it has one.
@@ -126,7 +126,7 @@ class ParameterConstraints:
         return Storage(kind, self.cache_load_factor if kind == "cached" else None)
 
     def storages(self, device: Device) -> tuple[Storage, ...]:
-        """Where its rows may live on ranks that compute on `device`, the fastest first."""
+        """Return the storages allowed for its rows on ranks of a `device`, the fastest first."""
         if self.storage != "auto":
             return (self._stored(self.storage),)
         return tuple(map(self._stored, get_args(StorageKind))) if device == "cuda" else (Storage(),)
@@ -172,7 +172,7 @@ def _are_indices(pinned: Sequence[Any]) -> bool:
 def storages_of(
     table: BaseEmbeddingConfig, limits: ParameterConstraints, device: Device
 ) -> tuple[Storage, ...]:
-    """Where the rows of a table may live on ranks that compute on `device`, the fastest first.
+    """Return the storages that a table may have on ranks of a `device`, the fastest first.
 
     Raises:
         PlanError: its constraints name a storage that no kernel has for such a table.

@@ -55,10 +55,10 @@ def _lines(num_bytes: int) -> int:
 
 
 class _Rows(NamedTuple):
-    """What the shards that one rank owns ask of its memory in a step.
+    """Memory traffic of one rank in a step, for the shards that it owns.
 
     Attributes:
-        ids: looked up, of all ranks.
+        ids: number of ids looked up, of all ranks.
         values: bytes of the rows that are returned. read: bytes of all rows looked up.
         touched: bytes of the different rows among them.
         gradients: bytes of row gradients. updated: bytes of rows and state read and written.
@@ -87,7 +87,7 @@ class CostModel:
         replicated: bool = False,
         summed: int = 1,
     ) -> StepAmounts:
-        """What owning `shards` of one table asks of `rank`.
+        """Return the work of `rank` in a step as owner of `shards` of one table.
 
         Args:
             replicated: every rank holds these shards: all see all ids and make all updates, and no
@@ -172,10 +172,10 @@ class CostModel:
         summed: int = 1,
         blocks: int = 1,
     ) -> StepAmounts:
-        """What one table asks of EVERY rank, as home of its batch.
+        """Return the work that one table gives EVERY rank, as home of its batch.
 
         Args:
-            total: with all owners together. slots: rectangles, of all owners. blocks: row blocks.
+            total: traffic with all owners. slots: rectangles, of all owners. blocks: row blocks.
         """
         bucketized = blocks > 1 and (work.pooled or not work.in_place)
         sorted_items = work.ids + work.bags * blocks if bucketized else 0.0
@@ -209,8 +209,8 @@ class CostModel:
         """Each rank looks up its own bags, and writes the gradient of its output once.
 
         Args:
-            ids_out: what a home does to hand its ids to their owners.
-            column_blocks: of the table; each holds a slot for every feature.
+            ids_out: work of a home to hand its ids to their owners.
+            column_blocks: column blocks of the table; each holds a slot for every feature.
         """
         ids = work.ids * column_blocks
         # A split by columns reads every id once per block; rows are read at their own width.
@@ -258,7 +258,7 @@ class CostModel:
         return summed_ranks(layout, self.topology.hosts) if work.pooled else 1
 
     def amounts(self, work: TableWork, layout: Layout) -> dict[int, StepAmounts]:
-        """What a layout asks of each rank that owns a part of it, as owner."""
+        """Return the work of each rank that owns a part of a layout, as owner."""
         replicated, summed = isinstance(layout, Replicated), self.summed(work, layout)
         known: dict[tuple[object, ...], StepAmounts] = {}  # most pieces are alike
         by_rank = {}

@@ -1,4 +1,4 @@
-"""What any plan would cost, priced table by table.
+"""Prediction of the bytes and seconds of any plan, priced table by table.
 
 It serves the planner's own plans, and those made by hand, by kind or from a file. Standard library
 only.
@@ -19,7 +19,7 @@ from rayrec.planner.request import PlanRequest
 
 
 class TablePrice(NamedTuple):
-    """What one table asks of the ranks that own a part of it, and of every rank as home."""
+    """Seconds and bytes of one table: of each rank that owns a part of it, and of every home."""
 
     owners_s: dict[int, StepCost]
     home_s: StepCost
@@ -48,7 +48,7 @@ def sum_ranks(request: PlanRequest, prices: Sequence[TablePrice]) -> tuple[RankE
 
     Args:
         request: its topology and optimizer are read.
-        prices: of all tables of a plan.
+        prices: price of each table of a plan.
     Returns:
         one estimate per rank, in order.
     """
@@ -75,7 +75,7 @@ def estimate_ranks(
 
     Args:
         request: tables, topology, batch size and constraints.
-        plan: where every table of the request lies.
+        plan: layout of every table of the request.
     """
     placed = plan.tables if isinstance(plan, ShardingPlan) else plan
     return sum_ranks(request, price_tables(request, placed))

@@ -50,7 +50,7 @@ class _Best:
         self.choices: dict[int, Choice] = {}
 
     def allows(self, slowest: float) -> bool:
-        """Whether a packing with this slowest rank may still become the best."""
+        """Return True if a packing with this slowest rank may still become the best."""
         return slowest <= self.slowest * (1 + ROUNDING if self.choices else 1)
 
     def offer(self, packing: Packing) -> None:

@@ -1,4 +1,4 @@
-"""From measured steps to the constants of a topology: the non-negative ones that fit best.
+"""Constants of a topology from measured steps: the non-negative ones that fit best.
 
 A sample is a step of some plan on one rank: what the cost model counts of each part, and the
 seconds that the part really took there. The model is linear in its constants, so each part is a
@@ -26,9 +26,9 @@ class Sample:
     """One kind of step on one rank.
 
     Attributes:
-        amounts: of the whole plan on this rank, as owner and as home.
-        seconds: of every part in the order of `PARTS`, without waiting for other ranks.
-        step_s: of the whole step, without such waits either.
+        amounts: work of the whole plan on this rank, as owner and as home.
+        seconds: seconds of every part in the order of `PARTS`, without waiting for other ranks.
+        step_s: seconds of the whole step, without such waits either.
     """
 
     amounts: StepAmounts
@@ -38,10 +38,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What was measured of the exchange and the memory.
+    """Measured speeds of the exchange and the memory.
 
     Attributes:
-        memory_bw: bytes/s of random rows. latency_s: of a collective without bytes.
+        memory_bw: bytes/s of random rows. latency_s: seconds of a collective without bytes.
         near_byte_s, far_byte_s: seconds per byte from ranks of the host, and of other hosts; None
             where there are none.
     """
@@ -63,7 +63,7 @@ def fit_topology(topology: Topology, links: Links, samples: Sequence[Sample]) ->
     Args:
         topology: hosts, memory and the share of the input that is hidden are kept: steps are
             measured one by one.
-        samples: of some plans, of all ranks.
+        samples: steps of some plans, on all ranks.
     Raises:
         ConfigError: nothing was measured.
     """
@@ -101,7 +101,7 @@ def _fit_part(index: int, samples: Sequence[Sample], memory_bw: float) -> PartRa
 
 
 def _terms(a: Amounts, memory_bw: float) -> list[float]:
-    """What each field of `PartRates` is multiplied by, in their order."""
+    """Return the factors of the fields of `PartRates`, in their order."""
     return [1.0, a.slots, a.home_slots, a.items, a.stream / memory_bw, a.rows / memory_bw]
 
 

@@ -1,4 +1,4 @@
-"""From tables and constraints to the priced items that the search places.
+"""Priced items for the search, made from tables and constraints.
 
 An item is one table, or several that must lie together, with every allowed way to lay it out and
 what each costs. Standard library only.
@@ -137,10 +137,10 @@ def table_works(
     placed: Mapping[str, TablePlacement] | None = None,
     share_tables: bool = False,
 ) -> list[TableWork]:
-    """What a step does with each table where it lies.
+    """Return the work of a step on each table where it lies.
 
     Args:
-        placed: where it lies; the fastest storage is assumed of tables that have no place yet.
+        placed: placement by table; a table without one is assumed in the fastest storage.
         share_tables: see `table_work`.
     """
     world, device = topology.world_size, topology.device

@@ -25,15 +25,15 @@ class Option:
 
     Attributes:
         candidates: one per table, alike in kind, number of ranks and sites.
-        storages: of their rows, one per table.
+        storages: storages of their rows, one per table.
         seconds: seconds[locality][position].
         num_bytes: owner's bytes by position.
-        home_bytes, home_s: what it asks of every rank of the world.
+        home_bytes, home_s: its cost for every rank of the world, as home.
         num_ranks: positions.
         work_s: sum of the seconds of all positions, in the locality where it is least.
         peak_s: the largest piece, in the locality where it is slowest.
-        mean_s: what it adds to the mean rank, home included.
-        most_bytes: what the rank with the largest piece must have free.
+        mean_s: seconds that it adds to the mean rank, home included.
+        most_bytes: bytes that the rank with the largest piece must have free.
     """
 
     candidates: tuple[Candidate, ...]
@@ -60,12 +60,12 @@ class Option:
 
     @property
     def replicated(self) -> bool:
-        """Whether every rank holds a copy."""
+        """True if every rank holds a copy."""
         return isinstance(self.candidates[0].template, Replicated)
 
     @property
     def family(self) -> tuple[bool, bool, bool]:
-        """What layouts of one kind have in common, wherever they lie."""
+        """Kind of its layouts, wherever they lie."""
         return self.candidates[0].family
 
     def layouts(self, ranks: Sequence[int]) -> tuple[Layout, ...]:
@@ -109,7 +109,7 @@ class Item:
 
 
 def _beats(a: Option, b: Option) -> bool:
-    """Whether `a` is at least as good wherever `b` goes, on no more ranks.
+    """Return True if `a` is at least as good wherever `b` goes, on no more ranks.
 
     It is asked only where `a` costs no more for the mean rank.
     """

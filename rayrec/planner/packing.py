@@ -79,7 +79,7 @@ class Packing:
         return max(self.loads) + self.home_s
 
     def seconds_of(self, option: Option, ranks: Sequence[int]) -> Sequence[float]:
-        """What the option adds to the load of each of `ranks`."""
+        """Return the load that the option adds to each of `ranks`."""
         if self._alike is not None:
             return option.seconds[self._alike]
         if self.by_bytes:
@@ -128,7 +128,7 @@ class Packing:
         self._hosts_by_load.clear()
 
     def free_bytes(self) -> tuple[int, ...]:
-        """What every rank has left."""
+        """Return the bytes that every rank has left."""
         ranks = zip(self.limits, self.used, strict=True)
         return tuple(limit - used - self.home_bytes for limit, used in ranks)
 
@@ -152,7 +152,7 @@ class Packing:
         return order
 
     def may_hold(self, option: Option, ceiling: float) -> bool:
-        """Whether pieces of equal size on the idlest ranks would stay below `ceiling` seconds."""
+        """Return True if equal pieces on the idlest ranks would stay below `ceiling` seconds."""
         count, by_load = option.num_ranks, self._by_load()
         left = ceiling * count * 1.000001 - option.work_s
         if by_load[0][0] * count > left:

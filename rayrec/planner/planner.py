@@ -51,11 +51,11 @@ class EmbeddingShardingPlanner:
         constraints: per table name; tables without one may take any kind, with one id per bag.
         sparse_optimizer: name as in `rayrec.optim`; decides state bytes and update time.
         kinds: the sharding kinds any table may use; None allows all.
-        qcomms_forward, qcomms_backward: what rows and their gradients travel as: fp32, fp16, bf16
+        qcomms_forward, qcomms_backward: wire type of rows and of their gradients: fp32, fp16, bf16
             or int8.
-        share_tables: as in `DistributedModelParallel`, which then reads rows in place where it can.
+        share_tables: `DistributedModelParallel` has the same option, and reads rows in place then.
     Attributes:
-        asked: what any plan asks, without tables.
+        asked: the request of any plan, without tables.
     Raises:
         ConfigError: a number, kind or optimizer that makes no sense.
 
@@ -88,7 +88,7 @@ class EmbeddingShardingPlanner:
         )
 
     def request(self, tables: Sequence[BaseEmbeddingConfig]) -> PlanRequest:
-        """What `plan(tables)` asks, as a value.
+        """Return the request that `plan(tables)` answers.
 
         Raises:
             ConfigError: tables contradict themselves.
@@ -103,9 +103,9 @@ class EmbeddingShardingPlanner:
         """Place every table.
 
         Args:
-            tables: of the whole model, whose names are unique; or the model, whose marks of
+            tables: tables of the whole model, whose names are unique; or the model, whose marks of
                 optimizers are not read: `sparse_optimizer` is what counts.
-            sharders: as TorchRec's; the optimizer of the most state among theirs is counted.
+            sharders: TorchRec's sharders; their optimizer of the most state is the one counted.
         Returns:
             A plan with estimates, tables in the order given, within every rank's memory as
             `planner.memory` counts it.
@@ -127,7 +127,7 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[Any] | None = None,
         pg: Any = None,
     ) -> ShardingPlan:
-        """As `plan`: the plans of all ranks are equal where their planners are, and need no
+        """Plan as `plan` does: all ranks make equal plans where their planners are equal, with no
         exchange. `DistributedModelParallel` refuses plans that differ.
         """
         return self.plan(tables, sharders)

@@ -87,7 +87,7 @@ def _exchange(packing: Packing, rank: int, mine: Sequence[int]) -> bool:
 
 
 def _whole_items(packing: Packing, rank: int, items: Sequence[int]) -> list[tuple[int, float]]:
-    """Those of some items of a rank that lie there as a whole, with their seconds."""
+    """Return the items that lie on the rank as a whole, with their seconds."""
     options = ((item, packing.choices[item].option) for item in items)
     return [
         (item, packing.seconds_of(option, (rank,))[0])

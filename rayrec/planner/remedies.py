@@ -1,4 +1,4 @@
-"""When nothing fits: the smallest change of each kind that helps, each tried before it is named.
+"""Remedies when nothing fits: the smallest change of each kind, tried before it is named.
 
 A change is a request like the one that failed, with one thing different; only changes whose request
 has a plan are told. Tried in order of how little they cost: another sharding kind, a lifted
@@ -43,7 +43,7 @@ class Change:
     """One change that makes a plan exist.
 
     Attributes:
-        text: what to do, as the middle of a sentence.
+        text: advice, as the middle of a sentence.
         request: the changed request.
     """
 
@@ -55,7 +55,7 @@ class NoPlan(PlanError):
     """No plan exists within the memory and the constraints.
 
     Attributes:
-        changes: of the request, each of which makes a plan exist; the smallest first.
+        changes: changes of the request that each make a plan exist; the smallest first.
     """
 
     def __init__(self, message: str, changes: tuple[Change, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of the planner, as one value: it can be changed and asked again.
+"""The request to the planner, as one value: it can be changed and asked again.
 
 Standard library only.
 """
@@ -33,7 +33,7 @@ class PlanRequest(ExchangeOptions):
     """Tables, a topology, how rows travel, and what else bears on where the tables go.
 
     Attributes:
-        tables: of the whole model; names are unique.
+        tables: tables of the whole model; names are unique.
         topology: ranks, memory and bandwidths.
         batch_size: rows per rank and step.
         constraints: by table name.
@@ -68,7 +68,7 @@ class PlanRequest(ExchangeOptions):
         return self.constraints.get(self.tables[index].name, NO_CONSTRAINTS)
 
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
-        """What a step does with each table, where it lies; see `table_works`."""
+        """Return the work of a step on each table where it lies; see `table_works`."""
         wire = self.wire
         # Ranks read rows in place only in the memory of one host, and then nothing is coded.
         shared = (
@@ -103,7 +103,7 @@ class PlanRequest(ExchangeOptions):
         )
 
     def has_plan(self) -> bool:
-        """Whether the search finds room for every table; much cheaper than planning.
+        """Return True if the search finds room for every table; much cheaper than planning.
 
         Raises:
             PlanError, ConfigError: as `items`.

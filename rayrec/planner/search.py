@@ -58,7 +58,7 @@ class NoRoom(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What all packings of one search have in common.
+    """Input of a search, the same for all of its packings.
 
     Attributes:
         bound: seconds that no packing beats.
@@ -147,7 +147,7 @@ def _packings(problem: _Problem) -> tuple[list[Packing], bool]:
 
 
 def has_room(items: Sequence[Item], topology: Topology) -> bool:
-    """Whether `pack` finds room for every item, without searching for a fast packing."""
+    """Return True if `pack` finds room for every item, without searching for a fast packing."""
     problem = _problem(items, topology)
     if _first(problem, topology.memory_bytes, problem.bound) is not None:
         return True

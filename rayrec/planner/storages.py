@@ -1,4 +1,4 @@
-"""Which tables leave the device first where their storage is open.
+"""Order in which tables leave the device where their storage is open.
 
 The answer is a ladder of problems in which every table has one storage. If a byte of the mean rank
 had a price, every item would take the option for which seconds and price are least; as the price

@@ -37,7 +37,7 @@ class Recutter:
     """Prices layouts with cuts that no candidate has.
 
     Args:
-        works: of every table. min_partition: of every table, in columns.
+        works: work of every table. min_partition: narrowest block of each, in columns.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ def _lines(
     axis: Axis,
     sizes: Sequence[int],
 ) -> list[Line]:
-    """What a piece takes by its size on each of the ranks, as a line through two prices.
+    """Return each rank's seconds by the size of its piece, as a line through two prices.
 
-    One is that of the piece of today, the other that of the largest or smallest piece there is.
+    One is the price of today's piece, the other that of the largest or smallest possible piece.
     """
     total, count = sum(sizes), len(sizes)
     odd = total % axis.unit  # columns that only the last block may have

@@ -1,9 +1,9 @@
-"""How much of each thing a table asks of a rank: ids, rows and bytes, for any layout.
+"""Work that a table gives a rank: ids, rows and bytes, for any layout.
 
 The two halves of every price and every buffer: `TableWork` says what a step does with a table,
 `shard_traffic` how much of it meets the rectangles that one rank owns. Ids follow a Zipf law over
 rows whose order is hashed or shuffled, so that any block of rows has its share of the frequent
-ones. What travels is what `distributed.route` packs: per feature, row block and destination rank a
+ones. `distributed.steps.route` packs what travels: per feature, row block and destination rank a
 header of two counts, the ids (8 bytes, once however many column blocks wait there) and, when
 pooled, the lengths (4 bytes a bag); and per bag a pooled row. Bags without ids in a row block stay
 at home. Standard library only.
@@ -42,12 +42,12 @@ class TableWork:
         pooling_factor: mean ids per bag.
         weighted: a weight travels with each id.
         pooled: a bag gives one row; else every id gives one.
-        storage: where its rows lie.
+        storage: memory of its rows.
         gpu: the rank is a GPU, whose memory is not that of the host.
         skew: exponent of the Zipf law of its ids; 0 means uniform.
-        wire: what rows and gradients travel as; one rank alone codes nothing.
+        wire: wire types of rows and gradients; one rank alone codes nothing.
         in_place: every rank reads its rows where they lie, so that none travel; see
-            `rayrec.distributed.shared.in_place`.
+            `rayrec.distributed.ways.in_place`.
         distinct_at_home: expected number of different rows among the ids of one rank.
         distinct: the same among the ids of all ranks; a block of rows has its share of them.
         missed: share of `distinct` that a cache does not hold; 0 without a cache.
@@ -89,12 +89,12 @@ class TableWork:
 
     @property
     def off_device(self) -> bool:
-        """Whether its rows lie in a memory that is not the rank's own."""
+        """True if its rows lie in a memory that is not the rank's own."""
         return self.gpu and self.storage.kind != "device"
 
     @property
     def cached(self) -> bool:
-        """Whether the rank holds some of them in a cache."""
+        """True if the rank holds some of them in a cache."""
         return self.off_device and self.storage.kind == "cached"
 
     @property
@@ -121,7 +121,7 @@ def table_work(
     """The work of one table for `batch_size` rows per rank.
 
     Args:
-        storage: where its rows lie; by default the fastest that its constraints allow.
+        storage: memory of its rows; by default the fastest that its constraints allow.
         share_tables: rows are read in place.
     """
     return TableWork(

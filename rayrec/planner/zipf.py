@@ -1,4 +1,4 @@
-"""How many rows of a table a step touches when some are asked for more often than others.
+"""Expected number of a table's rows that a step touches when some are asked for more often.
 
 An id is the row of rank r (by how often it is asked for) with probability r^-s / H, a Zipf law of
 exponent s; s = 0 makes all rows equal. Of n ids, a row of probability p is among them with
@@ -47,8 +47,8 @@ def distinct_rows(rows: int, ids: float, skew: float = 0.0, first: int | None = 
     """Expected number of different rows among some ids.
 
     Args:
-        rows: of the table.
-        ids: how many are drawn.
+        rows: number of rows of the table.
+        ids: number of ids drawn.
         skew: exponent of the Zipf law, 0 or more.
         first: count only so many of the most frequent rows; None counts all.
     """
@@ -68,7 +68,7 @@ def fit_skew(rows: int, ids: float, seen: float) -> float:
     It is 0 where uniform ids would repeat as often.
 
     Args:
-        rows: of the table.
+        rows: number of rows of the table.
     """
     low, high = 0.0, STEEPEST
     if seen >= distinct_rows(rows, ids):

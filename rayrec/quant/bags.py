@@ -71,7 +71,7 @@ class OneEach(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, limits: NDArray[np.uint64]) -> OneEach:
-        """Those of so many rows, of features whose tables have `limits` rows."""
+        """Make it for `rows` rows of features whose tables have `limits` rows."""
         ends = np.arange(rows * len(limits) + 1, dtype=np.int64)
         ones = torch.ones(rows * len(limits), dtype=torch.int64)
         lengths = {kind: ones.to(kind).numpy().tobytes() for kind in _UNSIGNED}
@@ -84,7 +84,7 @@ class BagReader:
     Args:
         tables: name and rows of the table of each feature.
         features: names, in the order of the lookup; a feature may occur for several tables.
-        is_weighted: whether ids have weights.
+        is_weighted: True if ids have weights.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BagReader:
         Every id and offset is looked at, unless the batch went through `mark_checked`.
 
         Args:
-            batch: of one number of bags for all keys, on the CPU.
+            batch: a batch on the CPU that has one number of bags for all keys.
         Raises:
             UnknownKeyError: the batch misses a feature.
             InputError: an id lies outside its table, or weights are missing.
@@ -141,7 +141,7 @@ class BagReader:
         return FeatureBags(ids, offsets, weights, rows, len(self._features))
 
     def _one_each(self, batch: KeyedJaggedTensor, rows: int) -> OneEach | None:
-        """What is known of the bags of a batch in which each holds one id; None of another batch.
+        """Return the prepared bags if each bag of the batch holds one id, else None.
 
         Most features of click data have one id a row. To compare their lengths with ones is quicker
         than to make offsets of them and to look at those: one row then takes a third less time.
@@ -171,7 +171,7 @@ class BagReader:
         rows: int,
         one_each: OneEach | None,
     ) -> bool:
-        """Whether every id lies in its table, and offsets lead from 0 to the number of ids."""
+        """Return True if every id lies in its table and offsets run from 0 to the number of ids."""
         if ids.dtype not in _UNSIGNED or ids.dim() != 1:
             return False
         if weights is not None and weights.shape != ids.shape:

@@ -36,9 +36,9 @@ class QuantEmbeddingBagCollection(nn.Module):
     """Pooled embeddings of many features, from packed tables.
 
     Args:
-        tables: what to look up; names are unique.
+        tables: tables to look up; names are unique.
         packed: the same tables, in the same order.
-        is_weighted: whether each id counts times its weight in the batch.
+        is_weighted: True if each id counts times its weight in the batch.
     Raises:
         ConfigError: the packed tables are not those of `tables`.
     """
@@ -127,7 +127,7 @@ class QuantEmbeddingBagCollection(nn.Module):
         return torch.cat(expand_inverse(parts, self._slots.features, features), dim=1)
 
     def _part(self, pooling: Pooling, slots: tuple[int, ...]) -> tuple[BagReader, RowLookup]:
-        """What reads and looks up some of the features; kept, since batches are alike."""
+        """Return the reader and the look-up of some features; kept, since batches are alike."""
         if (pooling, slots) not in self._kept:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
@@ -144,7 +144,7 @@ class QuantEmbeddingBagCollection(nn.Module):
         return self._tables
 
     def is_weighted(self) -> bool:
-        """Whether ids count times their weights."""
+        """Return True if ids count times their weights."""
         return self._is_weighted
 
     def extra_repr(self) -> str:
@@ -156,9 +156,9 @@ class QuantEmbeddingCollection(nn.Module):
     """Unpooled embeddings of many features, from packed tables of one width.
 
     Args:
-        tables: what to look up; names are unique, widths are equal.
+        tables: tables to look up; names are unique, widths are equal.
         packed: the same tables, in the same order.
-        need_indices: whether the outputs carry the looked-up ids as their weights.
+        need_indices: True makes the outputs carry the looked-up ids as their weights.
     Raises:
         ConfigError: the packed tables are not those of `tables`, or widths differ.
     """
@@ -231,7 +231,7 @@ class QuantEmbeddingCollection(nn.Module):
         return self._tables[0].embedding_dim if self._tables else -1
 
     def need_indices(self) -> bool:
-        """Whether the outputs carry the ids as their weights."""
+        """Return True if the outputs carry the ids as their weights."""
         return self._need_indices
 
     def extra_repr(self) -> str:

@@ -36,8 +36,8 @@ class RowLookup:
 
     Args:
         packed: the tables.
-        numbers: of each feature, the table that it reads; ascending.
-        pooling: of all features.
+        numbers: number of the table that each feature reads; ascending.
+        pooling: pooling of all features.
     """
 
     def __init__(self, packed: PackedTables, numbers: Sequence[int], pooling: Pooling) -> None:

@@ -33,7 +33,7 @@ MAX_POWER = 60
 
 
 class TableRange:
-    """What one pass over a table finds out before it is packed: that it can be, and its power.
+    """Range of a table's values, seen in one pass: it tells if rows can be packed, and the power.
 
     Args:
         table: its name, for messages.
@@ -59,14 +59,14 @@ class TableRange:
         self.ranges(rows, lambda row: first_row + row)
 
     def ranges(self, rows: Tensor, number: Callable[[int], int]) -> tuple[Tensor, Tensor]:
-        """Look at some rows, as `add`; returns what `include` takes of each of them.
+        """Look at some rows as `add` does, and return for each what `include` takes.
 
         Args:
             number: place in the chunk -> number of the row in the table.
         Returns:
             (N,) float32 sizes, and (N,) float32 steps.
         Raises:
-            InputError: as `add`.
+            InputError: a row cannot be packed; see `add`.
         """
         if not rows.numel():
             return torch.empty(0), torch.empty(0)

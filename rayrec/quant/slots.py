@@ -34,11 +34,11 @@ class Slots:
         self._tables, self._packed = tables, packed
 
     def reader(self, slots: Sequence[int], is_weighted: bool) -> BagReader:
-        """What takes the bags of some of the features from a batch."""
+        """Make the reader that takes the bags of these slots' features from a batch."""
         tables = [self._tables[self.numbers[slot]] for slot in slots]
         limits = [(table.name, table.num_embeddings) for table in tables]
         return BagReader(limits, [self.features[slot] for slot in slots], is_weighted)
 
     def lookup(self, slots: Sequence[int], pooling: Pooling) -> RowLookup:
-        """What looks some of the features up."""
+        """Make the look-up of the rows of these slots."""
         return RowLookup(self._packed, [self.numbers[slot] for slot in slots], pooling)

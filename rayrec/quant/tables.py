@@ -27,9 +27,9 @@ class PackedTable:
     """One table among the packed ones.
 
     Attributes:
-        name: of the table.
+        name: name of the table.
         rows, width: its size.
-        kind: how a row is stored.
+        kind: storage type of a row.
         power: rows were multiplied by 2**power before they were packed.
         start: byte at which its first row begins.
     """
@@ -102,7 +102,7 @@ def pack_tables(
 
     Args:
         weights: (rows, width) of each table, any float type and device.
-        types: of every table, by name.
+        types: storage type of every table, by its name.
     Raises:
         InputError: a row cannot be packed; names table and row.
     """

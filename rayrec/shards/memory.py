@@ -46,11 +46,11 @@ class Part(Memory):
         self._whole, self._name, self._taken = whole, name, 0
 
     def take(self, name: str, size: int) -> Tensor:
-        """See `Memory.take`."""
+        """Take the piece of the whole memory that has this part's name before its own."""
         return self._whole.take(f"{self._name}/{name}", size)
 
     def file(self, name: str, size: int) -> int:
-        """See `Memory.file`."""
+        """Return the fd of that piece; the caller closes it."""
         return self._whole.file(f"{self._name}/{name}", size)
 
     def clear(self) -> None:
@@ -70,7 +70,7 @@ class MemoryHere(Memory):
         self._pieces: dict[str, Tensor] = {}
 
     def take(self, name: str, size: int) -> Tensor:
-        """See `Memory.take`."""
+        """Return a piece as it is, or zeros where it is new or of another size."""
         piece = self._pieces.get(name)
         if piece is None or piece.numel() != size:
             piece = self._pieces[name] = torch.zeros(size, dtype=torch.uint8)
@@ -81,5 +81,5 @@ class MemoryHere(Memory):
         raise OSError(os.strerror(95))
 
     def clear(self) -> None:
-        """See `Memory.clear`."""
+        """Drop all pieces."""
         self._pieces.clear()

@@ -1,4 +1,4 @@
-"""What a checkpoint sees of a model: rectangles of tables, with optimizer state, as tensors.
+"""The state of shards for checkpoints: rectangles of tables, with optimizer state, as tensors.
 
 A `ShardState` is a view, not a copy: saving reads it in bounded chunks, restoring writes into it.
 Row-wise optimizers keep one value per row of a shard, (rows,); element-wise ones one per element,

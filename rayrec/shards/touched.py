@@ -1,4 +1,4 @@
-"""Which rows of a rank's shards were touched by training since a mark.
+"""Rows of a rank's shards that training has touched since a mark.
 
 Each row has a stamp of 32 bits: the time of a clock when the row was last updated. A mark reads the
 clock and sets it forward, so a row was touched since the mark where its stamp is later. Any number
@@ -47,7 +47,7 @@ class RowStamps:
         stamps: (rows of all shards,) int32 zeros, on the device of the rows and of the ids.
         lanes: per lane of the ids of a pooled group, the index of its shard, or None for a lane
             that never has ids.
-        bases: of a sequence group, the row of its memory where each shard begins.
+        bases: for a sequence group, the row of its memory where each shard begins.
         undo: gets the rows that are about to change for the first time since a sync point; on the
             CPU only.
     """
@@ -198,7 +198,7 @@ class TouchedRows:
     to rows from outside of training, through `shard_states()`, is not seen: call `touch_all`.
 
     Args:
-        clock: of all stamps.
+        clock: the clock of all stamps.
         kernels: gives the stamps of every kernel of the rank as it is now.
     """
 
@@ -214,7 +214,7 @@ class TouchedRows:
         """Return per shard of this rank the rows touched since a mark.
 
         Args:
-            mark: of `mark()`; 0 gives the rows touched since the model was made.
+            mark: value that `mark()` gave; 0 gives the rows touched since the model was made.
         Returns:
             (rows,) int64 row numbers of the table, ascending, on the device of the shard.
         """

@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 
 class UndoKernel(Protocol):
-    """What a sync point needs of a kernel.
+    """A kernel whose updates a sync point can undo.
 
     Attributes:
         iteration: updates so far.
@@ -112,8 +112,8 @@ class RankUndo:
     `forget` before.
 
     Args:
-        memory: of this rank; the logs of its kernels lie there, too.
-        clock: of the stamps of touched rows.
+        memory: memory of this rank; the logs of its kernels lie there, too.
+        clock: the clock of the stamps of touched rows.
         kernels: gives the kernels of the rank as they are now.
     """
 
@@ -134,7 +134,7 @@ class RankUndo:
         All ranks have set the one before when any sets this one: a collective lies between.
 
         Args:
-            small: what `go_back` shall return.
+            small: bytes that `go_back` returns.
         """
         if self._ended:
             return
@@ -150,7 +150,7 @@ class RankUndo:
         Every other point is forgotten. It can be done again where it was cut short.
 
         Returns:
-            the bytes of the point.
+            The bytes that were given to `sync`.
         """
         turn, newest = self._slots.points()[point], self._slots.newest
         turns = [turn] if turn == newest else [newest, turn]
@@ -191,7 +191,7 @@ def common_point(points: Sequence[Collection[Point]], not_before: int = 0) -> Po
     """Return the newest point that all ranks have, or None.
 
     Args:
-        points: of every rank.
+        points: points of each rank.
         not_before: points of earlier steps do not count.
     """
     common = set(points[0]).intersection(*points[1:])

@@ -88,7 +88,7 @@ class _Band:
     """Shards of one kernel that lie alike, so that one copy takes rows of all of them.
 
     Args:
-        states: of these shards. starts: where the rows of each begin among those of the kernel.
+        states: states of these shards. starts: the first row of each among those of the kernel.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class UndoLog:
 
     Args:
         states: live rows and optimizer state of its shards, on the CPU.
-        memory: where the logs lie.
+        memory: memory of the logs.
     """
 
     def __init__(self, states: Sequence[ShardState], memory: Memory) -> None:
@@ -223,7 +223,7 @@ def _width(tensor: Tensor) -> int:
 
 
 def _lies(tensors: Mapping[str, Tensor]) -> tuple[object, ...]:
-    """What shards have in common whose rows can be copied together."""
+    """Return a key that is equal for shards whose rows can be copied together."""
     lies: list[object] = []
     for name, tensor in tensors.items():
         storage, width = tensor.untyped_storage().data_ptr(), _width(tensor)

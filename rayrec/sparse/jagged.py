@@ -57,7 +57,7 @@ def describe(tensor: Tensor | None) -> str:
 
 
 class TensorBundle(ABC):
-    """What jagged containers share: values, weights, lengths and offsets that move together."""
+    """Base of jagged containers: values, weights, lengths and offsets that move together."""
 
     _values: Tensor
     _weights: Tensor | None
@@ -81,7 +81,7 @@ class TensorBundle(ABC):
         return self._offsets
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Device of the values."""
         return self._values.device
 
     def size_in_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Where the bags of each key lie: lengths, offsets and strides, derived lazily and cached.
+"""Index of the bags of each key: lengths, offsets and strides, derived lazily and cached.
 
 `KeyIndex` is the part of a KeyedJaggedTensor that does not depend on its values' content. Lengths
 and offsets derive from each other on the device; strides are host integers from shapes; the lengths
@@ -99,7 +99,7 @@ class KeyIndex(TensorBundle):
         return self._stride_per_key_per_rank or []
 
     def variable_stride_per_key(self) -> bool:
-        """Whether this is a VBE batch."""
+        """Return True if keys have batch sizes of their own (TorchRec's VBE)."""
         return self._stride_per_key_per_rank is not None
 
     def inverse_indices(self) -> InverseIndices:

@@ -76,7 +76,7 @@ class KeyedTensor:
         return self._key_dim
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Device of the values."""
         return self._values.device
 
     def size_in_bytes(self) -> int:
@@ -123,7 +123,7 @@ class KeyedTensor:
         """One tensor per group: the tensors of its keys, side by side.
 
         Args:
-            keyed_tensors: where the keys are found; of a key in several, the last one counts.
+            keyed_tensors: tensors that have the keys; of a key in several, the last one counts.
             groups: names; a key may serve several groups.
         Returns:
             One (B, sum of the group's widths) per group; a view when the keys already lie side by
@@ -193,7 +193,7 @@ class KeyedTensor:
 def _spans(
     home: dict[str, tuple[KeyedTensor, int]], group: Sequence[str]
 ) -> list[tuple[KeyedTensor, range]]:
-    """Where a group's keys lie, in order; neighbours in one KeyedTensor are one range."""
+    """Return the ranges of a group's keys in order; neighbours in one KeyedTensor are one range."""
     spans: list[tuple[KeyedTensor, range]] = []
     for key in group:
         if key not in home:

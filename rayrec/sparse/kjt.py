@@ -84,7 +84,7 @@ class KeyedJaggedTensor(KeyIndex):
 
     @property
     def carried(self) -> dict[Any, Any]:
-        """What others keep with this object, by who keeps it, such as ids that were routed ahead.
+        """Values that others keep with this object, by their keeper, such as ids routed ahead.
 
         A copy, a pickle and whatever is made of a KJT carry nothing.
         """
@@ -105,7 +105,7 @@ class KeyedJaggedTensor(KeyIndex):
         stride_per_key_per_rank: Tensor | Sequence[Sequence[int]] | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
-        """From (F * B + 1,) offsets, with the per-key lengths brought to the host at once."""
+        """Make it from (F * B + 1,) offsets, and bring the lengths per key to the host at once."""
         parts = (keys, values, weights, None, offsets, stride, stride_per_key_per_rank)
         return KeyedJaggedTensor(*parts, inverse_indices=inverse_indices).sync()
 
@@ -119,7 +119,7 @@ class KeyedJaggedTensor(KeyIndex):
         stride_per_key_per_rank: Tensor | Sequence[Sequence[int]] | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
-        """From (F * B,) lengths, with the per-key lengths brought to the host at once."""
+        """Make it from (F * B,) lengths, and bring the lengths per key to the host at once."""
         parts = (keys, values, weights, lengths, None, stride, stride_per_key_per_rank)
         return KeyedJaggedTensor(*parts, inverse_indices=inverse_indices).sync()
 

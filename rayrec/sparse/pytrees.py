@@ -1,4 +1,4 @@
-"""How torch takes the jagged containers apart and puts them together again, as pytrees.
+"""The jagged containers as pytrees of torch, which takes them apart and joins them again.
 
 Keys, strides and which tensors there are stay on the host, so that a compiled or copied container
 knows what the original knew.

@@ -1,4 +1,4 @@
-"""How a `KeyedJaggedTensor` is cut, permuted and joined: the code behind its methods.
+"""Cutting, permuting and joining of a `KeyedJaggedTensor`: the code behind its methods.
 
 Split makes views. Permute of keys on CPU is slices and one torch.cat (`ops.gather_segments`), on
 CUDA one FBGEMM kernel. All of them keep what the host already knows (lengths per key, strides,

@@ -97,7 +97,7 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
     Args:
         kjt: the batch; keys without a limit are not checked.
         limits: rows of the table (the smallest, when several) that a key looks up.
-        source: where the batch came from (file, step), for messages.
+        source: origin of the batch (file, step), for messages.
     Raises:
         InputError: names key, row (bag), value and the number of bad ids of that key.
         ShapeError: the ids have more than one dimension.
@@ -109,7 +109,7 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
 def start_check_ids(
     kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = ""
 ) -> Callable[[], None]:
-    """As `check_ids`, in two parts: the ids are read now, and the returned call judges them.
+    """Check ids in two parts: they are read now, and the returned call judges them.
 
     It waits for the current stream unless somebody has done so since. On CPU all is done now.
 
