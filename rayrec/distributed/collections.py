@@ -26,7 +26,7 @@ from rayrec.sparse import JaggedTensor, JaggedTensors, KeyedJaggedTensor, KeyedT
 
 
 class _Sharded(nn.Module):
-    """What both kinds share: the engine, which of its collections this is, and the tables."""
+    """Base of both kinds: the engine, this collection's number in it, and the tables."""
 
     def __init__(
         self, engine: ShardedEmbeddings, index: int, configs: Sequence[BaseEmbeddingConfig]
@@ -40,7 +40,7 @@ class _Sharded(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's shards live."""
+        """Device of this rank's shards."""
         return self._engine.device
 
     def extra_repr(self) -> str:

@@ -62,7 +62,7 @@ class DenseReplicas:
     """A module whose dense parameters stay the same on all ranks: their gradients are averaged.
 
     Args:
-        transport: whether gradients may go through shared memory.
+        transport: lets gradients go through shared memory, unless it is PROCESS_GROUP.
         watch: wraps an exchange so that its waits are counted.
         options: see `check_ddp_options`; what they leave out is DDP's default, but that buffers are
             not broadcast and gradients are views of buckets.
@@ -130,10 +130,10 @@ class DenseReplicas:
 
 
 def need_averages(module: nn.Module, options: Mapping[str, Any], ranks: int) -> bool:
-    """Whether ranks have gradients of dense parameters to average.
+    """Return True if ranks have gradients of dense parameters to average.
 
     Args:
-        options: as of `check_ddp_options`.
+        options: arguments of DDP, see `check_ddp_options`.
     Raises:
         ConfigError: an option is unknown, or torch was told to update a parameter in the backward
             pass.

@@ -23,11 +23,11 @@ from rayrec.sparse import KeyedJaggedTensor
 
 @dataclass(frozen=True)
 class Program:
-    """What a rank does in a step for some collections that share one exchange of ids.
+    """Step of some collections that share one exchange of ids, compiled for one rank.
 
     Attributes:
-        slots: what every rank looks up.
-        legs: how the rows come home, way by way.
+        slots: slots that every rank looks up.
+        legs: one leg for each way in which the rows come home.
     """
 
     slots: SlotTable
@@ -100,7 +100,7 @@ class Deployed:
 
     @property
     def shares_tables(self) -> bool:
-        """Whether ranks read the rows of any collection in place."""
+        """True if ranks read the rows of any collection in place."""
         return any(way.space_of(c) is not None for c, way in enumerate(self.way_of))
 
 

@@ -43,14 +43,14 @@ class ShardedEmbeddings:
         collections: the model's collections in module order, the same on every rank.
         plan: covers every table of theirs.
         exchange: a group of ranks that nobody else uses.
-        optimizers: of every table, applied in the backward pass.
-        device: where this rank's shards live.
+        optimizers: optimizer of every table, applied in the backward pass.
+        device: device of this rank's shards.
         options: see `EngineOptions`.
         prefetch_exchange: the same ranks over other connections; without it `prefetch` raises.
         peers: the ranks of other sharding groups that hold the same shards, when all are to make
             the same updates; see `peers`.
     Attributes:
-        touched: which rows training has touched, where options.track_rows asks for it or rows can
+        touched: rows that training has touched, where options.track_rows asks for it or rows can
             be undone, else None.
         undo: sets sync points and goes back to them, where options.memory is given, else None.
         timer: set one to learn where the time of the steps to come goes; see `timing`.
@@ -95,7 +95,7 @@ class ShardedEmbeddings:
 
     @property
     def timer(self) -> StepTimer | None:
-        """Where the time of steps is counted."""
+        """Clock of the parts of a step, or None."""
         return self.runner.timer
 
     @timer.setter
@@ -129,7 +129,7 @@ class ShardedEmbeddings:
 
     @property
     def shares_tables(self) -> bool:
-        """Whether ranks read the rows of any collection in place."""
+        """True if ranks read the rows of any collection in place."""
         return self._deployed.shares_tables
 
     def shard_states(self) -> list[ShardState]:

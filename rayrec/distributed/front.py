@@ -1,4 +1,4 @@
-"""What a sharded model says of its engine, and passes on to it: shards, optimizers, ids ahead."""
+"""Interface of a sharded model to its engine: shards, optimizers, ids ahead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineFront(NamedAsInner):
 
     @property
     def touched(self) -> TouchedRows | None:
-        """Which rows training has touched; None unless the model was made with track_rows=True.
+        """Rows that training has touched; None unless the model was made with track_rows=True.
 
         Every optimizer of rayrec changes only rows that were looked up, weight decay included.
         Resharding, and loading a state_dict, count as touching all rows.
@@ -35,7 +35,7 @@ class EngineFront(NamedAsInner):
 
     @property
     def undo(self) -> RankUndo | None:
-        """What sets sync points and goes back to them; None unless the model was given memory.
+        """Setter of sync points, which also goes back to them; None unless the model has memory.
 
         After `reshard` no sync point can be set any more.
         """

@@ -91,5 +91,5 @@ class FusedCollection(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the rows lie."""
+        """Device of the rows."""
         return torch.device("meta") if self._engine is None else self._engine.device

@@ -42,11 +42,11 @@ class FusedEmbeddingBagCollection(FusedCollection):
     """An `EmbeddingBagCollection` whose backward pass updates its tables.
 
     Args:
-        tables: what to look up; names are unique.
+        tables: tables to look up; names are unique.
         optimizer_type: a class of rayrec.optim.SPARSE_OPTIMIZERS, or of torch with a counterpart.
-        is_weighted: whether each id counts times its weight in the batch.
-        device: where the rows lie, by default the CPU; "meta" makes a description to be sharded.
-        location: in which memory of that device, see `Storage`.
+        is_weighted: True if each id counts times its weight in the batch.
+        device: device of the rows, by default the CPU; "meta" makes a description to be sharded.
+        location: memory of that device for the rows, see `Storage`.
         source: a collection of the same tables whose rows are taken over; initial values otherwise.
     Raises:
         ConfigError: the tables contradict themselves, no kernel applies the optimizer, or there is
@@ -101,7 +101,7 @@ class FusedEmbeddingCollection(FusedCollection):
     """An `EmbeddingCollection` whose backward pass updates its tables.
 
     Args:
-        need_indices: whether the outputs carry the looked-up ids as their weights.
+        need_indices: True makes the outputs carry the looked-up ids as their weights.
     """
 
     def __init__(

@@ -43,9 +43,9 @@ class DistributedModelParallel(EngineFront):
 
     Args:
         module: holds at least one embedding collection; any part may lie on the meta device.
-        env: as `process_group`, in TorchRec's words.
-        device: of dense parameters and shards; by default this rank's GPU under NCCL, else the CPU.
-        plan: where every table lies, made for exactly this many ranks; None makes one for the ranks
+        env: TorchRec's word for `process_group`.
+        device: holds dense parameters and shards; by default this rank's GPU under NCCL, else CPU.
+        plan: layout of every table, made for exactly this many ranks; None makes one for the ranks
             of the group, the same on all of them, see `planning`.
         sharders: optimizers by kind of collection, in TorchRec's words; see `sharders`.
         init_data_parallel: put DDP around the dense parameters at once; else at the first training
@@ -53,7 +53,7 @@ class DistributedModelParallel(EngineFront):
         process_group: all ranks; the default group when None, this one rank without any group.
         sparse_optimizer: for all tables, or by table name; RowWiseAdagrad by default. A mark by
             `apply_optimizer_in_backward` goes before one for all.
-        seed: of initial values on the meta device; rank 0's torch seed when None, so that
+        seed: seed of initial values on the meta device; rank 0's torch seed when None, so that
             `torch.manual_seed(s)` before the model gives the tables of the unsharded module.
         check_ids: check every id before it is sent, in one pass over the ids.
         qcomms: precision of pooled rows and their gradients on the wire; float32 when None.
@@ -68,7 +68,7 @@ class DistributedModelParallel(EngineFront):
         share_tables: CPU ranks that share memory read each other's rows where they lie; not with
             qcomms, sharding groups, or tables that take two hops.
         track_rows: keep which rows training touches, see `touched`; 4 bytes per row.
-        memory: where this rank's rows and their state lie, with what puts them back to a sync
+        memory: holds this rank's rows and their state, and lets it put them back to a sync
             point, see `undo`; on the CPU only.
         adopt: go on with the rows that an earlier model left in `memory`, of the same plan.
         initialize: give rows their initial values; False is for who writes all of them at once, as
@@ -196,7 +196,7 @@ class DistributedModelParallel(EngineFront):
             self._dense.append(DenseReplicas(self.module, self.device, *parts))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's module.
+        """Run the forward pass of the user's module.
 
         Under 2D parallelism, replicas are averaged before a training step when that is due.
         """

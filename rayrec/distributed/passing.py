@@ -90,7 +90,7 @@ def passages(
 
 
 def columns_of(states: Sequence[ShardState], gather: Gather) -> dict[str, Columns]:
-    """What the tables of a joint world consist of, on every rank, whoever holds them."""
+    """Return the columns of all tables of a joint world, on every rank, whoever holds them."""
     own: dict[str, Columns] = {}
     for state in states:
         own[state.shard.table] = {
@@ -118,11 +118,11 @@ def pass_on(
     Args:
         old, new: plans of the two worlds.
         holders, takers: see `passages`.
-        states: what this rank holds of the tables, on any device.
-        exchange: of the joint world.
-        tables: which tables are passed on, in the same order on all ranks, with what they consist
-            of; see `columns_of`.
-        device: where the messages lie, and what comes in them.
+        states: shards that this rank holds, on any device.
+        exchange: exchange of the joint world.
+        tables: tables to pass on, in the same order on all ranks, each with its columns of
+            rows and state; see `columns_of`.
+        device: device of the messages, and so of the pieces that arrive.
     Returns:
         The pieces of which this rank's new shards consist, each with the rank's number in the joint
         world: views of `states`, and what came. And the bytes that this rank sent.
@@ -246,7 +246,7 @@ def _round(
 def _columns_in(
     message: Tensor, at: int, piece: Shard, columns: Columns
 ) -> Iterator[tuple[str, Tensor]]:
-    """Where the columns of a rectangle lie in a message from byte `at` on, as views."""
+    """Yield the columns of a rectangle in a message from byte `at` on, as views."""
     rows, cols = piece.shape
     for name, column in columns.items():
         count = rows * (1 if column.is_row_wise else cols)

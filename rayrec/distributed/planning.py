@@ -50,7 +50,7 @@ def plan_model(
     """Plan the tables of a module, for batches of the size that a planner without one supposes.
 
     Args:
-        optimizers: of every table.
+        optimizers: optimizer of every table.
     Raises:
         NoPlan: a table fits nowhere; says what would help.
     """

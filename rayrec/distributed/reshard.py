@@ -19,7 +19,7 @@ from rayrec.shards.state import WEIGHT
 
 
 def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Columns:
-    """What a table consists of: its rows, and the state of its optimizer, which is float32."""
+    """Return the columns of a table: its rows, and the state of its optimizer, which is float32."""
     columns = {WEIGHT: Column(torch_dtype(table), is_row_wise=False)}
     for name, per in optimizer.state_widths.items():
         columns[name] = Column(torch.float32, is_row_wise=per == "row")

@@ -1,4 +1,4 @@
-"""What TorchRec's calls are given beside a module: an environment and sharders.
+"""TorchRec's arguments of sharding beside a module: an environment and sharders.
 
 Here a group of ranks and an optimizer say the same, so these two only carry them.
 """
@@ -53,7 +53,7 @@ class ModuleSharder(Generic[M]):
         fused_params: "optimizer", one of FBGEMM's `EmbOptimType` or its name, "learning_rate" and
             that optimizer's other options; None leaves the optimizer to `sparse_optimizer`.
     Attributes:
-        optimizer: what `fused_params` say.
+        optimizer: the optimizer that `fused_params` name, or None.
     Raises:
         ConfigError: no optimizer, or an option, that the lookup kernels have.
     """
@@ -79,13 +79,13 @@ class ModuleSharder(Generic[M]):
 
 
 class EmbeddingBagCollectionSharder(ModuleSharder[M]):
-    """Of pooled collections."""
+    """The optimizer of pooled collections."""
 
     sequences = False
 
 
 class EmbeddingCollectionSharder(ModuleSharder[M]):
-    """Of sequence collections."""
+    """The optimizer of sequence collections."""
 
     sequences = True
 

@@ -88,9 +88,9 @@ def shard_embeddings(
 
     Args:
         exchange: connects the ranks; nobody else uses it.
-        optimizer: of all tables that are not marked by `apply_optimizer_in_backward`, or by table
+        optimizer: one for all tables without a mark of `apply_optimizer_in_backward`, or by table
             name; applied in the backward pass.
-        seed: of initial values; the same on every rank.
+        seed: seed of initial values; the same on every rank.
         options, prefetch_exchange, peers: see `ShardedEmbeddings`.
     Returns:
         The module (the sharded collection itself when `module` is a collection) and its engine.
@@ -177,12 +177,12 @@ def choose_optimizers(
 
 
 def is_sequence(collection: Collection) -> bool:
-    """Whether a collection gives a row per id, and does not pool."""
+    """Return True if a collection gives a row per id, and does not pool."""
     return hasattr(collection, "embedding_configs")
 
 
 def is_weighted(collection: Any) -> bool:
-    """Whether the bags of a collection carry a weight per id."""
+    """Return True if the bags of a collection carry a weight per id."""
     return not is_sequence(collection) and collection.is_weighted()
 
 
@@ -194,7 +194,7 @@ def _sharded(engine: ShardedEmbeddings, index: int, collection: Any) -> nn.Modul
 def _fills(
     state: ShardState, table: BaseEmbeddingConfig, source: Tensor, seed: int
 ) -> Sequence[Task]:
-    """What gives a shard its first rows."""
+    """Return the tasks that fill a shard with its first rows."""
     rows, cols = state.shard.rows, state.shard.cols
     if source.is_meta:
         return fills(state.weight, seed, table, rows, cols)

@@ -30,7 +30,7 @@ class StepRunner:
     Args:
         exchange: a group of ranks that nobody else uses.
         peers: see `ShardedEmbeddings`.
-        device: where this rank's shards live.
+        device: device of this rank's shards.
         check_ids: check the ids of every step.
     Attributes:
         timer: set one to learn where the time of the steps to come goes; see `timing`.
@@ -90,7 +90,7 @@ class StepRunner:
         """Send the ids of a KJT to the owners of their rows.
 
         Args:
-            exchange: that of the steps, or another one whose route runs ahead of its step.
+            exchange: exchange of the steps, or another one whose route runs ahead of its step.
             track: keep where each id came from, for the gradients of its weights.
         """
         with span(self.timer, "input", ahead=exchange is not self.exchange):

@@ -53,21 +53,21 @@ class Band:
 
     @cached_property
     def index_type(self) -> torch.dtype:
-        """Of row numbers: 32 bits sort twice as fast as 64."""
+        """Type of row numbers: 32 bits, where they suffice, sort twice as fast as 64."""
         return torch.int32 if self.weight.shape[0] < 1 << 31 else torch.int64
 
 
 @dataclass(frozen=True)
 class Bags:
-    """What one band reads in one step.
+    """Ids, weights and bags that one band reads in one step.
 
     Attributes:
         rows_N: rows of the band's buffer.
         offsets: (S * B + 1,).
         weights_N: weight of each id, or None.
-        spans: where these ids lie among those of the group.
-        slots: those of the band's S that are read here.
-        by_slot: whether gradients have the bags of a slot below each other, instead of the slots of
+        spans: positions of these ids among those of the group.
+        slots: numbers of the band's slots that are read here, out of S.
+        by_slot: True if gradients have the bags of a slot below each other, not the slots of
             a bag.
     """
 

@@ -70,13 +70,13 @@ class _Lanes:
 
 
 class RowWiseAdagradLookup:
-    """A `Lookup` of one group on CPU; see the module.
+    """A kernel of one group on CPU; see the module.
 
     Args:
-        group: what to look up.
+        group: slots and shards to look up.
         optimizer: a row-wise Adagrad.
         workers: share the work; see `parts`.
-        space: where the rows lie, where all ranks share them; memory of its own when None.
+        space: memory of rows that all ranks share; memory of its own when None.
         allocate: gives memory of so many bytes.
     """
 
@@ -131,7 +131,7 @@ class RowWiseAdagradLookup:
         return self._slots.look_up(ids, offsets, weights)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """See `GroupLookup.update_in_place`; `grad` has the group's columns alone where they are
+        """Update rows that all ranks read; `grad` has the group's columns alone where they are
         gathered.
         """
         with self.workers.alone():

@@ -34,16 +34,16 @@ class GroupLookup:
     """The shards of one `LookupGroup` of this rank.
 
     Args:
-        group: what to look up; its key names optimizer, storage and element type.
-        device: where rows live and the kernel runs.
+        group: slots and shards to look up; its key names optimizer, storage and element type.
+        device: device of the rows and of the kernel.
         workers: share the work on CPU; the calling thread alone when None.
-        space: where the rows of a group lie that is read in place.
-        clock: of the stamps of touched rows; None keeps none.
-        memory: where the rows, their state and the log of undo lie on the CPU, besides those of
+        space: shared memory of the rows of a group that is read in place.
+        clock: clock of the stamps of touched rows; None keeps none.
+        memory: memory on the CPU of the rows, their state and the log of undo, besides those of
             `space`; None takes memory of this process, and nothing can be undone.
     Attributes:
-        group, space: as given.
-        stamps: when each row was last touched, or None.
+        group, space: the arguments of these names.
+        stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
     """
 

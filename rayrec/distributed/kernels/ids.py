@@ -16,7 +16,7 @@ WORD = torch.int32  # of messages
 
 @dataclass(frozen=True)
 class GroupIds:
-    """What one lookup kernel reads.
+    """Ids that one lookup kernel reads in a step, in bags.
 
     Pooled: for each slot, the bags of all ranks in rank order. Sequence: for each rank, the ids of
     all slots, each a bag of its own.

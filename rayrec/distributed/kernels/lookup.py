@@ -103,9 +103,9 @@ def make_lookup(
     its update in torch.
 
     Args:
-        group: what to look up.
+        group: slots and shards to look up.
         optimizer: the update that the backward pass applies.
-        device: where rows live and the kernel runs.
+        device: device of the rows and of the kernel.
         workers: share the work on CPU; the calling thread alone when None.
         space: the shared memory of rows that are read in place, on CPU; None for rows of its own.
         allocate: gives memory of so many bytes, zeros or what a process before left there, on CPU.
@@ -131,7 +131,7 @@ def has_fused_kernel(
     """Return whether FBGEMM's kernel on "cpu" or "cuda" applies exactly this optimizer's update.
 
     Args:
-        data_type: of the rows.
+        data_type: element type of the rows.
     """
     kernel = optimizer.fbgemm
     if kernel is None or optimizer.max_row_norm is not None:
@@ -164,9 +164,9 @@ class FusedLookup:
     them.
 
     Args:
-        group: what to look up.
+        group: slots and shards to look up.
         optimizer: the update that the backward pass applies.
-        device: where rows live and the kernel runs.
+        device: device of the rows and of the kernel.
     Raises:
         ConfigError: FBGEMM's kernel would not apply this update.
     """

@@ -1,4 +1,4 @@
-"""How a kernel's work is cut into tasks for several threads, as pure functions. The sum of a bag or
+"""Cutting a kernel's work into tasks for several threads, by pure functions. The sum of a bag or
 of a row's gradient is never cut.
 
 The forward pass is cut into blocks of slots and bags, the update by shards; of a shard that has
@@ -60,10 +60,10 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
     """Return blocks of about equal work that cover all bags of all slots, the largest first.
 
     Args:
-        ids: how many ids each slot has.
+        ids: number of ids of each slot.
         widths: the columns of each slot.
-        bags: how many bags every slot has.
-        threads: that share the blocks.
+        bags: number of bags of every slot.
+        threads: number of threads that share the blocks.
     """
     work = [(n + bags) * width for n, width in zip(ids, widths, strict=True)]
     most = sum(work) / (_TASKS_PER_THREAD * threads)
@@ -98,10 +98,10 @@ def cut_rows(
     """Return shares that together touch every row of every shard, each row in one share.
 
     Args:
-        ids: how many ids each slot has.
+        ids: number of ids of each slot.
         widths: the columns of each slot.
         shards: the number of each slot's shard, ascending.
-        threads: that work the shares off.
+        threads: number of threads that work the shares off.
     """
     work = [n * width for n, width in zip(ids, widths, strict=True)]
     total = sum(work)
@@ -142,7 +142,7 @@ def take_share(
         ids: (N,) int64 of all slots. Equal ids of slots of one shard are the same row.
         offsets: (S * bags + 1,) of all slots, slot by slot.
         weights: (N,) or None.
-        bags: of every slot.
+        bags: number of bags of every slot.
     Returns:
         ids, offsets from 0 and weights of the share's slots alone. Bags keep their number and lose
         the ids of other shares. `ids` and `weights` are views where the share has all rows.

@@ -1,4 +1,4 @@
-"""Where the rows of slots lie in one flat buffer, and what only reads them on CPU.
+"""Rows of slots in one flat buffer, and the kernels that only read them on CPU.
 
 FBGEMM's CPU operators do so, but they know no bfloat16. There the rows of some bags, a cacheful,
 are widened to float32 and summed by torch, which reads and writes them once more.
@@ -80,15 +80,15 @@ def pool_widened(
 
 
 class SlotRows:
-    """Where the rows of each slot lie in one flat buffer, and the kernels that only read them.
+    """Rows of all slots in one flat buffer, and the kernels that only read them.
 
     Args:
-        rows: of all shards, flat.
-        starts: of each slot, where its shard begins in `rows`.
+        rows: rows of all shards, flat.
+        starts: for each slot, the place in `rows` at which its shard begins.
         sizes: rows of the shards before each slot's, and of all shards.
-        widths: of each slot.
+        widths: columns of each slot.
         workers: share the work.
-        column: of the first slot in a gradient.
+        column: column of the first slot in a gradient.
     """
 
     def __init__(

@@ -27,9 +27,9 @@ class TableSpace:
     """The tables of one collection.
 
     Attributes:
-        layouts: of its tables.
+        layouts: layout of each table.
         rows: all of them, flat, in the tables' type.
-        starts: of every shard of every rank, its first value in `rows`.
+        starts: place in `rows` of the first value of every shard of every rank.
     """
 
     layouts: Mapping[str, Layout]
@@ -50,9 +50,9 @@ class TableSpace:
         All ranks call it together.
 
         Args:
-            tables: of one element type.
-            layouts: of each table; they may cut columns into blocks, and those into row blocks.
-            memory: of this rank; that of rank 0 holds the rows.
+            tables: tables of one element type.
+            layouts: layout of each table; it may cut columns into blocks, those into row blocks.
+            memory: this rank's memory; that of rank 0 holds the rows.
         """
         starts: dict[Shard, int] = {}
         used = 0

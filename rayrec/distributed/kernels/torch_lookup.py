@@ -40,11 +40,11 @@ class TorchLookup:
     them.
 
     Args:
-        group: what to look up.
+        group: slots and shards to look up.
         optimizer: the update that the backward pass applies.
-        device: where rows live.
+        device: device of the rows.
         workers: share the work on CPU; see `parts`.
-        space: where the rows lie, where all ranks share them; memory of its own when None.
+        space: memory of rows that all ranks share; memory of its own when None.
         allocate: gives memory of so many bytes on the CPU.
     Attributes:
         iteration: updates so far; Adam and its kin correct their bias by it.
@@ -131,7 +131,7 @@ class TorchLookup:
         return pooled
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
-        """See `GroupLookup.update_in_place`; a pooled group's `grad` has its columns alone."""
+        """Update rows that all ranks read; a pooled group's `grad` has its columns alone."""
         with self.workers.alone():
             if self.group.key.sequence:
                 grad = grad[

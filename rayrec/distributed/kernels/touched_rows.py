@@ -28,7 +28,7 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 
 
 class Update(NamedTuple):
-    """What the rows of one step are updated by; `iteration` counts this step."""
+    """Optimizer and learning rate of one step's update; `iteration` counts this step."""
 
     optimizer: SparseOptimizer
     learning_rate: float

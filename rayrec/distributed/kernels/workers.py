@@ -23,7 +23,7 @@ class Workers:
     with this object.
 
     Args:
-        threads: that work at once.
+        threads: number of threads that work at once.
     """
 
     def __init__(self, threads: int = 1) -> None:

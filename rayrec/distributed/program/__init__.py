@@ -1,1 +1,1 @@
-"""What follows from a plan, worked out once: who looks up what, and where every column goes."""
+"""The program of a step, compiled once from a plan: slots of every rank, and places of columns."""

@@ -32,11 +32,11 @@ from rayrec.optim import SparseOptimizer
 
 
 class Address(NamedTuple):
-    """How the ids of one use reach its shards, and by whom their rows come back.
+    """Route of one use's ids to its shards, and the carrier that brings their rows back.
 
     Attributes:
         carrier: the name of the carrier; messages hold their carriers in the order of their names.
-        cuts: where ids are cut by rows before they are sent, or None to send all ids to each shard.
+        cuts: row cuts of ids before they are sent, or None to send all ids to each shard.
         leaves_out: bags without ids in a row block may stay at home.
     """
 
@@ -46,7 +46,7 @@ class Address(NamedTuple):
 
 
 class Addressing(Protocol):
-    """What a way decides while the slot table is compiled."""
+    """Decisions of a way while the slot table is compiled."""
 
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
         """Return how the ids and rows of a table with this layout travel."""
@@ -99,7 +99,7 @@ def compile_slots(
     Args:
         plan: covers every table.
         specs: collections by index.
-        optimizers: of every table.
+        optimizers: optimizer of every table.
         world_size: the number of ranks.
         ways: the way of each collection.
     """

@@ -23,7 +23,7 @@ from rayrec.optim import RowWiseAdagrad, SparseOptimizer
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """What the runtime must know of one collection.
+    """Description of one collection for the runtime.
 
     Attributes:
         name: its path in the model.
@@ -74,7 +74,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What the slots of one kernel have in common.
+    """Properties that all slots of one kernel share.
 
     Attributes:
         collection: the collection whose rows they are.
@@ -130,7 +130,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class GradientColumns:
-    """Where a kernel finds the gradients of its slots in a matrix that holds those of more columns.
+    """Columns of a kernel's slots in a matrix of gradients that has those of other slots, too.
 
     Attributes:
         first: the column of the first slot.
@@ -148,9 +148,9 @@ class LookupGroup:
     """The slots of one rank that one kernel serves.
 
     Attributes:
-        bases: of a sequence group whose shards lie in memory with others: the row of that memory
+        bases: for a sequence group whose shards lie in memory with others: the row of that memory
             where each shard begins.
-        gradient: where the kernel finds gradients; None where it is given exactly its own columns.
+        gradient: columns of the gradients to read; None where it is given exactly its own.
     """
 
     key: GroupKey
@@ -172,7 +172,7 @@ class LookupGroup:
 
     @property
     def first_column(self) -> int:
-        """Where the columns of this group begin in the gradients that its kernel is given."""
+        """First column of this group in the gradients that its kernel is given."""
         return 0 if self.gradient is None else self.gradient.first
 
     @cached_property

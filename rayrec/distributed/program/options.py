@@ -1,4 +1,4 @@
-"""How the exchange of sharded embeddings runs."""
+"""Options of the exchange of sharded embeddings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rayrec.shards.memory import Memory
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the exchange runs.
+    """Options of the engine: its exchange, and the memory of its rows.
 
     Attributes:
         check_ids: check every id against its tables before it is sent; costs one pass over the ids.
-        codecs: what pooled rows and gradients look like on the wire.
+        codecs: wire codecs of pooled rows and of their gradients.
         dedup_sequences: send every id of a sequence feature once per batch; see `dedup`.
         share_tables: ranks that share memory read each other's rows in place, where they can; see
             `in_place`.
         track_rows: keep for every row when it was last touched; see `rayrec.shards.touched`.
-        memory: where this rank's rows and what undoes their updates lie, on the CPU; None undoes
+        memory: memory on the CPU for this rank's rows and the undo of their updates; None undoes
             nothing. See `rayrec.shards.undo`.
         adopt: go on with the rows that lie in `memory`.
         initialize: give rows their initial values; otherwise who made the model writes all of them.

@@ -14,10 +14,10 @@ from rayrec.distributed.program.groups import CollectionSpec, LookupGroup, Piece
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one rank sends to another in one step: ids and bags per piece, in the receiver's order.
+    """Sizes of one rank's message to another in a step: ids and bags per piece, in its order.
 
     Attributes:
-        extents: what a way wants to know of the sender's whole batch; see `SlotTable.headers`.
+        extents: counts of the sender's whole batch that a way asks for; see `SlotTable.headers`.
         ids: per piece.
         bags: per piece; 0 for the pieces of sequences.
     """
@@ -58,7 +58,7 @@ class RankSlots:
 
 @dataclass(frozen=True)
 class SlotTable:
-    """What every rank looks up, for a set of collections that share one exchange.
+    """Slots that every rank looks up, for a set of collections that share one exchange.
 
     Attributes:
         ranks: per rank, its pieces and groups.
@@ -69,8 +69,8 @@ class SlotTable:
         hosts: ranks by host.
         granules: collection -> columns of the blocks that its outputs consist of, where tables that
             are cut by rows are also cut by columns.
-        headers: collection -> what each rank tells the others of its batch: per entry a feature,
-            whose ids are counted, or None for the most bags of any feature.
+        headers: collection -> counts that each rank tells of its batch: per entry a feature, whose
+            ids are counted, or None for the most bags of any feature.
     """
 
     ranks: tuple[RankSlots, ...]
@@ -108,7 +108,7 @@ class SlotTable:
 
     @property
     def weighted(self) -> bool:
-        """Whether any collection reads weights."""
+        """True if any collection reads weights."""
         return any(spec.weighted for spec in self.collections.values())
 
 

@@ -1,1 +1,1 @@
-"""What a step moves between ranks: ids out, rows home, gradients back."""
+"""Traffic of a step between ranks: ids out, rows home, gradients back."""

@@ -57,7 +57,7 @@ def block_bucketize(
         weights: (N,) float32, or None.
         cuts: per feature (n + 1,) int64, starting at 0.
         bags: bags per feature when they differ.
-        where: whether to return where each id came from.
+        where: True returns the origin of each id as well.
     Returns:
         lengths (n * sum of bags,), block-major; ids (N,); weights (N,) or None; origin (N,) or
         None: ids_out[i] was cut from ids[origin[i]]. The order inside a bag is kept.
@@ -84,8 +84,8 @@ def bucketize(
     """Return all source rows of a KJT.
 
     Args:
-        bucketings: what to cut.
-        weighted: whether any collection reads weights.
+        bucketings: features to cut, by the number of their row blocks.
+        weighted: True if any collection reads weights.
         track: also remember the origin of weighted pooled ids, for the gradient of their weights.
     Raises:
         InputError: weights are wanted and the KJT has none.
@@ -126,7 +126,7 @@ def _cut(
 
     Args:
         whole: the KJT as it is.
-        bounds: where the ids of each of its keys begin, and the end.
+        bounds: first id of each of its keys, and the end.
         track: remember the origin of weighted pooled ids.
         varying_keys: keys of the KJT have different numbers of bags.
     """

@@ -31,7 +31,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
     The backward pass updates rows by the gradients of all groups.
 
     Args:
-        own: what this group's ranks were sent for the kernel.
+        own: ids that this group's ranks were sent for the kernel.
         peers: the ranks that hold replicas of the same shards.
     Returns:
         (bags of this group, D) float32, or (ids of this group, width) of a sequence.

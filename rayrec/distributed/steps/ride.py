@@ -1,4 +1,4 @@
-"""What an engine keeps with a KJT between the calls that are given it, and what it learns of them.
+"""State that an engine keeps with a KJT between the calls that are given it, and what they teach.
 
 Which collections share an exchange is learned from which of them a model gives the same KJT object
 to. The first to be called with a KJT runs the exchange for all that shared one before; the others
@@ -22,7 +22,7 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(eq=False)
 class Ride:
-    """What one engine keeps with one KJT.
+    """State that one engine keeps with one KJT.
 
     Attributes:
         callers: the collections that were called with it.
@@ -48,10 +48,10 @@ class Ride:
 
 
 class Sharing:
-    """Which collections share an exchange, as far as the calls until now tell.
+    """Sets of collections that share an exchange, as far as the calls until now tell.
 
     Args:
-        features: of every collection; one takes part in the exchange of a KJT that has them all.
+        features: features of every collection; it takes part where a KJT has them all.
     """
 
     def __init__(self, features: Sequence[frozenset[str]]) -> None:

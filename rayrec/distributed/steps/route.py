@@ -55,7 +55,7 @@ class RoutedIds:
 
 @dataclass(frozen=True)
 class Message:
-    """What one destination is sent, as runs of source rows: of ids, of lengths (pooled pieces) and
+    """Message to one destination, as runs of source rows: of ids, of lengths (pooled pieces) and
     of weights (weighted pieces).
     """
 
@@ -67,7 +67,7 @@ class Message:
 
 @dataclass(frozen=True)
 class SendPlan:
-    """How a KJT with given keys becomes send buffers: compiled once per key list.
+    """Recipe of the send buffers of a KJT with given keys: compiled once per key list.
 
     Source rows are numbered: the KJT's own F rows first, then per bucketing blocks * features rows,
     block by block.

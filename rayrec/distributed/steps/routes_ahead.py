@@ -32,8 +32,8 @@ class Started:
     """The exchange of the ids of one KJT, under way.
 
     Attributes:
-        collections: whose rows will be looked up.
-        expected: whether a forward pass is still to use it.
+        collections: collections whose rows will be looked up.
+        expected: True while a forward pass is still to use it.
     """
 
     collections: frozenset[int]
@@ -46,7 +46,7 @@ class RoutesAhead:
 
     Args:
         exchange: connections that nobody else uses.
-        device: where ids lie.
+        device: device of the ids.
     """
 
     def __init__(self, exchange: Exchange, device: torch.device) -> None:

@@ -37,7 +37,7 @@ class SourcePart:
 
 @dataclass(frozen=True)
 class FilledBags:
-    """Which bags of cut features have ids, where the others stay at home.
+    """Bags of cut features that have ids; the others stay at home.
 
     Attributes:
         bags: (source rows of bucketings that leave bags out, most bags of any) int64 numbers
@@ -57,8 +57,8 @@ class SourceRows:
     The KJT's own keys come first, then per bucketing blocks x features, block by block.
 
     Attributes:
-        kjt_offsets: of the KJT's keys. bag_offsets: of its bags.
-        filled: where bags without ids stay at home.
+        kjt_offsets: first id of each key. bag_offsets: first id of each bag.
+        filled: bags with ids, if bags without any stay at home.
     """
 
     parts: tuple[SourcePart, ...]

@@ -1,4 +1,4 @@
-"""What arrived in the input step, and the ids that one lookup kernel reads of it."""
+"""Messages that arrived in the input step, and the ids that one lookup kernel reads of them."""
 
 # P pieces, N ids
 
@@ -17,7 +17,7 @@ from rayrec.sparse.ops import offsets_of, to_device
 
 
 class Arrived(NamedTuple):
-    """What one source has for this rank, by piece.
+    """Message of one source rank to this rank, by piece.
 
     Attributes:
         ids: per piece (N,) int64.

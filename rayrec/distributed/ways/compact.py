@@ -47,7 +47,7 @@ class _Columns:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the rows of one owner's matrix belong at home.
+    """Places in the output at home of the rows of one owner's matrix.
 
     Attributes:
         index: (n, C) block of the output, (bag, column) flat; bag B, which does not exist, for
@@ -59,7 +59,7 @@ class Places:
 
     @property
     def collection(self) -> int:
-        """Whose output it is."""
+        """Number of the collection whose output it is."""
         return self.columns.collection
 
     def put(self, matrix: Tensor, output: Tensor) -> None:

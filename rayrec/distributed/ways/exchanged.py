@@ -49,11 +49,11 @@ class Exchanged(Way):
         return Exchanged(plan, world.device, world.options.codecs, hops)
 
     def takes(self, collection: int) -> bool:
-        """See `Way`."""
+        """Return True: every collection can be exchanged."""
         return True
 
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """See `Way`."""
+        """Cut ids by row blocks, and name the part of the messages that carries the rows."""
         if isinstance(layout, Replicated):
             return Address(sequences.REPLICAS if spec.sequence else matrices.REPLICAS, None)
         cut = isinstance(layout, TableLayout) and layout.num_row_blocks > 1
@@ -68,11 +68,11 @@ class Exchanged(Way):
         return Address(matrices.POOLED, cuts)
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
-        """See `Way`: the ranks of a host hold different blocks, and must order columns alike."""
+        """Make one group; for hops its order leaves blocks out, in which a host's ranks differ."""
         return [group_of(key, slots, by_block=key.carrier != matrices.HOPS)]
 
     def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
-        """See `Way`."""
+        """Make the messages of a step, with a pooled part, a part of sequences, or both."""
         is_sequence = [c for c in collections if slots.collections[c].sequence]
         is_pooled = [c for c in collections if c not in is_sequence]
         pooled = sequence = None

@@ -36,7 +36,7 @@ class BlockGather:
         Args:
             pieces: per span its first source column and its width, in output order.
             columns: the columns of the source. Blocks are as wide as fits them and all spans.
-            least: how many spans a gather must replace.
+            least: number of spans that a gather must replace at least.
         """
         width = gcd(columns, *(value for piece in pieces for value in piece))
         if len(pieces) < least or width < _LEAST_WIDTH:

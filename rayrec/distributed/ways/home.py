@@ -24,11 +24,11 @@ Keys = tuple[str, ...]
 
 
 class Wanted(NamedTuple):
-    """What is to be looked up.
+    """Ids of a batch that its home rank looks up.
 
     Attributes:
         ids: the bags of every slot of a pooled collection; one bag per id of a sequence.
-        counts: how many ids each use of a sequence has; empty for a pooled collection.
+        counts: number of ids of each use of a sequence; empty for a pooled collection.
     """
 
     ids: GroupIds
@@ -41,7 +41,7 @@ class Home(Protocol):
     Attributes:
         uses: the uses of the collection, in output order.
         width: D, the columns of the matrix that its gradients make.
-        weighted: whether ids have weights.
+        weighted: True if ids have weights.
     """
 
     uses: tuple[Use, ...]
@@ -75,7 +75,7 @@ class Home(Protocol):
 
 
 class Features:
-    """Which key each slot reads."""
+    """Positions among a batch's keys of the features that slots read."""
 
     def __init__(self, features: Sequence[str]) -> None:
         self._features = features

@@ -25,8 +25,8 @@ class HomeLookup:
     Args:
         spec: the collection.
         uses: its uses, in output order.
-        space: where its tables lie.
-        rank: whose copies of replicated tables are read.
+        space: memory of its tables.
+        rank: rank whose copies of replicated tables are read.
         workers: share the work.
     """
 
@@ -98,7 +98,7 @@ class HomeLookup:
         ]
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
-        """See `Home`: one (B, D) gradient, or one per use where keys have different bags."""
+        """Return one (B, D) gradient, or one per use where keys have different bags."""
         if len(grads) == 1 and grads[0].shape[1] == self.width:
             return [(0, 0, grads[0])]
         parts = []
@@ -117,7 +117,7 @@ class HomeLookup:
     def grad_of_weights(
         self, grads: Sequence[Tensor], wanted: Wanted, rows: SourceRows, keys: Keys, total: Tensor
     ) -> None:
-        """See `Home`: ids come slot by slot, and a key that several slots read sums their parts."""
+        """Add the weights' gradients slot by slot; a key that several slots read sums theirs."""
         grad = total.new_empty(rows.most_bags, self.width, dtype=torch.float32)
         bounds = rows.kjt_offsets
         fill(grad, self.joined(grads, rows.most_bags), 1.0)

@@ -80,7 +80,7 @@ class HomeSequence:
         )
 
     def joined(self, grads: Sequence[Tensor], most_bags: int) -> list[tuple[int, int, Tensor]]:
-        """See `Home.joined`: below each other."""
+        """Return the gradients of all uses below each other."""
         firsts = offsets_of(grad.shape[0] for grad in grads)
         return [(first, 0, grad) for first, grad in zip(firsts, grads, strict=False)]
 

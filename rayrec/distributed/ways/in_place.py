@@ -70,7 +70,7 @@ class SharedGradients:
     """Memory for the gradients of one step of all ranks; it grows to the largest step.
 
     Attributes:
-        free: whether every rank has read those of the last step.
+        free: True once every rank has read those of the last step.
     """
 
     def __init__(self) -> None:
@@ -138,25 +138,25 @@ class InPlace(Way):
         return InPlace(spaces, homes, gradients)
 
     def takes(self, collection: int) -> bool:
-        """See `Way`: those that have memory which all ranks share."""
+        """Return True if the rows of a collection lie in memory that all ranks share."""
         return collection in self._spaces
 
     def space_of(self, collection: int) -> TableSpace | None:
-        """See `Way`."""
+        """Return the shared memory of a collection's rows."""
         return self._spaces[collection]
 
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """See `Way`. The owners of a sequence pick their ids themselves, and know their homes."""
+        """Cut pooled ids by row blocks. Owners of sequences pick their ids and know their homes."""
         if isinstance(layout, TableLayout) and layout.num_row_blocks > 1 and not spec.sequence:
             return Address(CARRIER, layout.row_cuts)
         return Address(CARRIER, None)
 
     def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
-        """See `Way`: the rows of the gradients that a rank will hand over."""
+        """Ask for the rows of the gradients that a rank will hand over."""
         return tuple(use.feature for use in uses) if spec.sequence else (None,)
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
-        """See `Way`: kernels read gradients where they lie, if their slots' columns ascend."""
+        """Make groups whose kernels read gradients in place, where their slots' columns ascend."""
         if key.sequence:
             return self._arrange_sequence(key, slots)
         gathered, chains = ascending_chains(key, slots)
@@ -184,7 +184,7 @@ class InPlace(Way):
         return groups
 
     def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
-        """See `Way`."""
+        """Make the leg that reads the tables in place."""
         homes = {c: self._homes[c] for c in collections}
         return _InPlaceLeg(slots, rank, homes, self._gradients)
 
@@ -202,7 +202,7 @@ class _InPlaceLeg(Leg):
     def unpack(
         self, got: Sequence[Sizes], arrived: Sequence[Arrived]
     ) -> Mapping[GroupKey, GroupIds]:
-        """See `Leg`."""
+        """Sort ids into as many bags as the rows of gradients that every rank will hand over."""
         ids = {}
         for group in self._groups:
             # Bags are as many as the rows of the gradients that every rank will hand over.
@@ -217,7 +217,7 @@ class _InPlaceLeg(Leg):
         return ids
 
     def run(self, step: Step) -> tuple[Tensor, ...]:
-        """See `Leg`."""
+        """Look up and join, once all ranks have updated the rows of the step before."""
         if step.ahead:
             with span(step.timer, "input"):
                 # All have updated the rows of the step before. Where ids were routed in this step,
@@ -228,7 +228,7 @@ class _InPlaceLeg(Leg):
         return Joined.apply(self, step, step.anchor, *weights)
 
     def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Wanted]]:
-        """See `Leg`: look up this rank's batch; `inputs` are the weights, if they are learned."""
+        """Look up this rank's batch in place; `inputs` are the weights, if they are learned."""
         outputs: list[Tensor] = []
         wanted = {}
         for collection, home in self._homes.items():
@@ -241,7 +241,7 @@ class _InPlaceLeg(Leg):
     def reverse(
         self, step: Step, grads: Sequence[Tensor], kept: dict[int, Wanted]
     ) -> list[Tensor | None]:
-        """See `Leg`: hand over the gradients of this rank's outputs, and update its rows."""
+        """Hand over the gradients of this rank's outputs, and update its rows."""
         mine = by_collection(grads, self._slots.outputs(self.collections, bool(step.bags)))
         of_weights: list[Tensor | None] = []
         with span(step.timer, "gradient"):

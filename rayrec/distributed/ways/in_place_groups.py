@@ -1,4 +1,4 @@
-"""Which slots one kernel updates from gradients that lie in shared memory, and with which ids."""
+"""Groups of slots that one kernel updates from gradients in shared memory, and their ids."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Matrix:
 
     @cached_property
     def leaves_out(self) -> bool:
-        """Whether these are row blocks, whose bags without ids may stay at home."""
+        """True for row blocks, whose bags without ids may stay at home."""
         return any(group.key.carrier == BLOCKS for group in self.groups)
 
     def rows(self, sizes: Sizes) -> int:

@@ -32,7 +32,7 @@ class MessageLeg(Leg):
     """The messages of one step.
 
     Attributes:
-        groups: what this rank looks up.
+        groups: groups that this rank looks up.
         weighted: the groups among them whose ids have weights.
         weighted_pieces: per owner, the pieces with weights that such groups read.
     """
@@ -67,14 +67,14 @@ class MessageLeg(Leg):
     def unpack(
         self, got: Sequence[Sizes], arrived: Sequence[Arrived]
     ) -> Mapping[GroupKey, GroupIds]:
-        """See `Leg`."""
+        """Sort the ids that arrived, for the kernels of both parts."""
         ids: dict[GroupKey, GroupIds] = {}
         for part in self._parts:
             ids.update(part.unpack(got, arrived))
         return ids
 
     def run(self, step: Step) -> tuple[Tensor, ...]:
-        """See `Leg`: each kernel looks up its rows, then they go home."""
+        """Let each kernel look up its rows, then send them home."""
         anchor, ids = step.anchor, dict(step.routed.groups)
         if step.weights is not None:
             # Learned weights join the graph here, as the kernels' backward gives their gradient.
@@ -92,7 +92,7 @@ class MessageLeg(Leg):
         return outputs
 
     def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
-        """See `Leg`: send rows home; `inputs` are those of the kernels."""
+        """Send rows home and join them there; `inputs` are the rows that the kernels found."""
         sent, got, parts = step.routed.sent, step.routed.got, self._parts
         rows = {group.key: r for group, r in zip(self.groups, inputs, strict=True)}
         own = self._apart(step, self._codecs.forward)
@@ -120,7 +120,7 @@ class MessageLeg(Leg):
         return [output for c in self.collections for output in outputs[c]], kept
 
     def reverse(self, step: Step, grads: Sequence[Tensor], kept: Sequence[Any]) -> list[Tensor]:
-        """See `Leg`: send gradients to the owners."""
+        """Send the gradients of the outputs to the owners of their rows."""
         sent, got, parts = step.routed.sent, step.routed.got, self._parts
         of_outputs = by_collection(grads, self._slots.outputs(self.collections, bool(step.bags)))
         of_parts = [{c: of_outputs[c] for c in part.collections} for part in parts]

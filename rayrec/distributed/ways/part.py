@@ -1,4 +1,4 @@
-"""What pooled rows and sequences have in common: each is one part of the message to every rank."""
+"""Base of pooled rows and of sequences: each is one part of the message to every rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Part(ABC):
 
     Attributes:
         collections: the collections whose rows these are.
-        groups: what this rank looks up for them.
+        groups: groups that this rank looks up for them.
     """
 
     collections: tuple[int, ...]
@@ -85,7 +85,7 @@ class Part(ABC):
 
         Args:
             grads: collection -> the gradients of its outputs, in their shapes.
-            kept: what `join` returned.
+            kept: the second value that `join` returned.
         """
 
     @abstractmethod

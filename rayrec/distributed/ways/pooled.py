@@ -59,7 +59,7 @@ class Pooled(Part):
         self._block_plans: dict[tuple[str, ...], BlockPlan] = {}
 
     def unpack(self, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
-        """See `Part`."""
+        """Sort the ids of each matrix, with bags padded to its fullest piece."""
         ids = {}
         for matrix in (*self._mine.flat, self._mine.hop):
             # The pieces of a matrix are padded to the fullest, since their rows lie side by side.
@@ -71,17 +71,17 @@ class Pooled(Part):
     # forward
 
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """See `Part`."""
+        """Return the number of values of an owner's matrices, without replicas."""
         return self.plan.owners[owner].rows_out(sizes)
 
     def whole(self, rows: Rows) -> Tensor | None:
-        """See `Part`: one matrix holds the rows of one rank below those of the other."""
+        """Return the rows of a lone matrix, which has those of one rank below those of another."""
         if len(self._mine.matrices) != 1:
             return None
         return _side_by_side([rows[group.key] for group in self._mine.matrices[0].groups]).view(-1)
 
     def pack(self, rows: Rows, got: Sequence[Sizes]) -> list[list[Tensor]]:
-        """See `Part`."""
+        """Cut the rows of each matrix by home rank."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for matrix in self._mine.matrices:
             values = _side_by_side([rows[group.key] for group in matrix.groups])
@@ -93,7 +93,7 @@ class Pooled(Part):
     def join(
         self, step: Step, received: Sequence[Tensor], rows: Rows
     ) -> tuple[dict[int, list[Tensor]], _PlacesOf]:
-        """See `Part`."""
+        """Sum row blocks and join column blocks, per collection."""
         home = self._arrive(step, received, rows)
         places = self._places(step)
         cut_collections = {place.collection for place in places.values()}
@@ -171,12 +171,12 @@ class Pooled(Part):
     # backward
 
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
-        """See `Part`: the sections are rows that one rank has, and rows that all ranks have."""
+        """Return the values of rows that one rank has, and of rows that all ranks have."""
         of_owner = self.plan.owners[owner]
         return of_owner.rows_out(sizes), of_owner.replicas.values(sizes)
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
-        """See `Part`."""
+        """Return the size of the gradients if one matrix without replicas holds them all."""
         # Replicas would be a second matrix behind the first one in every message.
         if len(self._mine.matrices) != 1 or self._mine.replicas.groups:
             return None
@@ -191,7 +191,7 @@ class Pooled(Part):
         scale: float,
         kept: _PlacesOf,
     ) -> None:
-        """See `Part`."""
+        """Write the gradients of each owner's matrices, then those of its replicas."""
         home = self._home_grads(step, grads, kept)
         for owner, (of_owner, sizes, buffer) in enumerate(
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
@@ -219,7 +219,7 @@ class Pooled(Part):
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
-        """See `Part`."""
+        """Stack the gradients of each matrix, and split them by kernel."""
         grads: dict[GroupKey, Tensor] = {}
         ats = [0] * len(got)
         for matrix in self._mine.flat:

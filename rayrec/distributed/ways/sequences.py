@@ -47,17 +47,17 @@ class Sequences(Part):
         self.groups = (*self._sharded[rank], *self._replicas[rank])
 
     def unpack(self, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
-        """See `Part`."""
+        """Sort the ids of each group, every id a bag of its own."""
         return {group.key: sequence_ids(group, arrived) for group in self.groups}
 
     # forward
 
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """See `Part`."""
+        """Return the number of values of an owner's sharded rows, one row per id."""
         return _values(self._sharded[owner], sizes)
 
     def pack(self, rows: Rows, got: Sequence[Sizes]) -> list[list[Tensor]]:
-        """See `Part`."""
+        """Cut the rows of each group by home rank."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for group in self._sharded[self._rank]:
             # (ids of all home ranks, width), home rank by home rank
@@ -69,7 +69,7 @@ class Sequences(Part):
     def join(
         self, step: Step, received: Sequence[Tensor], rows: Rows
     ) -> tuple[dict[int, list[Tensor]], None]:
-        """See `Part`."""
+        """Scatter the rows to the places where their ids stood, use by use."""
         came: dict[tuple[int, int], list[_Came]] = {}
 
         def sort(owner: int, groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor) -> None:
@@ -122,11 +122,11 @@ class Sequences(Part):
     # backward
 
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
-        """See `Part`: the sections are rows that one rank has, and rows that all ranks have."""
+        """Return the values of rows that one rank has, and of rows that all ranks have."""
         return _values(self._sharded[owner], sizes), _values(self._replicas[owner], sizes)
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
-        """See `Part`."""
+        """Return the size of the gradients if there is only one group."""
         if len(self.groups) != 1:
             return None
         (group,) = self.groups
@@ -140,7 +140,7 @@ class Sequences(Part):
         scale: float,
         kept: None,
     ) -> None:
-        """See `Part`."""
+        """Write the gradients slot by slot, in the order in which the ids were sent."""
         bounds, keys = step.routed.source.kjt_offsets, step.send.keys
         for owner, (sizes, buffer) in enumerate(zip(step.routed.sent, buffers, strict=True)):
             at = 0
@@ -159,7 +159,7 @@ class Sequences(Part):
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
-        """See `Part`."""
+        """Stack the gradients of each group, home rank by home rank."""
         grads = {}
         ats = [0] * len(got)
         for group in self.groups:

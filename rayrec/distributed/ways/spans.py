@@ -1,4 +1,4 @@
-"""Where every pooled column comes from and goes to, worked out once for one home rank.
+"""Source and destination of every pooled column, worked out once for one home rank.
 
 A span is a run of columns that are neighbours both in a buffer that came home and in a collection's
 output, so that it moves as one copy. Row block 0 is written and later blocks are added, in block
@@ -61,10 +61,10 @@ class Received:
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """Where every pooled column goes, for one home rank.
+    """Destination of every pooled column, for one home rank.
 
     Attributes:
-        owners: per rank, what it looks up.
+        owners: matrices that each rank looks up.
         widths: pooled collection -> columns of its output.
         writes: per collection, spans that tile its output columns in order: those of row block 0,
             of replicated tables, and of the first host.
@@ -72,9 +72,9 @@ class JoinPlan:
         sends_back: per owner and matrix, the spans of its gradient in column order; those of
             replicated tables come last.
         hops_back: the same per host, for the two-hop route.
-        joins: collection -> how its output is gathered from all that came home, side by side, where
+        joins: collection -> gather of its output from all that came home, side by side, where
             that is quicker.
-        cuts: per owner and matrix, how its gradient is gathered from that of the only collection,
+        cuts: per owner and matrix, the gather of its gradient from that of the only collection,
             where that is quicker.
     """
 
@@ -90,7 +90,7 @@ class JoinPlan:
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether any gradient is gathered by blocks, which must lie in one piece for it."""
+        """True if any gradient is gathered by blocks, which must lie in one piece for it."""
         return any(gather is not None for of_owner in self.cuts for gather in of_owner)
 
 

@@ -89,9 +89,9 @@ class TwoHop:
         of values per peer, and sums them. Hop 2: each home rank gets its sums from every host.
 
         Args:
-            owners: per rank, the pooled rows that it looks up.
+            owners: pooled rows that each rank looks up.
             rows: the outputs of this rank's kernels, each (bags of all ranks, width) float32.
-            device: where the sums lie; no kernel tells a rank that has none.
+            device: device of the sums; no kernel tells a rank that has none.
         """
         sizes, of_local = self._sizes(owners, routed), self._of_local
         width, local = sizes.width, self.host.rank

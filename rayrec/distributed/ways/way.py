@@ -1,4 +1,4 @@
-"""What a way is.
+"""Base classes of the ways in which rows come home.
 
 A `Way` belongs to a plan: it says which collections it takes, how their ids are addressed, and what
 memory or connections it needs. For a set of collections that share one exchange of ids it makes a
@@ -36,17 +36,17 @@ from rayrec.shards.touched import TouchClock
 
 @dataclass(frozen=True)
 class World:
-    """What a way is opened for.
+    """Model, ranks and options for which a way is opened.
 
     Attributes:
         specs: all collections of the model.
-        optimizers: of every table.
+        optimizers: optimizer of every table.
         exchange: connects the ranks.
-        device: where this rank's shards live.
+        device: device of this rank's shards.
         workers: share the work of CPU kernels.
         has_replicas: other sharding groups hold the same shards and make the same updates.
-        clock: of the stamps of touched rows; None keeps none.
-        memory: where the rows of this rank and what undoes their updates lie; None keeps rows in
+        clock: clock of the stamps of touched rows; None keeps none.
+        memory: memory of this rank's rows and of what undoes their updates; None keeps rows in
             memory of the process, and undoes nothing.
     """
 
@@ -72,7 +72,7 @@ class Step:
 
     Attributes:
         routed: the ids that this rank looks up, and the sizes of all messages.
-        send: how the batch was sent.
+        send: the plan by which the batch was sent.
         bags: feature -> bags, where keys have different numbers of bags; else empty.
         weights: the weights of the KJT, where the model learns them; else None.
         exchange: connects the ranks.
@@ -99,11 +99,11 @@ class Step:
 
 
 class Way(ABC):
-    """How the rows of some collections travel under one plan."""
+    """Way in which the rows of some collections travel under one plan."""
 
     @abstractmethod
     def takes(self, collection: int) -> bool:
-        """Return whether the rows of a collection travel this way; all ranks answer alike."""
+        """Return True if the rows of a collection travel this way; all ranks answer alike."""
 
     @abstractmethod
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
