@@ -1,4 +1,4 @@
-"""What a manifest says of each file and each table of a checkpoint."""
+"""Entries of a manifest: each file and each table of a checkpoint."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FileEntry:
         return range(start, min(start + self.batch_rows, self.rows.stop))
 
     def batch_length(self, index: int) -> int:
-        """How many rows record batch `index` holds."""
+        """Return the number of rows that record batch `index` holds."""
         total = len(self.rows) if self.held is None else self.held
         return min(self.batch_rows, total - index * self.batch_rows)
 
@@ -98,8 +98,8 @@ class Parent:
     """The checkpoint that an increment adds to.
 
     Attributes:
-        name: of its folder, which lies beside that of the increment.
-        sha256: of the bytes of its manifest.
+        name: name of its folder, which lies beside that of the increment.
+        sha256: hash of the bytes of its manifest.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Parent:
 
 
 def tile(files: Sequence[FileEntry], num_rows: int, num_cols: int) -> bool:
-    """Whether the files are the cells of a product grid over the table, each once."""
+    """Return True if the files are the cells of a product grid over the table, each once."""
     rows = sorted({(f.rows.start, f.rows.stop) for f in files})
     cols = sorted({(f.cols.start, f.cols.stop) for f in files})
     for ranges, size in ((rows, num_rows), (cols, num_cols)):

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits what is wanted of it: said before the first row is read.
+"""Checks that a checkpoint fits what is wanted of it, made before the first row is read.
 
 Sizes, optimizers and columns are compared by the manifest alone; files by their sizes on disk.
 """

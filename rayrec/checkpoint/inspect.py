@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from its manifest alone: tables, sizes, optimizers, settings, the place.
+"""Contents of a checkpoint from its manifest alone: tables, sizes, optimizers, settings, cursor.
 
 No row is read and no file but the manifest is opened, so this costs one small read, also in an
 object store. Whether the files are whole, `check_whole` says.
@@ -26,11 +26,11 @@ class SavedTable:
 
     Attributes:
         rows, width: shape of its weight.
-        data_type: of its rows: fp32, fp16 or bf16.
+        data_type: type of its rows: fp32, fp16 or bf16.
         weight_bytes: rows x width in that type.
         file_bytes: all of its files, with the state of its optimizer.
         files: number of its files.
-        kind: how it was sharded; "replicated" and so on, as plans name it.
+        kind: name of its sharding kind; "replicated" and so on, as plans name it.
         optimizer: its name and options; None where it was not trained.
         state: names of the optimizer's columns.
         touched: rows that an increment holds; None where all rows are here.
@@ -51,7 +51,7 @@ class SavedTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointReport:
-    """What `inspect_checkpoint` found.
+    """Contents of a checkpoint, as its manifest tells them.
 
     Attributes:
         path: the checkpoint's folder.
@@ -60,8 +60,8 @@ class CheckpointReport:
         tables: in the order of the model.
         dense_bytes: the file of dense parameters and their optimizer.
         num_bytes: all files but the manifest.
-        cursor: where the data goes on, with what that place depends on.
-        settings: what else the run keeps, such as the dense optimizer and the model's recipe.
+        cursor: place in the data at which a run goes on, with what that place depends on.
+        settings: further values of the run, such as the dense optimizer and the model's recipe.
         parent: folder of the checkpoint that an increment adds to; None where all rows are here.
     """
 

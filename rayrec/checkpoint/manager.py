@@ -35,7 +35,7 @@ class CheckpointManager:
         self._path = str(storage_path).rstrip("/")
 
     def path(self, step: int) -> str:
-        """Where the checkpoint of `step` goes: `<storage_path>/step-00000100`."""
+        """Return the folder for the checkpoint of `step`: `<storage_path>/step-00000100`."""
         return f"{self._path}/step-{step:08d}"
 
     def steps(self) -> tuple[int, ...]:

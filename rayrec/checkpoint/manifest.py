@@ -52,10 +52,10 @@ class Manifest:
         files: one entry per rectangle; the rectangles of a table tile it exactly once.
         dense: the dense part.
         plan: the sharding plan as JSON; `sharding_plan()` parses it.
-        cursor: where the data goes on.
+        cursor: place in the data at which a run goes on.
         optimizers: table name -> sparse optimizer, as JSON.
         extras: seeds and whatever else the run wants back.
-        parent: what an increment adds to; None where all rows are here.
+        parent: checkpoint that an increment adds to; None where all rows are here.
     """
 
     step: int
@@ -167,7 +167,7 @@ class Manifest:
         return manifest
 
     def sha256(self) -> str:
-        """Of the text of manifest.json, as an increment names its parent."""
+        """Return the hash of the text of manifest.json, by which an increment names its parent."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def check(self, where: str) -> None:

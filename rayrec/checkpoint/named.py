@@ -24,7 +24,7 @@ def checkpoint_path(what: str, path: str | os.PathLike[str]) -> str:
     """The absolute folder of a checkpoint that is named by its path, or by its run.
 
     Args:
-        what: what messages call it.
+        what: text by which messages name the checkpoint.
         path: its folder or a URI, or that of a run with @latest or @best behind it.
     Raises:
         ConfigError: it is no path.
@@ -93,7 +93,7 @@ def open_checkpoint(path: str, filesystem: fs.FileSystem | None = None) -> tuple
 
 
 def _checkpoints_of(run: str, filesystem: fs.FileSystem | None) -> str:
-    """Which checkpoints a run has, in a sentence; "" where it has none or is no run."""
+    """Return a sentence on the checkpoints of a run; "" where it has none or is no run."""
     manager = CheckpointManager(run, filesystem)
     try:
         steps = manager.steps()

@@ -46,7 +46,7 @@ READ_AHEAD = 4  # record batches in flight
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoredCheckpoint:
-    """What a run needs besides its shards; tensors are on the CPU.
+    """State of a run besides its shards; tensors are on the CPU.
 
     Attributes:
         dense: name -> dense parameter or buffer.
@@ -66,12 +66,12 @@ class RestoredCheckpoint:
 
     @property
     def cursor(self) -> Json:
-        """Where the data goes on."""
+        """Place in the data at which the run goes on."""
         return self.manifest.cursor
 
     @property
     def extras(self) -> Json:
-        """What the run saved besides."""
+        """Further values that the run saved."""
         return self.manifest.extras
 
 
@@ -106,7 +106,7 @@ def restore_checkpoint(
     """Fill live weights and optimizer state from a checkpoint, whatever plan and world wrote it.
 
     Args:
-        shards: what this rank wants; written in place. With an empty `optimizer` only the weight is
+        shards: shards of this rank, written in place. With an empty `optimizer` only the weight is
             restored, so that a checkpoint can be evaluated without optimizer state. float32,
             float16, bfloat16 and float64 convert into each other.
         verify: check the crc32 of every byte that is read.
@@ -143,7 +143,7 @@ def restore_checkpoint(
 def _plan_reads(
     chain: Chain, shards: Sequence[ShardState], optimizers: Json, where: str
 ) -> list[_Read]:
-    """Which record batches of the base to read, file by file, after checking that they fit."""
+    """List the record batches of the base to read, file by file, after checking that they fit."""
     manifest = chain.newest
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:

@@ -22,7 +22,7 @@ class TableReader:
 
     Args:
         path: the checkpoint; local path or URI.
-        manifest: of the checkpoint.
+        manifest: manifest of the checkpoint.
     Raises:
         DamagedCheckpointError: a file is missing or truncated.
     """

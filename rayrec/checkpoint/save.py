@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Outcome(Generic[T]):
-    """What one rank has to say to the others: a value or an error."""
+    """Result of one rank's part of a save, for the others: a value or an error."""
 
     value: T | None
     error: str = ""
@@ -130,7 +130,7 @@ def watch_save(path: str, gather: Gather) -> None:
     """Take part in a save whose files other ranks write, as replicas do; see `save_checkpoint`.
 
     Args:
-        gather: of all ranks; those that write come first.
+        gather: collective of all ranks; those that write come first.
     Raises:
         CheckpointError, SaveError: as on the ranks that write.
     """
@@ -205,7 +205,7 @@ def _check_shards(
 
 
 def writes(plan: ShardingPlan, shard: Shard, rank: int) -> bool:
-    """Whether a rank writes a shard that it has."""
+    """Return True if a rank writes a shard that it has, so that of replicas one does."""
     layout = plan.tables[shard.table].layout
     # Replicas are equal bit for bit, so one is enough.
     return not isinstance(layout, Replicated) or rank == min(layout.ranks)

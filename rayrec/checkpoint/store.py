@@ -79,7 +79,7 @@ class Store:
         self._has_directories = self.filesystem.type_name not in OBJECT_STORES
 
     def has_manifest(self) -> bool:
-        """Whether this is a complete checkpoint."""
+        """Return True if the folder holds a complete checkpoint: its manifest is written last."""
         return self.filesystem.get_file_info(self._file(MANIFEST)).type == fs.FileType.File
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:

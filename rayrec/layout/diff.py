@@ -1,4 +1,4 @@
-"""What changes from one plan to another, for people: kinds, and the rectangles that move.
+"""Changes from one plan to another, for people: kinds, and the rectangles that move.
 
 A rectangle moves where a rank of the new plan holds what it did not hold in the old one. Cost:
 shards before x shards after, per table that changed. Standard library only.

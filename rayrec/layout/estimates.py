@@ -1,4 +1,4 @@
-"""What the planner expects of a plan: memory and time per rank, and why each table has its kind.
+"""Predictions of the planner: memory and time per rank, and why each table has its kind.
 
 Plain data that travels with a `ShardingPlan`, so that a report can be printed anywhere. It is a
 prediction: nothing in the runtime reads it and two plans that differ only here are equal. Standard
@@ -24,7 +24,7 @@ class RankEstimate:
         lookup_s: rows read and pooled.
         output_s: rows sent. gradient_s: row gradients received.
         update_s: fused backward and optimizer.
-        overhead_s: what every rank pays once a step, latency of the collectives included.
+        overhead_s: fixed time of a step on every rank, latency of the collectives included.
     """
 
     weight_bytes: int
@@ -55,7 +55,7 @@ class RankEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableEstimate:
-    """Why a table lies as it does.
+    """The reason for a table's layout.
 
     Attributes:
         kind: name of its layout.

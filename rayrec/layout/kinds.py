@@ -114,7 +114,7 @@ def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:
 
 
 def takes_two_hops(layout: Layout, hosts: Sequence[Sequence[int]]) -> bool:
-    """Whether a layout's rows are summed inside hosts before they cross to others.
+    """Return True if a layout's rows are summed inside hosts before they cross to others.
 
     They are where row blocks fill hosts, with one block of every column block per rank. That sends
     1 / (ranks per host) of the bytes between hosts. table_row_wise, grid_shard and row_wise over

@@ -27,7 +27,7 @@ StorageKind = Literal["device", "host", "cached"]
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a table's rows live: on the device, in the host's memory, or there with a cache.
+    """Memory of a table's rows: on the device, in the host's memory, or there with a cache.
 
     Attributes:
         load_factor: share of its rows, above 0 and up to 1, that the cache of a "cached" table
@@ -59,7 +59,7 @@ class Storage:
 
     @property
     def label(self) -> str:
-        """For people: "device", "host", "cached 20%"."""
+        """Text for people: "device", "host", "cached 20%"."""
         share = "" if self.load_factor is None else f" {100 * self.load_factor:.3g}%"
         return f"{self.kind}{share}"
 
@@ -74,7 +74,7 @@ class TablePlacement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardingPlan:
-    """Where every rectangle of every table lives.
+    """The rank and the memory of every rectangle of every table.
 
     Attributes:
         world_size: ranks that the plan is for.
@@ -215,7 +215,7 @@ class ShardingPlan:
         return cls.from_json(text, source=os.fspath(path))
 
     def diff(self, other: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | None = None) -> str:
-        """What changes from this plan to `other`, table by table, as text.
+        """Return the changes from this plan to `other`, table by table, as text.
 
         Args:
             tables: the model's tables; with them, moved bytes are told instead of elements.

@@ -56,8 +56,8 @@ def preset_topology(
 
     Args:
         name: a key of PRESETS, or "cpu".
-        ranks: of all hosts together; 8 per host when not given.
-        hosts: as few as 8 ranks per host need when not given.
+        ranks: number of ranks of all hosts together; 8 per host when not given.
+        hosts: number of hosts; as few as 8 ranks per host need when not given.
         reserve: fraction of every rank's memory that tables may not take.
     Raises:
         ConfigError: an unknown name, ranks that do not divide evenly or are too many, or a fraction

@@ -1,4 +1,4 @@
-"""What a rank pays besides the wire, by part of a step: the constants of the planner's prices.
+"""Costs of a rank besides the wire, by part of a step: the constants of the planner's prices.
 
 Every part of a step costs a fixed time, a time for each slot and each item, and bytes over the
 memory's bandwidth; a calibration fits these constants to measured steps, and they can be edited by

@@ -1,4 +1,4 @@
-"""What the columns of a data set mean: `FeatureSchema`, plain data with a JSON form.
+"""Meaning of the columns of a data set: `FeatureSchema`, plain data with a JSON form.
 
 A schema names the label columns, the dense columns, the sparse features (one column of ids or of
 lists of ids each) and the tables they look up. It is the only place where columns and tables meet:
@@ -135,10 +135,10 @@ class FeatureSchema:
         return (self.label,) if isinstance(self.label, str) else self.label
 
     def one_label(self, user: str) -> str:
-        """The label column, for what takes one.
+        """Return the one label column, for users that take no more.
 
         Args:
-            user: what takes one label, for the message.
+            user: name of that user, for the message.
         Raises:
             ConfigError: the schema has several.
         """
@@ -151,7 +151,7 @@ class FeatureSchema:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether any feature has weights; features without them then weigh 1."""
+        """True if any feature has weights; features without them then weigh 1."""
         return any(f.weights is not None for f in self.features)
 
     def feature_names(self) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ class FeatureSchema:
         groups.
 
         Args:
-            with_labels: whether labels, weights of rows and groups are read.
+            with_labels: True includes labels, weights of rows and groups.
         """
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]

@@ -1,4 +1,4 @@
-"""What a table is: `EmbeddingBagConfig` and `EmbeddingConfig`, its only description in rayrec.
+"""The only description of a table in rayrec: `EmbeddingBagConfig` and `EmbeddingConfig`.
 
 Everything else (plan, shard, checkpoint, schema) refers to a table by its name. The classes and
 their fields carry TorchRec's names. Standard library only, so that a plan can be made on a machine
@@ -49,7 +49,7 @@ class DataType(Enum):
 
 
 class PoolingType(Enum):
-    """How the rows of one bag become one row: their sum, their mean, or (NONE) not at all."""
+    """Pooling of the rows of a bag into one row: their sum, their mean, or (NONE) none at all."""
 
     SUM = "SUM"
     MEAN = "MEAN"

@@ -79,14 +79,14 @@ class Topology:
 
     Attributes:
         hosts: ranks of each host; joined they are 0 .. world_size - 1 in order.
-        device: what a rank computes on.
+        device: "cpu" or "cuda", on which a rank computes.
         memory_bytes: per rank, the memory that tables, optimizer state and exchange buffers may
             take.
         memory_bw: bytes/s of random-row access of one rank.
         intra_host_bw, inter_host_bw: bytes/s that one rank exchanges with ranks of its host, and of
             other hosts.
         latency_s: fixed time of one collective.
-        rates: what else a rank pays, by part of a step.
+        rates: further costs of a rank, by part of a step.
         input_hidden: share of the input part of a step, from 0 to 1, that a pipelined trainer does
             beside the step before.
     Raises:
@@ -142,7 +142,7 @@ class Topology:
             speeds: any of memory_bw, intra_host_bw, inter_host_bw, latency_s; the rest are the
                 device's defaults.
         Raises:
-            ConfigError: as the class.
+            ConfigError: the class refuses the numbers, or there are no hosts or ranks.
         """
         if num_hosts < 1 or ranks_per_host < 1:
             raise ConfigError(
@@ -175,7 +175,7 @@ class Topology:
             memory_bytes: limit of each rank; None on CPU means an even share of half of this
                 machine's memory.
         Raises:
-            ConfigError: as the class, or memory_bytes is missing for a GPU.
+            ConfigError: the class refuses the numbers, or memory_bytes is missing for a GPU.
         """
         if memory_bytes is None:
             if device != "cpu":
