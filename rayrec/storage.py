@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Sink(ABC):
-    """A file object that pyarrow writes to; a subclass says where the bytes go.
+    """Base of file objects that pyarrow writes to; a subclass says where the bytes go.
 
     Attributes:
-        num_bytes: written so far; `write` counts them.
-        closed: pyarrow is done; the file below is closed by who opened it.
+        num_bytes: number of bytes written so far; `write` counts them.
+        closed: True once pyarrow is done; the file below is closed by whoever opened it.
     """
 
     def __init__(self) -> None:
@@ -48,22 +48,22 @@ class Sink(ABC):
         return self.num_bytes
 
     def flush(self) -> None:  # noqa: B027  # pyarrow calls it
-        """Nothing is held back here."""
+        """Do nothing: no bytes are held back."""
 
     def readable(self) -> bool:
-        """Never."""
+        """Return False: it is only written."""
         return False
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Never."""
+        """Return False: it is written from start to end."""
         return False
 
     def close(self) -> None:
-        """Take note that nothing more comes."""
+        """Note that nothing more comes."""
         self.closed = True
 
 

@@ -1,4 +1,4 @@
-"""The dense tensors of a checkpoint into those of a model."""
+"""Loading of a checkpoint's dense tensors into a model."""
 
 from __future__ import annotations
 

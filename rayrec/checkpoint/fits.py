@@ -110,7 +110,7 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
 
 
 def check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Missing and truncated files, found by one listing before anything is read."""
+    """Raise for missing and truncated files, found by one listing before anything is read."""
     sizes = manifest.paths()
     wanted = {path: sizes[path] for path in sizes if path in paths or path == manifest.dense.path}
     on_disk = store.sizes(list(wanted))

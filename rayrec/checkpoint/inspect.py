@@ -28,7 +28,7 @@ class SavedTable:
         rows, width: shape of its weight.
         data_type: type of its rows: fp32, fp16 or bf16.
         weight_bytes: rows x width in that type.
-        file_bytes: all of its files, with the state of its optimizer.
+        file_bytes: bytes of all of its files, with the state of its optimizer.
         files: number of its files.
         kind: name of its sharding kind; "replicated" and so on, as plans name it.
         optimizer: its name and options; None where it was not trained.
@@ -57,7 +57,7 @@ class CheckpointReport:
         path: the checkpoint's folder.
         step: global steps done.
         world_size: ranks that wrote it.
-        tables: in the order of the model.
+        tables: tables in the order of the model.
         dense_bytes: the file of dense parameters and their optimizer.
         num_bytes: all files but the manifest.
         cursor: place in the data at which a run goes on, with what that place depends on.

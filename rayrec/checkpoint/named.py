@@ -77,7 +77,7 @@ def open_checkpoint(path: str, filesystem: fs.FileSystem | None = None) -> tuple
         if store.has_manifest():
             raise
         named, _, word = path.rpartition("@")
-        # of RUN@word, where the word is none of the two, what stands before it is the run
+        # RUN@word with another word: the run is what stands before the @
         for run, wrong in (
             (path, "is the folder of a run and no checkpoint"),
             (named, f"is no checkpoint, and {word!r} no word for one"),

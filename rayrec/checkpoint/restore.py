@@ -199,7 +199,7 @@ def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any
 def _read_ahead(
     chain: Chain, reads: Sequence[_Read], verify: bool
 ) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
-    """Give the batches in the order of `reads`, with a few of them in flight.
+    """Yield the batches in the order of `reads`, with a few of them in flight.
 
     A file closes when its last read drops the `Rectangle`.
     """

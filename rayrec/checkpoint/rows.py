@@ -37,10 +37,10 @@ class TableReader:
         self._open: dict[str, _OpenFile] = {}
 
     def read(self, table: str, rows: range) -> Tensor:
-        """Some rows of a table.
+        """Read some rows of a table.
 
         Args:
-            rows: in [0, num_embeddings); read in ascending parts, each batch is read once.
+            rows: row numbers in [0, num_embeddings); in ascending parts each batch is read once.
         Returns:
             (len(rows), embedding_dim) float32.
         Raises:

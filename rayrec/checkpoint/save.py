@@ -84,7 +84,7 @@ def save_checkpoint(
         gather: called three times, whatever fails.
         dense, dense_optimizer: dense parameters, buffers and optimizer state; rank 0's are written.
         step: global steps done, the same on every rank.
-        cursor, extras: where the data goes on, and anything else, as JSON.
+        cursor, extras: place in the data to go on from, and anything else, as JSON.
         optimizers: table name -> {"name": ...}, which a restore compares.
         batch_bytes: bound on one record batch, the least that a restore reads of a file.
         parent: makes it an increment on a checkpoint in the folder beside it, saved under the same

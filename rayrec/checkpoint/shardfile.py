@@ -109,7 +109,7 @@ def write_shard(
         columns = (Column(ROW, "int64", 0), *columns)
         tensors, held = [state.rows, *tensors], state.rows.numel()
     rows = len(shard.rows) if held is None else held
-    # of a tensor without rows, too
+    # counted from shapes, so that it holds for a tensor without rows, too
     row_bytes = sum(tensor.shape[1:].numel() * tensor.element_size() for tensor in tensors)
     batch_rows = max(1, batch_bytes // row_bytes)
     path = shard_path(shard)
@@ -125,7 +125,7 @@ def write_shard(
 def _write_batches(
     store: Store, path: str, schema: pa.Schema, tensors: Sequence[Tensor], starts: range
 ) -> tuple[Mark, ...]:
-    """Write a file of record batches that begin at the rows `starts`; where each of them ends."""
+    """Write a file of record batches that begin at the rows `starts`; return where each ends."""
     marks: list[Mark] = []
     with store.write(path) as sink, pa.PythonFile(sink, mode="w") as file:
         with pa.ipc.new_file(file, schema) as writer:

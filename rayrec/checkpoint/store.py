@@ -143,7 +143,7 @@ class Store:
         self._sync(self.root, os.path.dirname(self.root))
 
     def read_all(self, path: str) -> bytes:
-        """A whole small file.
+        """Read a whole small file.
 
         Raises:
             CheckpointError: it is missing or cannot be read.
@@ -159,7 +159,7 @@ class Store:
             raise CheckpointError(f"{self.path}/{path} cannot be read: {error}") from error
 
     def open(self, path: str) -> Source:
-        """Ranges of one file, which is closed when the source is dropped.
+        """Open a file for reading ranges of it; it is closed when the source is dropped.
 
         Raises:
             CheckpointError: it is missing or cannot be read.

@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Codec(Protocol):
-    """Float32 values to what travels, and back."""
+    """Coding of float32 values for the wire, and back."""
 
     def size(self, values: int) -> int:
         """Elements on the wire for a message of `values` float32 values."""
@@ -51,7 +51,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class CastCodec:
-    """Another floating point type."""
+    """Cast to another floating point type."""
 
     dtype: torch.dtype
 

@@ -135,7 +135,7 @@ class Exchange(ABC):
         must meet; see `meet`.
 
         Args:
-            memory: has them in its piece "shared" on rank 0, and what lies there stays.
+            memory: on rank 0 it holds the bytes, as its piece "shared"; what lies there stays.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Some ranks of an exchange, as what shared memory needs to be opened among them."""
+"""Some ranks of an exchange as a group of their own, among which shared memory can be opened."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gather_numbers(over: Gathers, mine: Sequence[int]) -> list[list[int]]:
 
 
 class Members:
-    """Some ranks of an exchange as `Gathers`.
+    """Some ranks of an exchange as a group that can gather tensors.
 
     All ranks of the exchange call together, and each takes what concerns it.
     """

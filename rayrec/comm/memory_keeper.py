@@ -44,7 +44,7 @@ class Keeper:
         self._ended = False
 
     def run(self) -> None:
-        """Answer until it is time to end."""
+        """Answer requests until one says to end, or no process has been connected for long."""
         alone_since = time.monotonic()
         self._poll.register(self._listener, select.POLLIN)
         while not self._ended:

@@ -66,7 +66,7 @@ def map_file(fd: int, size: int) -> Tensor:
 
 
 class _Mapping:
-    """Ends with the tensor that shows it."""
+    """Mapped memory, which is unmapped with the last tensor over it."""
 
     whole: tuple[int, int]
 

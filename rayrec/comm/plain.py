@@ -32,7 +32,7 @@ _PACKAGE = "rayrec."
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """The values of all ranks of a group, on every rank."""
+    """Return the values of all ranks of a group, on every rank."""
     sent, sizes = _sent(value, group)
     width = max(sizes)
     everyone = sent.new_empty(len(sizes) * width)
@@ -41,7 +41,7 @@ def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all ranks of the default group on rank 0, and nothing on the others."""
+    """Return the values of all ranks of the default group on rank 0, [] on the others."""
     sent, sizes = _sent(value, None)
     width, rows = max(sizes), None
     if dist.get_rank() == 0:
@@ -51,7 +51,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast(value: Any, source: int) -> Any:
-    """The value of rank `source` of the default group, on every rank; others may give anything."""
+    """Return rank `source`'s value on every rank of the default group; others may give anything."""
     sent, sizes = _sent(value if dist.get_rank() == source else None, None)
     if dist.get_rank() != source:
         sent = sent.new_empty(sizes[source])
@@ -60,7 +60,7 @@ def broadcast(value: Any, source: int) -> Any:
 
 
 def encode(value: Any) -> bytearray:
-    """A value as bytes.
+    """Return a value as bytes.
 
     Raises:
         TypeError: it holds something of another kind.
@@ -73,7 +73,7 @@ def encode(value: Any) -> bytearray:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value that `encode` was given."""
+    """Return the value that `encode` was given."""
     view = memoryview(data)
     (length,) = _HEADER.unpack_from(view)
     start = _HEADER.size + length

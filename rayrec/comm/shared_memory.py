@@ -112,7 +112,7 @@ class SharedMemoryExchange(Exchange):
         return Pending(lambda: collective.finish(sizes)[1])
 
     def buffer(self, size: int, like: Tensor) -> Tensor:
-        """Return the memory of the next collective's outbox, so that filling it is sending."""
+        """Return the outbox of the next collective, so that what is written there needs no copy."""
         outbox = self._prepare(self.collectives + 1, size * like.element_size())
         return outbox.bytes[: size * like.element_size()].view(like.dtype)
 
@@ -262,7 +262,7 @@ class SharedMemoryExchange(Exchange):
         return self._unfinished[0].number - 1 if self._unfinished else self.collectives
 
     def done(self, collective: Collective) -> None:
-        """A collective of this rank has been mapped."""
+        """Tell peers that a collective of this rank has been mapped."""
         self._unfinished.remove(collective)
         self._page.words[MAPPED] = self._finished()
 

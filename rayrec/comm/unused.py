@@ -37,7 +37,7 @@ CLONED_ELEMENTS = 1 << 16
 
 
 class _AllParameters(torch.autograd.Function):
-    """An empty tensor that all parameters are below; its backward gives none of them a gradient."""
+    """Join all parameters to an empty tensor; its backward pass gives them no gradient."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class _AllParameters(torch.autograd.Function):
 
 
 class _Through(torch.autograd.Function):
-    """An output as it is, with `below` below it."""
+    """Pass an output through, and hang `below` under it in the graph."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, below: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class ShardedEmbeddingBagCollection(_Sharded):
         self._features = [feature for _, feature in uses]
         self._dims = [config.embedding_dim for config, _ in uses]
         mean = [config.pooling is PoolingType.MEAN for config, _ in uses]
-        # (uses, 1) bool: whose sums are divided by the lengths of the bags; None if nobody's
+        # (uses, 1) bool: True for means, whose sums are divided by bag lengths; None without means
         self._mean = torch.tensor(mean, device=engine.device).unsqueeze(1) if any(mean) else None
         self._mean_uses = [i for i, is_mean in enumerate(mean) if is_mean]
         self._orders: dict[tuple[str, ...], Tensor] = {}

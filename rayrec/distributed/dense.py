@@ -97,7 +97,7 @@ class DenseReplicas:
             )
         except (TypeError, ValueError) as error:
             raise ConfigError(f"ddp_options {dict(options)}: {error}") from error
-        # else DDP does the same at a higher price, or was told that nothing ever changes
+        # with these DDP does the same at a higher price, or was told that nothing ever changes
         self._reaches_all = not (given.get("find_unused_parameters") or given.get("static_graph"))
         state, hook = options.get("comm_hook") or self._hook(
             device, process_group, transport, watch, bool(given.get("static_graph"))

@@ -150,7 +150,7 @@ class ShardedEmbeddings:
         """Go over to another plan between two steps; every rank must call it.
 
         Args:
-            plan: for the same tables and ranks.
+            plan: a plan for the same tables and ranks.
         Returns:
             Bytes that this rank sent: rectangles that stay on their rank are copied in place.
         Raises:
@@ -259,7 +259,7 @@ class ShardedEmbeddings:
         """End the thread that prefetches, once; from now on `prefetch` raises.
 
         Args:
-            wait: for exchanges under way, since other ranks take part in them. After a failure pass
+            wait: wait for exchanges under way, in which other ranks take part. After a failure pass
                 False: they end, with an error, once connections are cut.
         """
         ahead, self._ahead = self._ahead, None

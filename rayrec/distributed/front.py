@@ -64,7 +64,7 @@ class EngineFront(NamedAsInner):
         It comes before the process groups are left. A second call does nothing.
 
         Args:
-            wait: for exchanges under way; False after a failure, when other ranks may be gone.
+            wait: wait for exchanges under way; False after a failure, when other ranks may be gone.
         """
         self._engine.close(wait)
 
@@ -93,7 +93,7 @@ class EngineFront(NamedAsInner):
 
     @property
     def timer(self) -> StepTimer | None:
-        """Set one to count the seconds of the steps to come by part, on this rank."""
+        """Clock of the parts of a step on this rank, or None; set one to count later steps."""
         return self._engine.timer
 
     @timer.setter

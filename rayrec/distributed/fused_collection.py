@@ -86,7 +86,7 @@ class FusedCollection(nn.Module):
         return self._type
 
     def optimizer_kwargs(self) -> dict[str, Any]:
-        """Its arguments."""
+        """Arguments of that class."""
         return self._kwargs
 
     @property

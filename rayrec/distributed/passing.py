@@ -65,7 +65,7 @@ def passages(
     holders: Sequence[int | None],
     takers: Sequence[int | None],
 ) -> Iterator[Passage]:
-    """Give who takes what of a table from whom, in the same order on all ranks.
+    """Yield the passages of a table from holders to takers, in the same order on all ranks.
 
     Args:
         holders: per rank of the joint world, its rank under the old plan, or None.
@@ -180,7 +180,7 @@ class _Stretch:
 
 
 def _rounds(travels: Sequence[Passage], columns: Mapping[str, Columns]) -> Iterator[list[_Stretch]]:
-    """Part what travels into rounds of about `ROUND_BYTES`."""
+    """Cut the passages into rounds of about `ROUND_BYTES`."""
     batch: list[_Stretch] = []
     room = ROUND_BYTES
     for passage in travels:
@@ -210,7 +210,7 @@ def _round(
     exchange: Exchange,
     device: torch.device,
 ) -> int:
-    """One all_to_all of stretches; the bytes that this rank sent."""
+    """Pass stretches on by one all_to_all; return the bytes that this rank sent."""
     rank = exchange.rank
     # messages lie in rank order, and each in the order of the batch, which all ranks share
     leaving = sorted((s for s in batch if s.passage.source == rank), key=lambda s: s.passage.target)

@@ -56,7 +56,7 @@ def redeploy(old: Deployed, plan: ShardingPlan, lr: float | None) -> tuple[Deplo
 def _pass_on(
     old: Deployed, new: Deployed, table: BaseEmbeddingConfig, optimizer: SparseOptimizer
 ) -> int:
-    """Fill the new shards of one table; the bytes that this rank sent."""
+    """Fill the new shards of one table; return the bytes that this rank sent."""
     world = old.world
     have = [state for state in old.shard_states() if state.shard.table == table.name]
     want = [state for state in new.shard_states() if state.shard.table == table.name]

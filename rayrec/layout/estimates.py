@@ -60,7 +60,7 @@ class TableEstimate:
     Attributes:
         kind: name of its layout.
         data_type: storage of its rows, such as "FP32".
-        weight_bytes: of all its shards together (a replicated table counts every copy), on the
+        weight_bytes: bytes of all its shards (a replicated table counts every copy), on the
             ranks' devices.
         why: "least work", "even ranks" (more work, but a faster slowest rank), "to fit" (off the
             device, which has no room), "only fit" or "forced" (the only kind allowed).

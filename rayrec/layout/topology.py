@@ -41,7 +41,7 @@ DEFAULT_SPEEDS: dict[str, Speeds] = {
     "cuda": Speeds(memory_bw=1.5e12, intra_host_bw=200e9, inter_host_bw=20e9, latency_s=25e-6),
 }
 
-HBM_BYTES = 32 << 30  # of a GPU of which TorchRec's words do not say it, as TorchRec supposes
+HBM_BYTES = 32 << 30  # memory of a GPU where TorchRec's words give none, as in TorchRec
 
 
 def _from_torchrec(words: dict[str, Any]) -> dict[str, Any]:

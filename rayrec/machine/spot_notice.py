@@ -64,7 +64,7 @@ def drain_command(left_s: float) -> list[str]:
 def watch(
     metadata: str, run: Callable[[Sequence[str]], int], look_s: float = LOOK_S
 ) -> tuple[int, str]:
-    """Wait for the notice and act on it; the exit code and a line that says what happened.
+    """Wait for the notice and act on it; return the exit code and a line on what happened.
 
     Args:
         metadata: address of the machine's metadata service.

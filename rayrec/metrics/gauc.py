@@ -76,7 +76,7 @@ class Gauc(Metric):
 
 
 def _changes(values: Tensor) -> Tensor:
-    """(N,) whether a value differs from the one before it; the first one does."""
+    """Return (N,) bool: True where a value differs from the one before it, and at the first."""
     changed = torch.ones(len(values), dtype=torch.bool, device=values.device)
     changed[1:] = values[1:] != values[:-1]
     return changed

@@ -23,7 +23,7 @@ from torch import Tensor
 from rayrec.errors import ConfigError
 from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics
 
-PROBE_ROWS = 24  # of `check_mergeable`
+PROBE_ROWS = 24  # random rows that `check_mergeable` adds up
 
 
 class Metric(ABC):

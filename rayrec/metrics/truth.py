@@ -20,7 +20,7 @@ class PlantedScores:
     """Scores of the true probabilities on the evaluation rows.
 
     Attributes:
-        rows, base_rate: of the evaluation rows.
+        rows, base_rate: size of the evaluation set, and its share of clicks.
         bayes_auc, bayes_logloss, bayes_ne: scores of the true click probabilities.
         shuffled_labels: labels were shuffled: the true scores are those of chance.
     """

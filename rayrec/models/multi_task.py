@@ -28,7 +28,7 @@ class MultiTaskTrain(nn.Module):
     Args:
         model: (dense (B, I), ids) -> (B, K), the outputs of the tasks side by side; such as a DLRM
             whose last layer has K units.
-        tasks: in the order of the columns of `batch.labels` and of the model's outputs.
+        tasks: tasks in the order of the columns of `batch.labels` and of the model's outputs.
     Raises:
         ConfigError: there is no task.
     """

@@ -40,7 +40,7 @@ class CrossNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier normal kernels, zero biases."""
+        """Draw kernels from Xavier's normal distribution, and set biases to zero."""
         _reset(self.kernels, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class LowRankCrossNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier normal kernels, zero biases."""
+        """Draw kernels from Xavier's normal distribution, and set biases to zero."""
         _reset((*self.W_kernels, *self.V_kernels), self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class VectorCrossNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier normal kernels, zero biases."""
+        """Draw kernels from Xavier's normal distribution, and set biases to zero."""
         _reset(self.kernels, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -58,11 +58,11 @@ class PositionWeightedModule(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All places count 1."""
+        """Set the weight of every place to 1."""
         nn.init.ones_(self.position_weight)
 
     def forward(self, features: JaggedTensor) -> JaggedTensor:
-        """The same bags; the weight of an id is that of its place.
+        """Return the same bags, each id with the weight of its place.
 
         Raises:
             InputError: a bag is longer than the places (on CPU; on CUDA an assertion in the
@@ -104,12 +104,12 @@ class PositionWeightedModuleCollection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All places count 1."""
+        """Set the weight of every place to 1."""
         for weight in self.position_weights.values():
             nn.init.ones_(weight)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same batch; ids of these features weigh what their place does.
+        """Return the same batch, with the ids of these features weighted by their places.
 
         Args:
             features: any keys; keys without places keep their weights, or weigh 1.

@@ -37,7 +37,7 @@ _Write = Callable[[Tensor, range, range], None]
 
 
 def _parts(rows: range, width: int, values: int) -> Iterator[range]:
-    """Parts of some rows of so many values each, one row at the least."""
+    """Yield parts of some rows, each of at most `values` values, or of one row."""
     step = max(1, values // width)
     for start in range(rows.start, rows.stop, step):
         yield range(start, min(start + step, rows.stop))

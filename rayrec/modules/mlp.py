@@ -39,7 +39,7 @@ class Perceptron(nn.Module):
         self._activation_fn = activation
 
     def reset_parameters(self) -> None:
-        """torch's own initial values of a linear layer."""
+        """Draw torch's own initial values of a linear layer."""
         self._linear.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class MLP(nn.Module):
         self._mlp = nn.Sequential(*layers)
 
     def reset_parameters(self) -> None:
-        """torch's own initial values of every layer."""
+        """Draw torch's own initial values of every layer."""
         for layer in self._mlp:
             assert isinstance(layer, Perceptron)
             layer.reset_parameters()

@@ -38,7 +38,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     """An optimizer that clips gradients before each step.
 
     Args:
-        optimizer: whose parameters' gradients are clipped; those without one are passed over.
+        optimizer: its parameters' gradients are clipped; parameters without one are passed over.
         clipping: the way to clip; by default gradients stay as they are.
         max_gradient: the limit.
         norm_type: p of the p-norm; inf or "inf" for the largest element.

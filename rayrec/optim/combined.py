@@ -38,7 +38,7 @@ class CombinedOptimizer(KeyedOptimizer):
                         "CombinedOptimizer([('a', first), ...])."
                     )
                 params[key] = parameter
-        # to read: each part writes its own
+        # a merged state for reading: each part writes its own
         state = ChainMap(*(optimizer.state for _, optimizer in self._optims))
         super().__init__(
             params,
@@ -90,7 +90,7 @@ class CombinedOptimizer(KeyedOptimizer):
         return merged
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Hand every part its own.
+        """Load into every part its own entries.
 
         Raises:
             CheckpointError: names, state or shapes are not those of the parts.

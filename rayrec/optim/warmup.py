@@ -70,7 +70,7 @@ class WarmupOptimizer(OptimizerWrapper):
         self._write()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, and the step."""
+        """Return the inner optimizer's state_dict with the step."""
         inner = super().state_dict()
         return {
             **inner,

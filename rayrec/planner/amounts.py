@@ -37,7 +37,7 @@ class StepAmounts(NamedTuple):
     update: Amounts = Amounts()
 
     def plus(self, other: StepAmounts) -> StepAmounts:
-        """Both together."""
+        """Return the sums of both, part by part."""
         pairs = zip(self, other, strict=True)
         return StepAmounts(*(Amounts(*map(sum, zip(*pair, strict=True))) for pair in pairs))
 
@@ -55,7 +55,7 @@ class StepCost:
 
     @property
     def total_s(self) -> float:
-        """All parts together."""
+        """Seconds of all parts."""
         parts = self.input_s + self.lookup_s + self.output_s + self.gradient_s + self.update_s
         return parts + self.overhead_s
 

@@ -229,7 +229,7 @@ class CostModel:
         return self._shown(StepCost(*(self._seconds(getattr(rates, name), a) for name, a in parts)))
 
     def _shown(self, cost: StepCost) -> StepCost:
-        """Without what a pipelined trainer hides."""
+        """Return a cost without the share of the input that a pipelined trainer hides."""
         hidden = self.topology.input_hidden
         return replace(cost, input_s=cost.input_s * (1 - hidden)) if hidden else cost
 

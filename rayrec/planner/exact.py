@@ -57,7 +57,7 @@ class _Best:
         """Keep a packing that is allowed, if it is faster or as fast with less work."""
         slowest, work = quality(packing)
         if slowest < self.slowest * (1 - ROUNDING) or work < self.work * (1 - ROUNDING):
-            # the least that was met, or many steps of a rounding would lead upwards
+            # the least value seen, since many steps of one rounding each would lead upwards
             self.slowest = min(self.slowest, slowest)
             self.work, self.choices = work, dict(packing.choices)
 

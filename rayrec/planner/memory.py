@@ -118,7 +118,7 @@ def home_buffer_bytes(work: TableWork, total: Traffic, blocks: int) -> int:
     of one size; where rows are read in place, there are `IN_PLACE_ROWS` of that size.
 
     Args:
-        total: with all owners together.
+        total: traffic with all owners together.
         blocks: row blocks that ids are sorted into before they leave.
     """
     sorted_ids = work.ids * ID_BYTES if blocks > 1 and (work.pooled or not work.in_place) else 0

@@ -58,14 +58,14 @@ class Packing:
         self.home_bytes = 0
         self.home_s = 0.0
         self.least_home = [min([o.home_bytes for o in item.options]) for item in items]
-        # on every rank, for the buffers of items that have no place yet
+        # bytes on every rank for the buffers of items that have no place yet
         self.reserve = sum(self.least_home)
         self.choices: dict[int, Choice] = {}
         self.on_rank: list[set[int]] = [set() for _ in range(world)]
         self.locality = [len(topology.hosts[host]) for host in topology.host_of]
         # where ranks differ in nothing, an option takes the same seconds on all of them
         self._alike = None if by_bytes or len(set(self.locality)) > 1 else self.locality[0]
-        # by load, the least first, as of `_seen`; what has changed since then
+        # ranks by load, the least first, with the loads of `_seen`; `_moved` have changed since
         self._order = [(0.0, rank) for rank in range(world)]
         self._seen = [0.0] * world
         self._moved: set[int] = set()

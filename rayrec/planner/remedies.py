@@ -92,7 +92,7 @@ def _helps(request: PlanRequest) -> bool:
 
 
 def _scopes(request: PlanRequest, failed: Sequence[int]) -> tuple[tuple[str, Sequence[int]], ...]:
-    """The tables that failed, then all of them, each with their name in a sentence."""
+    """Return the tables that failed, then all of them, each with their name in a sentence."""
     names = " and ".join(repr(request.tables[i].name) for i in failed)
     return (names, failed), ("all tables", range(len(request.tables)))
 
@@ -105,7 +105,7 @@ def _with_limits(request: PlanRequest, tables: Sequence[int], change: Edit) -> P
 
 
 def _kinds(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
-    """One more kind for the tables that failed; then all kinds for all."""
+    """Yield one more kind for the tables that failed at a time, then all kinds for all tables."""
     (names, _), (everyone, _) = _scopes(request, failed)
     have = set(kinds_of(request.limits(failed[0]), request.kinds))
     # The planner's own kinds go into the constraints of all other tables, so that one may use more.
@@ -132,7 +132,7 @@ def _kinds(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 
 
 def _lift(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
-    """Constraints on place, of the tables that failed, then of all."""
+    """Yield changes that lift constraints on place, of the tables that failed, then of all."""
     lifts: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("pins", ("ranks", "hosts")),
         ("'apart'", ("apart",)),
@@ -200,7 +200,7 @@ def _memory(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
 
 
 def _everything(request: PlanRequest) -> Iterator[Change]:
-    """All kinds and places for all tables, and more memory."""
+    """Yield the lifting of all kinds and places for all tables, then with more memory as well."""
     placing = ("kinds", "ranks", "hosts", "apart", "together", "min_partition")
     free = {
         name: replace(limits, **dict.fromkeys(placing))  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def _everything(request: PlanRequest) -> Iterator[Change]:
 
 
 def _hosts(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
-    """More hosts like the last one."""
+    """Yield changes to more hosts like the last one."""
     topology = request.topology
     last = topology.hosts[-1]
     for times in HOST_STEPS:

@@ -26,7 +26,7 @@ NEAR = 1.002  # times the lower bound: near enough
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Along which a table is cut: sizes are multiples of `unit`, at least `least`."""
+    """The axis along which a table is cut; sizes are multiples of `unit`, at least `least`."""
 
     rows: bool
     unit: int

@@ -22,7 +22,7 @@ _CHECKED = "rayrec.quant: ids and offsets are right"
 
 
 def mark_checked(batch: KeyedJaggedTensor) -> None:
-    """Say of a batch that its offsets are sound and that all ids lie in the tables to be read.
+    """Mark a batch whose offsets are sound and whose ids all lie in the tables to be read.
 
     Lookups then do not check it again. Whatever is made of the batch is checked.
     """
@@ -55,7 +55,7 @@ class FeatureBags(NamedTuple):
 
 
 class OneEach(NamedTuple):
-    """Bags of one id each: of some number of rows, what most features of click data have.
+    """Bags of one id each, as most features of click data have, for some number of rows.
 
     Attributes:
         lengths: the bytes of their lengths, by type.
@@ -128,11 +128,11 @@ class BagReader:
             )
         if self._is_weighted:
             weights = batch.weights()
-            # learned weights, which nothing here has a gradient for
+            # weights may be learned, but packed tables have no backward pass
             weights = weights.detach().float()
         if ids.dtype not in _UNSIGNED:
             ids = ids if ids.is_floating_point() else ids.long()
-        # offsets that nobody will look at need no look here
+        # a batch that is not checked has its offsets taken as they are
         is_known = not check and batch.offsets_or_none() is not None
         one_each = None if is_known else self._one_each(batch, rows)
         offsets = batch.offsets() if one_each is None else one_each.offsets

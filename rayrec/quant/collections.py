@@ -116,7 +116,7 @@ class QuantEmbeddingBagCollection(nn.Module):
         groups: dict[tuple[Pooling, int], list[int]] = {}
         for slot, feature in enumerate(self._slots.features):
             pooling = _POOLING[self._tables[self._slots.numbers[slot]].pooling]
-            # of a missing key the reader says what is wrong
+            # for a missing key the reader raises the error
             groups.setdefault((pooling, bags_of.get(feature, 0)), []).append(slot)
         columns: dict[int, Tensor] = {}
         for (pooling, bags), slots in groups.items():

@@ -20,11 +20,11 @@ from rayrec.quant.tables import PackedTables
 from rayrec.sparse.ops import offsets_of
 
 _HOST = 3  # FBGEMM's number of a table in the memory of the host
-_FLOAT32 = 0  # and of the type of the result
+_FLOAT32 = 0  # FBGEMM's number of float32 results
 
 
 class Pooling(IntEnum):
-    """FBGEMM's numbers of what becomes of a bag."""
+    """FBGEMM's numbers of the ways to pool a bag."""
 
     SUM = 0
     MEAN = 1

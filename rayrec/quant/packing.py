@@ -24,7 +24,7 @@ from torch import Tensor
 from rayrec.errors import InputError
 from rayrec.quant.types import QuantType
 
-LARGEST = 65504.0  # of float16
+LARGEST = 65504.0  # the largest float16
 _CHUNK_VALUES = 1 << 18  # packed at a time, so that intermediate results stay in the cache
 # float16 numbers are whole multiples of 2**-24; a scale of 40 of them is within 2.5 percent
 _COARSE_SCALE = 40 * 2.0**-24

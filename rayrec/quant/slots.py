@@ -1,4 +1,4 @@
-"""`Slots`: the features of a collection in the order of its output, and what looks them up."""
+"""`Slots`: the features of a collection in the order of its output, their readers and look-ups."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ class RowStamps:
     """The stamps of the shards of one kernel.
 
     Args:
-        shards: in the order in which their stamps lie.
+        shards: shards of the kernel, in the order of their stamps.
         clock: tells the time.
         stamps: (rows of all shards,) int32 zeros, on the device of the rows and of the ids.
         lanes: per lane of the ids of a pooled group, the index of its shard, or None for a lane
             that never has ids.
         bases: for a sequence group, the row of its memory where each shard begins.
-        undo: gets the rows that are about to change for the first time since a sync point; on the
+        undo: log of the rows that are about to change for the first time since a sync point; on the
             CPU only.
     """
 
@@ -199,7 +199,7 @@ class TouchedRows:
 
     Args:
         clock: the clock of all stamps.
-        kernels: gives the stamps of every kernel of the rank as it is now.
+        kernels: returns the stamps of every kernel of the rank as it is now.
     """
 
     def __init__(self, clock: TouchClock, kernels: Callable[[], Iterable[RowStamps]]) -> None:

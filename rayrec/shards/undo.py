@@ -114,7 +114,7 @@ class RankUndo:
     Args:
         memory: memory of this rank; the logs of its kernels lie there, too.
         clock: the clock of the stamps of touched rows.
-        kernels: gives the kernels of the rank as they are now.
+        kernels: returns the kernels of the rank as they are now.
     """
 
     def __init__(

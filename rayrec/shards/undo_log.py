@@ -167,7 +167,7 @@ class UndoLog:
             if len(state.shard.rows):
                 alike.setdefault(_lies(state.tensors()), []).append(i)
         self._bands = []
-        # by shard, its band
+        # the number of each shard's band
         self._band_of = torch.zeros(len(states), dtype=torch.int64)
         for number, (_, shards) in enumerate(alike.items()):
             some = [states[i] for i in shards]

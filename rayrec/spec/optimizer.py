@@ -94,7 +94,7 @@ class SparseOptimizer(ABC):
             raise ConfigError(f"{type(self).__name__}({name}={value!r}): it must be {range_text}.")
 
     def _require_factors(self, *names: str) -> None:
-        """Check the options that say how much of an earlier state remains."""
+        """Check the options that say which part of an earlier state remains after an update."""
         for name in names:
             self._require(name, "from 0 to below 1", 0 <= getattr(self, name) < 1)
 

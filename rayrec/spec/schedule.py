@@ -155,9 +155,9 @@ def learning_rate_at(step: int, lr: float, stages: Sequence[WarmupStage]) -> flo
     """Return the learning rate of the step after `step` steps have been made.
 
     Args:
-        step: from 0 on.
+        step: number of steps made, from 0 on.
         lr: base learning rate, which also holds after the last stage.
-        stages: in order.
+        stages: stages of a schedule, in order.
     """
     for stage in stages:
         if step <= stage.max_iters:

@@ -57,8 +57,8 @@ class Coding:
 
     @property
     def copies(self) -> float:
-        """Bytes that either end holds more of: what is coded, and float32 apart from the exchange's
-        own memory.
+        """Bytes of extra copies that either end holds: the coded rows, and float32 outside of the
+        exchange's own memory.
         """
         return 1 + self.size if self.passes else 0.0
 

@@ -75,9 +75,9 @@ class RowWiseAdagradLookup:
     Args:
         group: slots and shards to look up.
         optimizer: a row-wise Adagrad.
-        workers: share the work; see `parts`.
+        workers: threads that share the work; see `parts`.
         space: memory of rows that all ranks share; memory of its own when None.
-        allocate: gives memory of so many bytes.
+        allocate: returns memory of so many bytes.
     """
 
     iteration = 0  # row-wise Adagrad corrects no bias

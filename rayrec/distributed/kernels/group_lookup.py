@@ -36,7 +36,7 @@ class GroupLookup:
     Args:
         group: slots and shards to look up; its key names optimizer, storage and element type.
         device: device of the rows and of the kernel.
-        workers: share the work on CPU; the calling thread alone when None.
+        workers: threads that share the work on CPU; the calling thread alone when None.
         space: shared memory of the rows of a group that is read in place.
         clock: clock of the stamps of touched rows; None keeps none.
         memory: memory on the CPU of the rows, their state and the log of undo, besides those of
@@ -176,7 +176,7 @@ def _stamps(
 ) -> RowStamps:
     rows = sum(len(shard.rows) for shard in group.shards)
     if device.type == "cpu":
-        # at random places, so as for rows most of the time would go into translating addresses
+        # stamps are read at random places as rows are: small pages would cost most of the time
         stamps = private_memory(4 * rows).view(torch.int32)
     else:
         stamps = torch.zeros(rows, dtype=torch.int32, device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayrec.sparse.ops import complete_cumsum
 
-WORD = torch.int32  # of messages
+WORD = torch.int32  # the type of a word of a message
 
 
 @dataclass(frozen=True)

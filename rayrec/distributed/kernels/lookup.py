@@ -57,7 +57,7 @@ _NO_ARGUMENTS = (
     "max_gradient",
     "max_row_norm",
     "weight_decay_mode",
-)  # said otherwise, or not
+)  # set in another way, or not at all
 
 
 class Lookup(Protocol):
@@ -106,7 +106,7 @@ def make_lookup(
         group: slots and shards to look up.
         optimizer: the update that the backward pass applies.
         device: device of the rows and of the kernel.
-        workers: share the work on CPU; the calling thread alone when None.
+        workers: threads that share the work on CPU; the calling thread alone when None.
         space: the shared memory of rows that are read in place, on CPU; None for rows of its own.
         allocate: gives memory of so many bytes, zeros or what a process before left there, on CPU.
     Raises:

@@ -87,7 +87,7 @@ class SlotRows:
         starts: for each slot, the place in `rows` at which its shard begins.
         sizes: rows of the shards before each slot's, and of all shards.
         widths: columns of each slot.
-        workers: share the work.
+        workers: threads that share the work.
         column: column of the first slot in a gradient.
     """
 

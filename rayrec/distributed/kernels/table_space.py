@@ -28,7 +28,7 @@ class TableSpace:
 
     Attributes:
         layouts: layout of each table.
-        rows: all of them, flat, in the tables' type.
+        rows: rows of all tables, flat, in the tables' type.
         starts: place in `rows` of the first value of every shard of every rank.
     """
 

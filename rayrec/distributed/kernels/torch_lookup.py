@@ -43,9 +43,9 @@ class TorchLookup:
         group: slots and shards to look up.
         optimizer: the update that the backward pass applies.
         device: device of the rows.
-        workers: share the work on CPU; see `parts`.
+        workers: threads that share the work on CPU; see `parts`.
         space: memory of rows that all ranks share; memory of its own when None.
-        allocate: gives memory of so many bytes on the CPU.
+        allocate: returns memory of so many bytes on the CPU.
     Attributes:
         iteration: updates so far; Adam and its kin correct their bias by it.
     Raises:

@@ -53,7 +53,7 @@ class Addressing(Protocol):
         ...
 
     def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
-        """Return what ranks tell each other of a collection; see `SlotTable.headers`."""
+        """Return the counts of a batch that ranks tell each other; see `SlotTable.headers`."""
         ...
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:

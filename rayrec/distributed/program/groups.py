@@ -27,7 +27,7 @@ class CollectionSpec:
 
     Attributes:
         name: its path in the model.
-        tables: in order.
+        tables: its tables, in their order.
         weighted: bags carry a weight per id.
         sequence: rows are returned one per id.
     """

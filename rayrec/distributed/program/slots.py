@@ -14,7 +14,7 @@ from rayrec.distributed.program.groups import CollectionSpec, LookupGroup, Piece
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one rank's message to another in a step: ids and bags per piece, in its order.
+    """Sizes of one rank's message to another: ids and bags per piece, in the receiver's order.
 
     Attributes:
         extents: counts of the sender's whole batch that a way asks for; see `SlotTable.headers`.

@@ -126,7 +126,7 @@ class RoutesAhead:
         """End the thread.
 
         Args:
-            wait: for exchanges under way; otherwise they end, with an error, once connections are
+            wait: wait for exchanges under way; else they end, by an error, once connections are
                 cut.
         """
         self.forget()

@@ -27,7 +27,7 @@ class HomeLookup:
         uses: its uses, in output order.
         space: memory of its tables.
         rank: rank whose copies of replicated tables are read.
-        workers: share the work.
+        workers: threads that share the work.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from rayrec.sparse.ops import gather_segments, offsets_of
 
 
 class HomeSequence:
-    """A sequence collection: every id is a bag of its own. Arguments as of `HomeLookup`."""
+    """A sequence collection: every id is a bag of its own. `HomeLookup` has the same arguments."""
 
     weighted = False
 

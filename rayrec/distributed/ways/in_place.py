@@ -171,7 +171,7 @@ class InPlace(Way):
         return groups
 
     def _arrange_sequence(self, key: GroupKey, slots: Sequence[Slot]) -> list[LookupGroup]:
-        """One group per column block, whose ids are rows of the whole memory."""
+        """Make one group per column block, whose ids are rows of the whole memory."""
         space = self._spaces[key.collection]
         blocks: dict[int, list[Slot]] = {}
         for slot in slots:

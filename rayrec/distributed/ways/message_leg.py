@@ -207,7 +207,7 @@ class MessageLeg(Leg):
         """Return where this rank's gradients for its own rows are written.
 
         Args:
-            like: gives type and device.
+            like: a tensor of the wanted type and device.
             values: the length of the message.
             own: this rank.
         Returns:

@@ -71,11 +71,11 @@ class Pooled(Part):
     # forward
 
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """Return the number of values of an owner's matrices, without replicas."""
+        """Return the number of values of an owner's matrices, but for replicas and hops."""
         return self.plan.owners[owner].rows_out(sizes)
 
     def whole(self, rows: Rows) -> Tensor | None:
-        """Return the rows of a lone matrix, which has those of one rank below those of another."""
+        """Return the rows if one matrix has them all, in the order of the ranks; else None."""
         if len(self._mine.matrices) != 1:
             return None
         return _side_by_side([rows[group.key] for group in self._mine.matrices[0].groups]).view(-1)
@@ -171,7 +171,7 @@ class Pooled(Part):
     # backward
 
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
-        """Return the values of rows that one rank has, and of rows that all ranks have."""
+        """Count the values of rows that one rank has, and of rows that all ranks have."""
         of_owner = self.plan.owners[owner]
         return of_owner.rows_out(sizes), of_owner.replicas.values(sizes)
 

@@ -122,7 +122,7 @@ class Sequences(Part):
     # backward
 
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
-        """Return the values of rows that one rank has, and of rows that all ranks have."""
+        """Count the values of rows that one rank has, and of rows that all ranks have."""
         return _values(self._sharded[owner], sizes), _values(self._replicas[owner], sizes)
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:

@@ -43,7 +43,7 @@ class World:
         optimizers: optimizer of every table.
         exchange: connects the ranks.
         device: device of this rank's shards.
-        workers: share the work of CPU kernels.
+        workers: threads that share the work of CPU kernels.
         has_replicas: other sharding groups hold the same shards and make the same updates.
         clock: clock of the stamps of touched rows; None keeps none.
         memory: memory of this rank's rows and of what undoes their updates; None keeps rows in
@@ -111,10 +111,10 @@ class Way(ABC):
 
     @abstractmethod
     def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
-        """Make what runs in every step for some of the collections of a slot table."""
+        """Make the leg that runs in every step, for some collections of a slot table."""
 
     def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
-        """Return what ranks tell each other of a collection; see `SlotTable.headers`."""
+        """Return the counts of a batch that ranks tell each other; see `SlotTable.headers`."""
         return ()
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
