@@ -39,8 +39,8 @@ from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
 from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
 from rayrec.storage import probe_output
+from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE
-from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
     from rayrec.driver import Result

@@ -53,7 +53,7 @@ def command(
     from rayrec.runs.report import Reporting, process_start
     from rayrec.runs.run_file import RunFile
     from rayrec.runs.training import train_clicks
-    from rayrec.train.told import Milestone
+    from rayrec.train.events import Milestone
 
     if run is None and data is None and not changes and not print_config:
         raise ConfigError(

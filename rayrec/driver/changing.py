@@ -14,8 +14,8 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
 from rayrec.errors import RayrecError
+from rayrec.train.events import Began, Event
 from rayrec.train.outcome import FitOutcome
-from rayrec.train.told import Began, Event
 
 
 class Changing:

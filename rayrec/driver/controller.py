@@ -39,7 +39,7 @@ from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
 from rayrec.errors import USER_MISTAKES, ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
-from rayrec.train.told import Event, Milestone
+from rayrec.train.events import Event, Milestone
 
 STACKS_S = 5.0
 HEARTBEAT_S = 30.0

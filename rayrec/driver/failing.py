@@ -17,7 +17,7 @@ from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.run_log import RunLog
 from rayrec.errors import RayrecError
-from rayrec.train.told import Failure
+from rayrec.train.events import Failure
 
 LEAVING_S = 0.05
 

@@ -19,7 +19,7 @@ from rayrec.driver.rank_start import Crew
 from rayrec.driver.room import Room
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.sizing import Sizing
-from rayrec.train.told import Noticed
+from rayrec.train.events import Noticed
 
 LOOK_S = 1.0
 

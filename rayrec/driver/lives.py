@@ -19,10 +19,10 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.start import Start, passed_over
 from rayrec.errors import CheckpointError
 from rayrec.train.config import SyncPoints, TrainSpec
+from rayrec.train.events import Began
 from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask, TrainLoop
 from rayrec.train.tasks import FitTask, Scorer
-from rayrec.train.told import Began
 
 
 def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:

@@ -17,9 +17,9 @@ from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line
 from rayrec.driver.blame import Observation
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
+from rayrec.train.events import Event
 from rayrec.train.progress import RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
-from rayrec.train.told import Event
 
 if TYPE_CHECKING:
     from rayrec.driver.handing import Joint

@@ -19,7 +19,7 @@ from rayrec.driver.topology import discover
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks
-from rayrec.train.told import Event
+from rayrec.train.events import Event
 
 if TYPE_CHECKING:
     from rayrec.driver.lives import Lives

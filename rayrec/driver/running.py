@@ -13,7 +13,7 @@ from rayrec.driver.recovery import Recovery
 from rayrec.driver.standing import Standing
 from rayrec.driver.states import Turn
 from rayrec.driver.stopping import Stopping
-from rayrec.train.told import Began, Event
+from rayrec.train.events import Began, Event
 
 
 class Running:

@@ -17,7 +17,7 @@ from rayrec.driver.room import Place, PlaceLost, Room, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.stall import StallWatch
-from rayrec.train.told import Event
+from rayrec.train.events import Event
 
 # how long new ranks may take to come before the others pause without them
 COMING_S = 60.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.stall import StallWatch
-from rayrec.train.told import Event
+from rayrec.train.events import Event
 
 SILENT_S = 10.0
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.errors import RunInterrupted
 from rayrec.storage import write_whole
-from rayrec.train.told import Milestone
+from rayrec.train.events import Milestone
 
 if TYPE_CHECKING:
     from rayrec.driver import Driver, Result

@@ -19,12 +19,12 @@ from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
 from rayrec.report.profile_page import Profile, check_folder
 from rayrec.train.config import TrainSpec
+from rayrec.train.events import Event
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.rates import LearningRates, clip_dense
 from rayrec.train.step import checked, summarize
-from rayrec.train.told import Event
 from rayrec.train.window import Window, gather_objects
 
 # batches; a block of shuffled rows is decoded for several at once

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.events import Evaluation
 from rayrec.train.shaping import Best
-from rayrec.train.told import Evaluation
 
 
 class OnTheWay:

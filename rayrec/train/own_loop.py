@@ -30,12 +30,12 @@ from torch import Tensor
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.train.config import TrainSpec
+from rayrec.train.events import Began
 from rayrec.train.outcome import FitOutcome
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
 from rayrec.train.step import Rows, StepResult, share_of
-from rayrec.train.told import Began
 from rayrec.train.window import Window
 
 

@@ -19,13 +19,13 @@ from rayrec.errors import InputError
 from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import TrainSpec
+from rayrec.train.events import Evaluation, Event, ProgressReport
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
 from rayrec.train.rank_saves import SavingRank
 from rayrec.train.scoring import first_of
 from rayrec.train.sync_points import open_points
 from rayrec.train.table_optimizers import optimizers_of
-from rayrec.train.told import Evaluation, Event, ProgressReport
 from rayrec.train.window import WindowSum, even_length, next_length
 
 

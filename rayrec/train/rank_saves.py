@@ -14,6 +14,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
+from rayrec.train.events import Began, Evaluation, Event, ProgressReport, Saved
 from rayrec.train.in_memory import InMemoryKeeper
 from rayrec.train.on_the_way import OnTheWay
 from rayrec.train.place import Place
@@ -21,7 +22,6 @@ from rayrec.train.publisher import Publisher
 from rayrec.train.rank_scores import ScoringRank
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import RankPoints
-from rayrec.train.told import Began, Evaluation, Event, ProgressReport, Saved
 
 
 class SavingRank(ScoringRank):

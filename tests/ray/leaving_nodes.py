@@ -22,7 +22,7 @@ from typing import Any
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.machine.spot_notice import drain_command
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import Noticed, Recovered, Resized, Saved
+from rayrec.train.events import Noticed, Recovered, Resized, Saved
 from tests.clicks import write_clicks
 from tests.ray.heads import BIN
 from tests.ray.lost_node import HEALTH, Moment

@@ -25,7 +25,7 @@ from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import ShardingPlan, Topology
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.told import Recovered, Resized
+from rayrec.train.events import Recovered, Resized
 from rayrec.watch import read_events
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids

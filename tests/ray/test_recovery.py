@@ -28,8 +28,8 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.events import Failure, Recovered
 from rayrec.train.shaping import EvaluationConfig
-from rayrec.train.told import Failure, Recovered
 from rayrec.watch import EventLog, read_events
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids

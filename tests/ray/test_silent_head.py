@@ -29,7 +29,7 @@ from rayrec.driver.head import RECONNECT
 from rayrec.driver.spares import Stage
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.told import Failure, Recovered
+from rayrec.train.events import Failure, Recovered
 from tests.leftovers import processes_with
 from tests.ray import worlds
 from tests.ray.acting import acting

@@ -20,10 +20,10 @@ from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.optim import Adam
 from rayrec.spec.task import Task
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.events import Evaluation, ProgressReport
 from rayrec.train.optimizer_config import OptimizerConfig
 from rayrec.train.scoring import ONE_BINARY, Scoring
 from rayrec.train.seat import RankAddress, places_on_machines
-from rayrec.train.told import Evaluation, ProgressReport
 
 
 @pytest.mark.parametrize(

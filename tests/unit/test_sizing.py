@@ -18,7 +18,7 @@ from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.states import TRANSITIONS, State, Turn
 from rayrec.shards.undo import Point
-from rayrec.train.told import Began, Recovered, Resized
+from rayrec.train.events import Began, Recovered, Resized
 from tests.unit.recovery_world import ENDED, STEPS, TURN_S, Rank, World
 
 SHRINK_S = 4.0
