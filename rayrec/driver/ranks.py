@@ -22,7 +22,7 @@ from rayrec.train.callbacks import Hooks
 from rayrec.train.events import Event
 
 if TYPE_CHECKING:
-    from rayrec.driver.lives import Lives
+    from rayrec.driver.attempts import Attempts
 
 # by what they are, local files that every host must see, with their sizes
 Files = Mapping[str, Sequence[tuple[str, int]]]
@@ -69,7 +69,7 @@ class Ranks:
         folder: RunFolder | None = None,
         files: Files | None = None,
         hooks: Hooks | None = None,
-        lives: Lives | None = None,
+        attempts: Attempts | None = None,
     ) -> Ran:
         """Do on the ranks what `prepare` says.
 
@@ -78,7 +78,7 @@ class Ranks:
             folder: the run's folder, which every rank must share.
             files: that every host must see.
             hooks: the callbacks that hear of the run.
-            lives: says how the run goes on after a failure; without it, the first one ends it.
+            attempts: says how the run goes on after a failure; without it, the first one ends it.
         """
         calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self._scaling
@@ -105,8 +105,8 @@ class Ranks:
 
         def on_event(event: Event) -> None:
             display.event(event)
-            if lives is not None:
-                lives.see(event)
+            if attempts is not None:
+                attempts.see(event)
             calls.event(event)
             if calls.error is not None:
                 self.request_stop()
@@ -121,15 +121,15 @@ class Ranks:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 scaling,
-                look if lives is None else lives.with_each(look),
+                look if attempts is None else attempts.with_each(look),
                 on_event,
                 timeout_s=run.timeout_s,
                 heartbeat_timeout_s=run.heartbeat_timeout_s,
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
-                max_failures=run.failure.max_failures if lives is not None else 0,
-                resizes=lives is not None,
-                keeps=lives is not None and run.run_path is not None,
+                max_failures=run.failure.max_failures if attempts is not None else 0,
+                resizes=attempts is not None,
+                keeps=attempts is not None and run.run_path is not None,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,

@@ -225,7 +225,7 @@ class TrainSpec(RunOptions):
         resume_from: checkpoint directories to continue from, the wanted one first; a later one is
             used only where those before it turn out to be damaged. Empty starts anew.
         profile: which steps to profile, or None.
-        life_began: the step at which the run had begun, where it goes on after a failure, of which
+        run_began: the step at which the run had begun, where it goes on after a failure, of which
             the driver tells; None in its first life.
         handed_over: the ranks keep the tables of the world before, and go on from there.
         sync_points: sets points in memory that a failed run goes on from, or None.
@@ -239,7 +239,7 @@ class TrainSpec(RunOptions):
     run_path: str | None = None
     resume_from: tuple[str, ...] = ()
     profile: ProfileConfig | None = None
-    life_began: int | None = None
+    run_began: int | None = None
     handed_over: bool = False
     sync_points: SyncPoints | None = None
 

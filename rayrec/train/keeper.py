@@ -175,7 +175,7 @@ class Keeper:
         self.begun_from = path
         data = ", with new data from the beginning" if spec.new_data else ""
         # after a failure the driver says so, with the failure
-        if spec.life_began is None:
+        if spec.run_began is None:
             note(f"resumed from {path} at step {step}{data}")
         if step >= spec.steps:
             note(
@@ -205,7 +205,7 @@ class Keeper:
         self._model.go_on_from(saved.step)
         self._seed(saved.random, saved.step)
         self.best = Best.from_json(saved.extras.get("best"))
-        began = self._spec.life_began
+        began = self._spec.run_began
         if began is not None and saved.step > began:
             trained = saved.extras.get("trained", {})
             self.trained = int(trained.get("rows", 0)), float(trained.get("seconds", 0.0))
