@@ -19,7 +19,6 @@ from rayrec.driver.blame import Blame
 from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.failing import Failing
-from rayrec.driver.handing import Handing, Judging
 from rayrec.driver.head import head
 from rayrec.driver.leaving import Leaving
 from rayrec.driver.placed import Placed
@@ -37,6 +36,7 @@ from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
+from rayrec.driver.table_transfer import Judging, TableTransfer
 from rayrec.errors import USER_MISTAKES, ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
 from rayrec.train.events import Event, Milestone
@@ -183,7 +183,7 @@ class Controller:
             group=RankGroup(crew, scaling, check, self._judging.silence_s),
             seating=seating,
             changing=Changing(seating, leaving, self._sizing),
-            handing=Handing(crew, scaling, check, self._judging),
+            transfer=TableTransfer(crew, scaling, check, self._judging),
         )
         return "on"
 
@@ -230,7 +230,7 @@ class Controller:
         if task is None:
             return "on"
         self._watch.at("passing tables on to the ranks that follow")
-        verdict = self.placed.handing.look(task, self._timeout_s, self._setup_timeout_s)
+        verdict = self.placed.transfer.look(task, self._timeout_s, self._setup_timeout_s)
         if verdict.failure is not None:
             return self._failed(verdict.failure)
         if verdict.action != "finish":
@@ -281,12 +281,12 @@ class Controller:
         placed, step, stops = self.placed, self._standing.step, self._stopping.wanted
         if told := self._failing.recovers(blame, step, time.monotonic(), is_stopping=stops):
             placed.group.handed_over = False
-            placed.handing.give_up()
+            placed.transfer.give_up()
             placed.seating.give_up()
             self._on_event(told)
             return "recover"
         # the other ranks would wait in a collective until its timeout
-        (placed.handing.joint or placed.group).abort()
+        (placed.transfer.joint or placed.group).abort()
         self._error = self._failing.error(blame, step, placed.group.world_size, error)
         return "fail"
 

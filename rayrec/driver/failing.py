@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from rayrec.driver.blame import Blame
 from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.handing import POLL_S
 from rayrec.driver.policies import answer, to_replace
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.table_transfer import POLL_S
 from rayrec.errors import RayrecError
 from rayrec.train.events import Failure
 

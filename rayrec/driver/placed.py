@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayrec.driver.changing import Changing
-from rayrec.driver.handing import Handing
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.seating import Seating
+from rayrec.driver.table_transfer import TableTransfer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,11 +20,11 @@ class Placed:
         group: the ranks, as one that does a task.
         seating: gives ranks their places.
         changing: changes of the number and the places of the ranks.
-        handing: has the ranks pass tables on at such a change.
+        transfer: has the ranks pass tables on at such a change.
     """
 
     crew: Crew
     group: RankGroup
     seating: Seating
     changing: Changing
-    handing: Handing
+    transfer: TableTransfer

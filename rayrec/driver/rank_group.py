@@ -22,8 +22,8 @@ from rayrec.train.progress import RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
 
 if TYPE_CHECKING:
-    from rayrec.driver.handing import Joint
     from rayrec.driver.rank_start import Crew
+    from rayrec.driver.table_transfer import JointWorld
 
 
 class RankGroup:
@@ -43,7 +43,7 @@ class RankGroup:
 
     def __init__(
         self,
-        crew: Crew | Joint,
+        crew: Crew | JointWorld,
         scaling: ScalingConfig,
         check: Callable[[], None] = lambda: None,
         silence_s: Callable[[], float] = lambda: math.inf,

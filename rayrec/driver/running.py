@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.blame import Blame, Observation
-from rayrec.driver.handing import ANSWER_S, POLL_S, Judging
 from rayrec.driver.placed import Placed
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.standing import Standing
 from rayrec.driver.states import Turn
 from rayrec.driver.stopping import Stopping
+from rayrec.driver.table_transfer import ANSWER_S, POLL_S, Judging
 from rayrec.train.events import Began, Event
 
 

@@ -254,7 +254,7 @@ def test_a_kill_while_tables_are_passed_on(
         while not killed.wait(0.002):
             controller = driver._ranks._controller
             placed = None if controller is None else controller._placed
-            joint = None if placed is None else placed.handing.joint
+            joint = None if placed is None else placed.transfer.joint
             # it has its actors, and its ranks begin
             if joint is not None and joint.task is not None:
                 os.kill(joint.addresses[victim].pid, signal.SIGKILL)

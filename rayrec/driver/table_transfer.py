@@ -54,7 +54,7 @@ class Judging:
         return self._heartbeat_s * self._recovery.patience
 
 
-class Joint:
+class JointWorld:
     """The actors of a crew and those that leave it, as one world; the crew's ranks come first."""
 
     keeps_memory = False
@@ -82,7 +82,7 @@ class Joint:
         self._crew.generation = value
 
 
-class Handing:
+class TableTransfer:
     """The ranks before and after a change of their number, while they pass tables on.
 
     Args:
@@ -108,7 +108,7 @@ class Handing:
             TrainingFailed: a rank did not begin.
         """
         if self.joint is None:
-            joint = Joint(self._crew)
+            joint = JointWorld(self._crew)
             self.joint = RankGroup(joint, self._scaling, self._check, self._judging.silence_s)
             self._judging.begin()
             # the tables are on the CPU
