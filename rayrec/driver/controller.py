@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from rayrec.driver.bench import bench_for
 from rayrec.driver.blame import Blame
 from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
@@ -32,6 +31,7 @@ from rayrec.driver.running import Running
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
+from rayrec.driver.spare_pool import spare_pool
 from rayrec.driver.stall import STALL_S, StallWatch
 from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
@@ -173,9 +173,11 @@ class Controller:
         self._watch.at("waiting for room on the cluster", patient=True)
         enter, scaling = self._stack.enter_context, self._scaling
         room = enter(room_for(scaling, self._cluster, self._on_event, check))
-        bench = enter(bench_for(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event))
+        spares = enter(
+            spare_pool(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event)
+        )
         crew = enter(crew_of(scaling, room.places(), check))
-        seating = Seating(scaling, room, crew, bench, self._sizing, self._recovery, self._watch)
+        seating = Seating(scaling, room, crew, spares, self._sizing, self._recovery, self._watch)
         leaving = Leaving(scaling, room, crew, self._sizing, self._keeps)
         seating.say_how_many(self._on_event)
         self._placed = Placed(

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rayrec.driver.bench import Bench
 from rayrec.driver.blame import Observation
 from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import Place, PlaceLost, Room, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
+from rayrec.driver.spare_pool import SparePool
 from rayrec.driver.stall import StallWatch
 from rayrec.train.events import Event
 
@@ -29,7 +29,7 @@ class Seating:
     Args:
         room: what the cluster has.
         crew: the ranks.
-        bench: their spares.
+        spares: their spares.
         sizing: how many they shall be.
         recovery: is told which lost ranks were replaced, and which the run goes on without.
         watch: is told of waiting.
@@ -40,13 +40,13 @@ class Seating:
         scaling: ScalingConfig,
         room: Room,
         crew: Crew,
-        bench: Bench,
+        spares: SparePool,
         sizing: Sizing,
         recovery: Recovery,
         watch: StallWatch,
     ) -> None:
         self._scaling, self._room, self._crew, self._sizing = scaling, room, crew, sizing
-        self._bench, self._recovery, self._watch = bench, recovery, watch
+        self._spares, self._recovery, self._watch = spares, recovery, watch
         self._short_since: float | None = None
         # with how many ranks the run goes on once new ones have come, and until when it waits
         self._growing: tuple[int, float] | None = None
@@ -75,7 +75,7 @@ class Seating:
             if not self._seat(part):
                 return False
         elif self._recovery.under_way:
-            relieved = self._bench.relieve(crew)
+            relieved = self._spares.relieve(crew)
             self._recovery.relieved(relieved)
             self._watch.at("waiting for room for the lost ranks", patient=True)
             room.wait_for([crew.places[rank] for rank in crew.vacant])
@@ -92,7 +92,7 @@ class Seating:
 
     def stand_by(self, task: Any, now: float) -> None:
         """Keep the spares of ranks that train; `task` is a reference to what they do."""
-        self._bench.look(self._crew, task, now)
+        self._spares.look(self._crew, task, now)
 
     def paused(self) -> None:
         """Note that all ranks have paused for a change; it may be called off until they train."""

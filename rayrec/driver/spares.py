@@ -5,7 +5,7 @@ room on the cluster as a rank does. On the node of the lost rank it changes noth
 so the run goes on with the same plan, and with what the node keeps in memory. On another node it is
 taken only where the lost rank's node is gone, since the ranks then lie otherwise on the nodes.
 
-No Ray and no clock here; `bench` does what is decided.
+No Ray and no clock here; `spare_pool` does what is decided.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ import pytest
 
 from rayrec.command import run_command
 from rayrec.driver import head as module
-from rayrec.driver.bench import Bench
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.head import Head
 from rayrec.driver.room import Room
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.spare_pool import SparePool
 from rayrec.errors import ClusterError
 
 
@@ -183,15 +183,15 @@ def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
     # a function of Ray has the name of its module
     module_of_places = importlib.import_module("ray.util.placement_group")
     monkeypatch.setattr(module_of_places, "placement_group", ask)
-    monkeypatch.setattr("rayrec.driver.bench._nodes_of", lambda places: {})
-    monkeypatch.setattr(Bench, "_tell_shortage", lambda bench, turn_s: None)
-    monkeypatch.setattr("rayrec.driver.bench.head", head)
+    monkeypatch.setattr("rayrec.driver.spare_pool._nodes_of", lambda places: {})
+    monkeypatch.setattr(SparePool, "_tell_shortage", lambda pool, turn_s: None)
+    monkeypatch.setattr("rayrec.driver.spare_pool.head", head)
     crew: Any = SimpleNamespace(nodes=["here", "here"])
-    bench = Bench(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
+    pool = SparePool(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
     for second in range(3):
-        bench.look(crew, None, 100.0 + 2 * second)
+        pool.look(crew, None, 100.0 + 2 * second)
     assert asked == ["here"] * 3
-    assert [spare.place.group for spare in bench._spares] == bench._groups, "no place is for nobody"
+    assert [spare.place.group for spare in pool._spares] == pool._groups, "no place is for nobody"
 
 
 def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(

@@ -1,4 +1,4 @@
-"""`Bench`: the spare ranks of a run, which wait beside its ranks; `spares` says which is taken.
+"""`SparePool`: the spare ranks of a run, which wait beside its ranks; `spares` says which is taken.
 
 Every spare asks the cluster for a place of its own, near the ranks. Its process is made once the
 ranks train, so that it slows neither their start nor a recovery. When it takes the place of a lost
@@ -56,8 +56,8 @@ class _Spare:
         self.stage = NEXT[self.stage][sign]
 
 
-class Bench:
-    """The spares of one run; see `bench_for`.
+class SparePool:
+    """The spares of one run; see `spare_pool`.
 
     Args:
         heartbeat_s: a spare that owes an answer for so long is replaced.
@@ -280,15 +280,15 @@ def _raises(reference: Any) -> bool:
 
 
 @contextmanager
-def bench_for(
+def spare_pool(
     scaling: ScalingConfig,
     heartbeat_s: float,
     setup_timeout_s: float,
     say: Callable[[str], None] = lambda line: None,
-) -> Iterator[Bench]:
-    """The bench of a run inside the block, at first without spares; they end with the block."""
-    bench = Bench(scaling, heartbeat_s, setup_timeout_s, say)
+) -> Iterator[SparePool]:
+    """The spares of a run inside the block, at first without spares; they end with the block."""
+    pool = SparePool(scaling, heartbeat_s, setup_timeout_s, say)
     try:
-        yield bench
+        yield pool
     finally:
-        bench.close()
+        pool.close()
