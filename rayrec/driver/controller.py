@@ -23,7 +23,6 @@ from rayrec.driver.leaving import Leaving
 from rayrec.driver.placed import Placed
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import crew_of
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
@@ -37,6 +36,7 @@ from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
 from rayrec.driver.table_transfer import Judging, TableTransfer
+from rayrec.driver.worker_group import worker_group
 from rayrec.errors import USER_MISTAKES, ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
 from rayrec.train.events import Event, Milestone
@@ -176,16 +176,16 @@ class Controller:
         spares = enter(
             spare_pool(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event)
         )
-        crew = enter(crew_of(scaling, room.places(), check))
-        seating = Seating(scaling, room, crew, spares, self._sizing, self._recovery, self._watch)
-        leaving = Leaving(scaling, room, crew, self._sizing, self._keeps)
+        workers = enter(worker_group(scaling, room.places(), check))
+        seating = Seating(scaling, room, workers, spares, self._sizing, self._recovery, self._watch)
+        leaving = Leaving(scaling, room, workers, self._sizing, self._keeps)
         seating.say_how_many(self._on_event)
         self._placed = Placed(
-            crew=crew,
-            group=RankGroup(crew, scaling, check, self._judging.silence_s),
+            workers=workers,
+            group=RankGroup(workers, scaling, check, self._judging.silence_s),
             seating=seating,
             changing=Changing(seating, leaving, self._sizing),
-            transfer=TableTransfer(crew, scaling, check, self._judging),
+            transfer=TableTransfer(workers, scaling, check, self._judging),
         )
         return "on"
 
@@ -267,7 +267,7 @@ class Controller:
         self._check()
         self._on_poll()
         placed, now = self.placed, time.monotonic()
-        return "on" if self._failing.have_left(placed.group, placed.crew, now) else "stay"
+        return "on" if self._failing.have_left(placed.group, placed.workers, now) else "stay"
 
     def _raised(self, error: Exception) -> Turn:
         """Answer an error of a state; only the failure of a rank may be recovered from."""

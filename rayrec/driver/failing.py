@@ -12,10 +12,10 @@ from rayrec.driver.blame import Blame
 from rayrec.driver.ending import ending, write_traceback
 from rayrec.driver.policies import answer, to_replace
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.table_transfer import POLL_S
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.errors import RayrecError
 from rayrec.train.events import Failure
 
@@ -80,7 +80,7 @@ class Failing:
         """Whether nobody was asked yet to leave the world that failed last."""
         return self._cut_at is None
 
-    def have_left(self, group: RankGroup, crew: Crew, now: float) -> bool:
+    def have_left(self, group: RankGroup, workers: WorkerGroup, now: float) -> bool:
         """Have the survivors leave the world that failed; whether all have left.
 
         Processes that do not leave it in time are ended.
@@ -98,6 +98,6 @@ class Failing:
         if waiting or now < self._cut_at + self._recovery.pause_s:
             return False
         for rank in lost:
-            crew.dismiss(rank)
+            workers.dismiss(rank)
         self._recovery.left(lost)
         return True

@@ -15,10 +15,10 @@ from rayrec.driver.blame import Observation
 from rayrec.driver.facts import draining
 from rayrec.driver.head import head
 from rayrec.driver.notice import Answer, Going, answer_to, going
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.room import Room
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.sizing import Sizing
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.train.events import Noticed
 
 LOOK_S = 1.0
@@ -43,15 +43,15 @@ class Leaving:
 
     Args:
         room: what the cluster has.
-        crew: the ranks.
+        workers: the ranks.
         sizing: how many they shall be.
         keeps: the run keeps checkpoints.
     """
 
     def __init__(
-        self, scaling: ScalingConfig, room: Room, crew: Crew, sizing: Sizing, keeps: bool
+        self, scaling: ScalingConfig, room: Room, workers: WorkerGroup, sizing: Sizing, keeps: bool
     ) -> None:
-        self._scaling, self._room, self._crew = scaling, room, crew
+        self._scaling, self._room, self._workers = scaling, room, workers
         self._sizing, self._keeps = sizing, keeps
         self._looked_at = 0.0
         # by node: when its notice came, the answers that were told, and whether the last save
@@ -77,18 +77,18 @@ class Leaving:
 
         here = ray.get_runtime_context().get_node_id()
         ends = head.recent("nodes that will go", draining, {})
-        nodes = going(ends, self._crew.addresses, here, time.time())
+        nodes = going(ends, self._workers.addresses, here, time.time())
         if not nodes:
             return Wish()
         return self._wish(nodes, step, now)
 
     def _wish(self, nodes: Sequence[Going], step: int, now: float) -> Wish:
         """What the ranks shall do about some nodes."""
-        size, elsewhere = len(self._crew.places), 0
+        size, elsewhere = len(self._workers.places), 0
         if self._scaling.is_elastic:
             # an autoscaler sees what is asked for, and brings another node meanwhile
             gone = sum(len(node.ranks) for node in nodes)
-            self._room.ask(self._sizing.wanted + gone, self._crew.places)
+            self._room.ask(self._sizing.wanted + gone, self._workers.places)
             elsewhere = len(self._room.seen())
         save = False
         told: list[Noticed] = []

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rayrec.driver.changing import Changing
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.seating import Seating
 from rayrec.driver.table_transfer import TableTransfer
+from rayrec.driver.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,14 +16,14 @@ class Placed:
     """The ranks of a run, and those who see to them.
 
     Attributes:
-        crew: the actors of the ranks.
+        workers: the actors of the ranks.
         group: the ranks, as one that does a task.
         seating: gives ranks their places.
         changing: changes of the number and the places of the ranks.
         transfer: has the ranks pass tables on at such a change.
     """
 
-    crew: Crew
+    workers: WorkerGroup
     group: RankGroup
     seating: Seating
     changing: Changing

@@ -2,7 +2,7 @@
 
 The group turns what Ray says into observations: an answer to `poll`, or one line about a death.
 Every wait is bounded; a rank that does not answer is only observed as silent, since a stopped
-process gives no other sign. The actors are those of a `Crew`, which replaces the lost ones.
+process gives no other sign. The actors are those of a `WorkerGroup`, which replaces the lost ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rayrec.train.progress import RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
 
 if TYPE_CHECKING:
-    from rayrec.driver.rank_start import Crew
     from rayrec.driver.table_transfer import JointWorld
+    from rayrec.driver.worker_group import WorkerGroup
 
 
 class RankGroup:
-    """The ranks of a world; see `rank_start.started`.
+    """The ranks of a world; see `worker_group.started`.
 
     Args:
-        crew: the actors; they may be replaced between two tasks.
+        workers: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; what it raises ends the wait.
         silence_s: gives how long a rank may be silent meanwhile.
     Attributes:
@@ -43,12 +43,12 @@ class RankGroup:
 
     def __init__(
         self,
-        crew: Crew | JointWorld,
+        workers: WorkerGroup | JointWorld,
         scaling: ScalingConfig,
         check: Callable[[], None] = lambda: None,
         silence_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._crew, self._scaling, self.check = crew, scaling, check
+        self._workers, self._scaling, self.check = workers, scaling, check
         self._silence_s = silence_s
         self._awake: set[Any] = set()  # who has said to be done with importing
         self.forget()
@@ -65,12 +65,12 @@ class RankGroup:
 
     @property
     def _actors(self) -> list[Any]:
-        return self._crew.actors
+        return self._workers.actors
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
         """Where the ranks live."""
-        return self._crew.addresses
+        return self._workers.addresses
 
     @property
     def world_size(self) -> int:
@@ -87,7 +87,7 @@ class RankGroup:
 
     def keep_memory(self) -> None:
         """Note that hosts keep the memory of ranks, to be freed when the run ends."""
-        self._crew.keeps_memory = True
+        self._workers.keeps_memory = True
 
     def start(
         self, task: RankTask, timeout_s: float, setup_timeout_s: float, *, on_gpu: bool = True
@@ -114,7 +114,7 @@ class RankGroup:
         (port,) = self._answers(made, "make the rendezvous", setup_timeout_s)
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
-        self._crew.generation += 1
+        self._workers.generation += 1
         self.forget()
         threads = max(1, math.floor(self._scaling.cpus_per_worker))
         pin = places_on_machines(self.addresses)
@@ -130,7 +130,7 @@ class RankGroup:
                 threads=threads,
                 pin=pin[rank] if self._scaling.pin_cores else None,
                 timeout_s=timeout_s,
-                generation=self._crew.generation,
+                generation=self._workers.generation,
             )
             starts.append(actor.start.remote(seat))
         self._answers(starts, "start", setup_timeout_s)
@@ -200,7 +200,7 @@ class RankGroup:
         """Cut the connections of all ranks, so that none hangs in a collective."""
         for actor in self._actors:
             if actor is not None:
-                actor.abort.remote(self._crew.generation)
+                actor.abort.remote(self._workers.generation)
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""

@@ -1,6 +1,7 @@
 """`Seating`: gives the ranks of a run their places, of which there may be more or fewer each time.
 
-It asks `Room` what there is, has `sizing` decide, and tells the `Crew` where its ranks shall be.
+It asks `Room` what there is, has `sizing` decide, and tells the `WorkerGroup` where its ranks
+shall be.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.room import Place, PlaceLost, Room, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.spare_pool import SparePool
 from rayrec.driver.stall import StallWatch
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.train.events import Event
 
 # how long new ranks may take to come before the others pause without them
@@ -28,7 +29,7 @@ class Seating:
 
     Args:
         room: what the cluster has.
-        crew: the ranks.
+        workers: the ranks.
         spares: their spares.
         sizing: how many they shall be.
         recovery: is told which lost ranks were replaced, and which the run goes on without.
@@ -39,13 +40,13 @@ class Seating:
         self,
         scaling: ScalingConfig,
         room: Room,
-        crew: Crew,
+        workers: WorkerGroup,
         spares: SparePool,
         sizing: Sizing,
         recovery: Recovery,
         watch: StallWatch,
     ) -> None:
-        self._scaling, self._room, self._crew, self._sizing = scaling, room, crew, sizing
+        self._scaling, self._room, self._workers, self._sizing = scaling, room, workers, sizing
         self._spares, self._recovery, self._watch = spares, recovery, watch
         self._short_since: float | None = None
         # with how many ranks the run goes on once new ones have come, and until when it waits
@@ -56,7 +57,7 @@ class Seating:
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
         """Say with how many ranks a run starts that may have more."""
-        ranks, most = len(self._crew.places), self._scaling.most
+        ranks, most = len(self._workers.places), self._scaling.most
         if ranks < most:
             say(f"starts with {ranks} of at most {most} ranks; the cluster is asked for the rest")
 
@@ -69,22 +70,22 @@ class Seating:
             ConfigError: the smallest number of ranks has no room, and does not get it in time.
             TrainingFailed: a process did not come up.
         """
-        crew, room, self._growing = self._crew, self._room, None
+        workers, room, self._growing = self._workers, self._room, None
         relieved: frozenset[int] = frozenset()
         if self._scaling.is_elastic:
             if not self._seat(part):
                 return False
         elif self._recovery.under_way:
-            relieved = self._spares.relieve(crew)
+            relieved = self._spares.relieve(workers)
             self._recovery.relieved(relieved)
             self._watch.at("waiting for room for the lost ranks", patient=True)
-            room.wait_for([crew.places[rank] for rank in crew.vacant])
+            room.wait_for([workers.places[rank] for rank in workers.vacant])
         self._watch.at("starting the ranks' actors")
         try:
-            new = crew.fill(setup_timeout_s, lambda: room.check_places(crew.places))
+            new = workers.fill(setup_timeout_s, lambda: room.check_places(workers.places))
         except PlaceLost:
-            for rank in crew.vacant:
-                crew.dismiss(rank)
+            for rank in workers.vacant:
+                workers.dismiss(rank)
             return False
         if self._recovery.under_way and not self._scaling.is_elastic:
             self._recovery.replaced(set(new) - relieved)
@@ -92,11 +93,11 @@ class Seating:
 
     def stand_by(self, task: Any, now: float) -> None:
         """Keep the spares of ranks that train; `task` is a reference to what they do."""
-        self._spares.look(self._crew, task, now)
+        self._spares.look(self._workers, task, now)
 
     def paused(self) -> None:
         """Note that all ranks have paused for a change; it may be called off until they train."""
-        self._former, self._goes_back = self._crew.places, False
+        self._former, self._goes_back = self._workers.places, False
 
     def call_off(self) -> int:
         """Have the next `fill` take back a change; the number of ranks that the run keeps to.
@@ -113,14 +114,14 @@ class Seating:
 
     def part(self) -> None:
         """End the ranks that leave the run, and give their places back."""
-        if self._crew.leaving:
-            self._crew.part()
-            self._room.ask(self._sizing.wanted, self._crew.places)
+        if self._workers.leaving:
+            self._workers.part()
+            self._room.ask(self._sizing.wanted, self._workers.places)
 
     def _seat(self, part: bool) -> bool:
         """Give every rank a place, and end those that get none; False while it waits for room."""
-        room, crew = self._room, self._crew
-        there, ranks, now = room.places(), len(crew.places), time.monotonic()
+        room, workers = self._room, self._workers
+        there, ranks, now = room.places(), len(workers.places), time.monotonic()
         self._short_since = self._short_since or now
         waited_s, wanted = now - self._short_since, self._sizing.wanted
         if self._goes_back:
@@ -135,16 +136,16 @@ class Seating:
             room.wait_on(len(there), ranks, waited_s)
             return False
         self._short_since = None
-        chosen = choose(there, self._former if self._goes_back else crew.places, seated)
-        lost = set(crew.vacant)
-        gone = sorted(lost & set(crew.seat(chosen, part=part)))
+        chosen = choose(there, self._former if self._goes_back else workers.places, seated)
+        lost = set(workers.vacant)
+        gone = sorted(lost & set(workers.seat(chosen, part=part)))
         # a rank whose place is another one now has not left the run
         dropped = set(gone[: max(0, ranks - seated)])
         if self._recovery.under_way:
             self._recovery.dropped(dropped)
             self._recovery.replaced(lost - dropped)
         # the places of those that leave are needed until they are ended
-        room.ask(wanted, [*chosen, *(place for *_, place in crew.leaving)])
+        room.ask(wanted, [*chosen, *(place for *_, place in workers.leaving)])
         return True
 
     def wants_pause(self, ranks: Sequence[Observation], task: Any, now: float) -> int:
@@ -161,7 +162,7 @@ class Seating:
             return 0
         there: tuple[Place, ...] | None = None
         if sizing.looks(size, now):
-            self._room.ask(sizing.wanted, self._crew.places)
+            self._room.ask(sizing.wanted, self._workers.places)
             there = self._room.seen()
             if sizing.asked:
                 self._room.tell_short(sizing.wanted, len(there), now)
@@ -170,8 +171,10 @@ class Seating:
             self._forget_growth()
             return goal
         if self._growing is None and there is not None and goal > size:
-            chosen = choose(there, self._crew.places, goal)
-            self._crew.call([place for place in chosen if place not in self._crew.places], task)
+            chosen = choose(there, self._workers.places, goal)
+            self._workers.call(
+                [place for place in chosen if place not in self._workers.places], task
+            )
             self._growing = goal, now + COMING_S
             self._room.say(
                 f"room for {goal} ranks: new ones start, and the {size} go on with them from the "
@@ -182,11 +185,11 @@ class Seating:
         goal, latest = self._growing
         if sizing.wanted < goal:
             self._forget_growth()
-        elif self._crew.have_come() or now > latest:
+        elif self._workers.have_come() or now > latest:
             self._growing = None
             return goal
         return 0
 
     def _forget_growth(self) -> None:
         self._growing = None
-        self._crew.send_away()
+        self._workers.send_away()

@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 60.0
 
 # the cluster gave it a place, or took it back; its process was made, told that torch is imported,
 # or died; a rank took what it has, and left it the place of its own
-Sign = Literal["placed", "unplaced", "hired", "told", "died", "taken"]
+Sign = Literal["placed", "unplaced", "started", "told", "died", "taken"]
 
 
 class Stage(Enum):
@@ -33,7 +33,7 @@ class Stage(Enum):
 
 NEXT: Mapping[Stage, Mapping[Sign, Stage]] = {
     Stage.ASKED: {"placed": Stage.VACANT},
-    Stage.VACANT: {"unplaced": Stage.ASKED, "hired": Stage.STARTING, "taken": Stage.VACANT},
+    Stage.VACANT: {"unplaced": Stage.ASKED, "started": Stage.STARTING, "taken": Stage.VACANT},
     Stage.STARTING: {"told": Stage.WARM, "died": Stage.VACANT, "taken": Stage.VACANT},
     Stage.WARM: {"died": Stage.VACANT, "taken": Stage.VACANT},
 }

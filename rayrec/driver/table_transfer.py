@@ -9,10 +9,10 @@ from typing import Any
 from rayrec.driver.blame import Observation
 from rayrec.driver.policies import Verdict, judge
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.standing import SILENT_S
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.train.seat import RankAddress, RankTask
 
 POLL_S = 0.2
@@ -55,38 +55,38 @@ class Judging:
 
 
 class JointWorld:
-    """The actors of a crew and those that leave it, as one world; the crew's ranks come first."""
+    """The actors of a group and those that leave it, as one world; the group's come first."""
 
     keeps_memory = False
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, workers: WorkerGroup) -> None:
+        self._workers = workers
 
     @property
     def actors(self) -> list[Any]:
         """Ray handles by rank."""
-        return self._crew.actors + [actor for actor, *_ in self._crew.leaving]
+        return self._workers.actors + [actor for actor, *_ in self._workers.leaving]
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
         """Where the ranks live."""
-        return (*self._crew.addresses, *(address for _, address, _ in self._crew.leaving))
+        return (*self._workers.addresses, *(address for _, address, _ in self._workers.leaving))
 
     @property
     def generation(self) -> int:
-        """Counts the worlds of the crew."""
-        return self._crew.generation
+        """Counts the worlds of the group."""
+        return self._workers.generation
 
     @generation.setter
     def generation(self, value: int) -> None:
-        self._crew.generation = value
+        self._workers.generation = value
 
 
 class TableTransfer:
     """The ranks before and after a change of their number, while they pass tables on.
 
     Args:
-        crew: of the ranks after the change, with those that leave it.
+        workers: of the ranks after the change, with those that leave it.
         check: called several times a second; what it raises ends the wait.
         judging: of the run.
     Attributes:
@@ -96,9 +96,13 @@ class TableTransfer:
     joint: RankGroup | None = None
 
     def __init__(
-        self, crew: Crew, scaling: ScalingConfig, check: Callable[[], None], judging: Judging
+        self,
+        workers: WorkerGroup,
+        scaling: ScalingConfig,
+        check: Callable[[], None],
+        judging: Judging,
     ) -> None:
-        self._crew, self._scaling, self._check = crew, scaling, check
+        self._workers, self._scaling, self._check = workers, scaling, check
         self._judging = judging
 
     def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Verdict:
@@ -108,7 +112,7 @@ class TableTransfer:
             TrainingFailed: a rank did not begin.
         """
         if self.joint is None:
-            joint = JointWorld(self._crew)
+            joint = JointWorld(self._workers)
             self.joint = RankGroup(joint, self._scaling, self._check, self._judging.silence_s)
             self._judging.begin()
             # the tables are on the CPU
@@ -121,4 +125,4 @@ class TableTransfer:
     def give_up(self) -> None:
         """End the ranks that leave: the run goes on from what was saved."""
         self.joint = None
-        self._crew.part()
+        self._workers.part()

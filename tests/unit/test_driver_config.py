@@ -14,8 +14,8 @@ from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import crowding, shortage
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.rank_start import neighbours
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.worker_group import neighbours
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.optim import Adam
 from rayrec.spec.task import Task

@@ -186,10 +186,10 @@ def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
     monkeypatch.setattr("rayrec.driver.spare_pool._nodes_of", lambda places: {})
     monkeypatch.setattr(SparePool, "_tell_shortage", lambda pool, turn_s: None)
     monkeypatch.setattr("rayrec.driver.spare_pool.head", head)
-    crew: Any = SimpleNamespace(nodes=["here", "here"])
+    workers: Any = SimpleNamespace(nodes=["here", "here"])
     pool = SparePool(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
     for second in range(3):
-        pool.look(crew, None, 100.0 + 2 * second)
+        pool.look(workers, None, 100.0 + 2 * second)
     assert asked == ["here"] * 3
     assert [spare.place.group for spare in pool._spares] == pool._groups, "no place is for nobody"
 

@@ -1,4 +1,4 @@
-"""`Crew`: the actors of a world by rank, each at a place on the cluster.
+"""`WorkerGroup`: the actors of a world by rank, each at a place on the cluster.
 
 Every rank without an actor is given one, at the start, after a failure, and where the number of
 ranks grows; the others keep theirs.
@@ -16,8 +16,8 @@ from typing import Any
 
 from rayrec.driver.answers import answers
 from rayrec.driver.head import head
-from rayrec.driver.hiring import end_process, hire
 from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_process import end_process, start_process
 from rayrec.driver.room import Place
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.seat import RankAddress
@@ -26,7 +26,7 @@ from rayrec.train.seat import RankAddress
 _FREE_S = 1.0
 
 
-class Crew:
+class WorkerGroup:
     """The actors of a world.
 
     Args:
@@ -133,7 +133,7 @@ class Crew:
             task: a reference to what the ranks do, whose imports the actors make meanwhile.
         """
         for place in places:
-            actor = self.hire(place)
+            actor = self.start_process(place)
             self._coming[place] = actor, actor.stand_by.remote([task])
 
     def have_come(self) -> bool:
@@ -162,8 +162,8 @@ class Crew:
                 place = self._places[rank]
                 came, _ = self._coming.pop(place, (None, None))
                 # the head is given the actor's class first
-                hired = came or head.answer(partial(self.hire, place), self._check)
-                self._actors[rank] = hired
+                actor = came or head.answer(partial(self.start_process, place), self._check)
+                self._actors[rank] = actor
         self.send_away()
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
@@ -206,9 +206,9 @@ class Crew:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
 
-    def hire(self, place: Place) -> Any:
+    def start_process(self, place: Place) -> Any:
         """The handle of a new actor at a place, which begins to import torch."""
-        return hire(self._scaling, place)
+        return start_process(self._scaling, place)
 
     def _sort(self) -> None:
         import ray
@@ -236,21 +236,21 @@ def started(
         TrainingFailed: an actor did not come up within `timeout_s` seconds.
     """
     places = [Place(placement, bundle) for bundle in range(scaling.least)]
-    with crew_of(scaling, places, check) as crew:
-        crew.fill(timeout_s)
-        yield RankGroup(crew, scaling, check)
+    with worker_group(scaling, places, check) as workers:
+        workers.fill(timeout_s)
+        yield RankGroup(workers, scaling, check)
 
 
 @contextmanager
-def crew_of(
+def worker_group(
     scaling: ScalingConfig, places: Sequence[Place], check: Callable[[], None] = lambda: None
-) -> Iterator[Crew]:
-    """A crew without actors, whose actors are killed at the end of the block."""
-    crew = Crew(scaling, places, check)
+) -> Iterator[WorkerGroup]:
+    """A group without actors, whose actors are killed at the end of the block."""
+    workers = WorkerGroup(scaling, places, check)
     try:
-        yield crew
+        yield workers
     finally:
-        crew.end()
+        workers.end()
 
 
 def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:

@@ -16,7 +16,7 @@ from rayrec.errors import ConfigError
 from rayrec.train.seat import RankAddress
 
 
-def hire(scaling: ScalingConfig, place: Place) -> Any:
+def start_process(scaling: ScalingConfig, place: Place) -> Any:
     """The handle of a new actor at a place, which begins to import torch."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
