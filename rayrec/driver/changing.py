@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.leaving import Leaving
+from rayrec.driver.preemption import PreemptionWatch
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
@@ -23,12 +23,12 @@ class Changing:
 
     Args:
         seating: gives ranks their places.
-        leaving: watches nodes that will go.
+        preemption: watches nodes that will go.
         sizing: how many ranks there shall be.
     """
 
-    def __init__(self, seating: Seating, leaving: Leaving, sizing: Sizing) -> None:
-        self._seating, self._leaving, self._sizing = seating, leaving, sizing
+    def __init__(self, seating: Seating, preemption: PreemptionWatch, sizing: Sizing) -> None:
+        self._seating, self._preemption, self._sizing = seating, preemption, sizing
 
     def look(
         self, group: RankGroup, ranks: Sequence[Observation], step: int, now: float
@@ -40,7 +40,7 @@ class Changing:
             step: global steps done.
             now: seconds of a steady clock.
         """
-        wish = self._leaving.look(ranks, step, now)
+        wish = self._preemption.look(ranks, step, now)
         if wish.save:
             group.request_save()
         goal = 0 if wish.leave else self._seating.wants_pause(ranks, group.task, now)
@@ -86,4 +86,4 @@ class Changing:
             lost: they begin after a failure.
         """
         resized = self._sizing.began(began, ranks, now, lost=lost)
-        return resized or self._leaving.began(began.step, lost=lost) or None
+        return resized or self._preemption.began(began.step, lost=lost) or None

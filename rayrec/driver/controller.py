@@ -19,8 +19,8 @@ from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.failing import Failing
 from rayrec.driver.head import head
-from rayrec.driver.leaving import Leaving
 from rayrec.driver.placed import Placed
+from rayrec.driver.preemption import PreemptionWatch
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.recovery import Recovery
@@ -58,7 +58,7 @@ class Controller:
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
         max_failures: how many failures the run recovers from; -1 for any number.
-        keeps: the task saves, too, when it is asked to save and go on; see `leaving`.
+        keeps: the task saves, too, when it is asked to save and go on; see `preemption`.
         resizes: the number of ranks may change on the way; see `ScalingConfig.num_workers`.
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
             by a signal.
@@ -178,13 +178,13 @@ class Controller:
         )
         workers = enter(worker_group(scaling, room.places(), check))
         seating = Seating(scaling, room, workers, spares, self._sizing, self._recovery, self._watch)
-        leaving = Leaving(scaling, room, workers, self._sizing, self._keeps)
+        preemption = PreemptionWatch(scaling, room, workers, self._sizing, self._keeps)
         seating.say_how_many(self._on_event)
         self._placed = Placed(
             workers=workers,
             group=RankGroup(workers, scaling, check, self._judging.silence_s),
             seating=seating,
-            changing=Changing(seating, leaving, self._sizing),
+            changing=Changing(seating, preemption, self._sizing),
             transfer=TableTransfer(workers, scaling, check, self._judging),
         )
         return "on"

@@ -1,8 +1,8 @@
-"""`Leaving`: has the ranks of a run leave nodes that will go, or save before they are gone.
+"""`PreemptionWatch`: has the ranks of a run leave nodes that will go, or save before they are gone.
 
-It asks Ray about once a second, and the rule of `notice` what to do. To leave, ranks pause as for a
-change of their number: they save and end their task, `Seating` gives them places on nodes that
-stay, and the run goes on from there. None of this is a failure.
+It asks Ray about once a second, and the rule of `preemption_policy` what to do. To leave, ranks
+pause as for a change of their number: they save and end their task, `Seating` gives them places on
+nodes that stay, and the run goes on from there. None of this is a failure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rayrec.driver.blame import Observation
 from rayrec.driver.facts import draining
 from rayrec.driver.head import head
-from rayrec.driver.notice import Answer, Going, answer_to, going
+from rayrec.driver.preemption_policy import Answer, Going, answer_to, going
 from rayrec.driver.room import Room
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.sizing import Sizing
@@ -38,7 +38,7 @@ class Wish(NamedTuple):
     leave: bool = False
 
 
-class Leaving:
+class PreemptionWatch:
     """Watches the nodes of one run.
 
     Args:

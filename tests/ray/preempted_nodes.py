@@ -1,6 +1,6 @@
 """Runs whose node is drained amid training, and taken away when its time is over.
 
-`python -m tests.ray.leaving_nodes FOLDER` prints what the runs said, and "equal tables" for each
+`python -m tests.ray.preempted_nodes FOLDER` prints what the runs said, and "equal tables" for each
 that ends as one that nothing happened to. It needs a process and a cluster of its own, as
 `lost_node`. Nodes are drained as a cloud does it: by `ray drain-node`, and by SIGTERM to
 `ray start --block`.
