@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from rayrec.driver.assignment import Assignment
 from rayrec.driver.blame import Blame
-from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.failing import Failing
 from rayrec.driver.head import head
@@ -24,11 +24,11 @@ from rayrec.driver.preemption import PreemptionWatch
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.resizing import Resizing
 from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.running import Running
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.spare_pool import spare_pool
 from rayrec.driver.stall import STALL_S, StallWatch
@@ -177,14 +177,16 @@ class Controller:
             spare_pool(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event)
         )
         workers = enter(worker_group(scaling, room.places(), check))
-        seating = Seating(scaling, room, workers, spares, self._sizing, self._recovery, self._watch)
+        assignment = Assignment(
+            scaling, room, workers, spares, self._sizing, self._recovery, self._watch
+        )
         preemption = PreemptionWatch(scaling, room, workers, self._sizing, self._keeps)
-        seating.say_how_many(self._on_event)
+        assignment.say_how_many(self._on_event)
         self._placed = Placed(
             workers=workers,
             group=RankGroup(workers, scaling, check, self._judging.silence_s),
-            seating=seating,
-            changing=Changing(seating, preemption, self._sizing),
+            assignment=assignment,
+            resizing=Resizing(assignment, preemption, self._sizing),
             transfer=TableTransfer(workers, scaling, check, self._judging),
         )
         return "on"
@@ -198,7 +200,7 @@ class Controller:
     def _fill(self) -> Turn:
         """Give a process to every rank that has none."""
         setup_s = self._setup_timeout_s * self._recovery.patience
-        if not self.placed.seating.fill(setup_s, part=not self.placed.group.handed_over):
+        if not self.placed.assignment.fill(setup_s, part=not self.placed.group.handed_over):
             return "stay"
         self._on_event(Milestone("actors"))
         return "on"
@@ -217,7 +219,7 @@ class Controller:
             self._prepared = self._prepare(group)
         except USER_MISTAKES as error:
             # the ranks are as they were, and their tables are still there
-            self._on_event(self.placed.changing.call_off(error, group.world_size))
+            self._on_event(self.placed.resizing.call_off(error, group.world_size))
             return "resize"
         # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         if self._prepared.task is None:
@@ -237,7 +239,7 @@ class Controller:
             return self._failed(verdict.failure)
         if verdict.action != "finish":
             return "stay"
-        self.placed.seating.part()
+        self.placed.assignment.part()
         self._on_event(Milestone("tables passed on"))
         return "on"
 
@@ -284,7 +286,7 @@ class Controller:
         if told := self._failing.recovers(blame, step, time.monotonic(), is_stopping=stops):
             placed.group.handed_over = False
             placed.transfer.give_up()
-            placed.seating.give_up()
+            placed.assignment.give_up()
             self._on_event(told)
             return "recover"
         # the other ranks would wait in a collective until its timeout

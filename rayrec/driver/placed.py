@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.driver.changing import Changing
+from rayrec.driver.assignment import Assignment
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.seating import Seating
+from rayrec.driver.resizing import Resizing
 from rayrec.driver.table_transfer import TableTransfer
 from rayrec.driver.worker_group import WorkerGroup
 
@@ -18,13 +18,13 @@ class Placed:
     Attributes:
         workers: the actors of the ranks.
         group: the ranks, as one that does a task.
-        seating: gives ranks their places.
-        changing: changes of the number and the places of the ranks.
+        assignment: gives ranks their places.
+        resizing: changes of the number and the places of the ranks.
         transfer: has the ranks pass tables on at such a change.
     """
 
     workers: WorkerGroup
     group: RankGroup
-    seating: Seating
-    changing: Changing
+    assignment: Assignment
+    resizing: Resizing
     transfer: TableTransfer

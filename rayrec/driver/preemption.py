@@ -1,8 +1,8 @@
 """`PreemptionWatch`: has the ranks of a run leave nodes that will go, or save before they are gone.
 
 It asks Ray about once a second, and the rule of `preemption_policy` what to do. To leave, ranks
-pause as for a change of their number: they save and end their task, `Seating` gives them places on
-nodes that stay, and the run goes on from there. None of this is a failure.
+pause as for a change of their number: they save and end their task, `Assignment` gives them places
+on nodes that stay, and the run goes on from there. None of this is a failure.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Running:
         self.results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
         first = self.results[0] if self._resizes else None
         is_stopping = self._stopping.wanted
-        if first and placed.changing.have_paused(first, is_stopping=is_stopping):
+        if first and placed.resizing.have_paused(first, is_stopping=is_stopping):
             placed.group.handed_over = first.handed_over
             return "resize"
         self._recovery.caught_up(now)
@@ -83,8 +83,8 @@ class Running:
         """Keep spares, and begin a change of the ranks where one is due."""
         # what starts beside ranks that are on their way slows them
         if self._standing.trains and not self._recovery.under_way:
-            placed.seating.stand_by(placed.group.task, now)
-        for told in placed.changing.look(placed.group, ranks, self._standing.step, now):
+            placed.assignment.stand_by(placed.group.task, now)
+        for told in placed.resizing.look(placed.group, ranks, self._standing.step, now):
             self._on_event(told)
 
     def _tell(self, placed: Placed) -> None:
@@ -96,7 +96,7 @@ class Running:
                 now, lost = time.monotonic(), self._recovery.under_way
                 for told in self._recovery.began(event, now):
                     self._on_event(told)
-                changed = placed.changing.began(event, group.world_size, now, lost=lost)
+                changed = placed.resizing.began(event, group.world_size, now, lost=lost)
                 if changed is not None:
                     self._on_event(changed)
                 self._standing.go_back(event.step)

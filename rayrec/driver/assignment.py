@@ -1,4 +1,4 @@
-"""`Seating`: gives the ranks of a run their places, of which there may be more or fewer each time.
+"""`Assignment`: gives the ranks of a run their places, which may be more or fewer each time.
 
 It asks `Room` what there is, has `sizing` decide, and tells the `WorkerGroup` where its ranks
 shall be.
@@ -24,7 +24,7 @@ from rayrec.train.events import Event
 COMING_S = 60.0
 
 
-class Seating:
+class Assignment:
     """Places for the ranks of one run.
 
     Args:
