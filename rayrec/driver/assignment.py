@@ -1,7 +1,7 @@
 """`Assignment`: gives the ranks of a run their places, which may be more or fewer each time.
 
-It asks `Room` what there is, has `sizing` decide, and tells the `WorkerGroup` where its ranks
-shall be.
+It asks `RunPlacement` what there is, has `sizing` decide, and tells the `WorkerGroup` where its
+ranks shall be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.room import Place, PlaceLost, Room, choose
+from rayrec.driver.run_placement import PlaceLost, RankPlace, RunPlacement, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.spare_pool import SparePool
@@ -28,7 +28,7 @@ class Assignment:
     """Places for the ranks of one run.
 
     Args:
-        room: what the cluster has.
+        placement: what the cluster has.
         workers: the ranks.
         spares: their spares.
         sizing: how many they shall be.
@@ -39,20 +39,21 @@ class Assignment:
     def __init__(
         self,
         scaling: ScalingConfig,
-        room: Room,
+        placement: RunPlacement,
         workers: WorkerGroup,
         spares: SparePool,
         sizing: Sizing,
         recovery: Recovery,
         watch: StallWatch,
     ) -> None:
-        self._scaling, self._room, self._workers, self._sizing = scaling, room, workers, sizing
+        self._scaling, self._placement, self._workers = scaling, placement, workers
+        self._sizing = sizing
         self._spares, self._recovery, self._watch = spares, recovery, watch
         self._short_since: float | None = None
         # with how many ranks the run goes on once new ones have come, and until when it waits
         self._growing: tuple[int, float] | None = None
         # where the ranks were when they paused, and whether they go back there
-        self._former: tuple[Place, ...] = ()
+        self._former: tuple[RankPlace, ...] = ()
         self._goes_back = False
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
@@ -70,7 +71,7 @@ class Assignment:
             ConfigError: the smallest number of ranks has no room, and does not get it in time.
             TrainingFailed: a process did not come up.
         """
-        workers, room, self._growing = self._workers, self._room, None
+        workers, placement, self._growing = self._workers, self._placement, None
         relieved: frozenset[int] = frozenset()
         if self._scaling.is_elastic:
             if not self._seat(part):
@@ -79,10 +80,10 @@ class Assignment:
             relieved = self._spares.relieve(workers)
             self._recovery.relieved(relieved)
             self._watch.at("waiting for room for the lost ranks", patient=True)
-            room.wait_for([workers.places[rank] for rank in workers.vacant])
+            placement.wait_for([workers.places[rank] for rank in workers.vacant])
         self._watch.at("starting the ranks' actors")
         try:
-            new = workers.fill(setup_timeout_s, lambda: room.check_places(workers.places))
+            new = workers.fill(setup_timeout_s, lambda: placement.check_places(workers.places))
         except PlaceLost:
             for rank in workers.vacant:
                 workers.dismiss(rank)
@@ -116,12 +117,12 @@ class Assignment:
         """End the ranks that leave the run, and give their places back."""
         if self._workers.leaving:
             self._workers.part()
-            self._room.ask(self._sizing.wanted, self._workers.places)
+            self._placement.ask(self._sizing.wanted, self._workers.places)
 
     def _seat(self, part: bool) -> bool:
         """Give every rank a place, and end those that get none; False while it waits for room."""
-        room, workers = self._room, self._workers
-        there, ranks, now = room.places(), len(workers.places), time.monotonic()
+        placement, workers = self._placement, self._workers
+        there, ranks, now = placement.places(), len(workers.places), time.monotonic()
         self._short_since = self._short_since or now
         waited_s, wanted = now - self._short_since, self._sizing.wanted
         if self._goes_back:
@@ -129,11 +130,11 @@ class Assignment:
             wanted = len(self._former)
         # a run that leaves a node in time does not stand still for another one
         at_once = len(there) >= ranks or self._sizing.leaving
-        shrink_after_s = 0.0 if at_once else room.shrink_after_s(ranks)
+        shrink_after_s = 0.0 if at_once else placement.shrink_after_s(ranks)
         seated = seats(ranks, wanted, self._scaling.least, len(there), waited_s, shrink_after_s)
         if seated is None:
             self._watch.at("waiting for room for the ranks", patient=True)
-            room.wait_on(len(there), ranks, waited_s)
+            placement.wait_on(len(there), ranks, waited_s)
             return False
         self._short_since = None
         chosen = choose(there, self._former if self._goes_back else workers.places, seated)
@@ -145,7 +146,7 @@ class Assignment:
             self._recovery.dropped(dropped)
             self._recovery.replaced(lost - dropped)
         # the places of those that leave are needed until they are ended
-        room.ask(wanted, [*chosen, *(place for *_, place in workers.leaving)])
+        placement.ask(wanted, [*chosen, *(place for *_, place in workers.leaving)])
         return True
 
     def wants_pause(self, ranks: Sequence[Observation], task: Any, now: float) -> int:
@@ -160,12 +161,12 @@ class Assignment:
         polls = [rank.poll for rank in ranks]
         if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
             return 0
-        there: tuple[Place, ...] | None = None
+        there: tuple[RankPlace, ...] | None = None
         if sizing.looks(size, now):
-            self._room.ask(sizing.wanted, self._workers.places)
-            there = self._room.seen()
+            self._placement.ask(sizing.wanted, self._workers.places)
+            there = self._placement.seen()
             if sizing.asked:
-                self._room.tell_short(sizing.wanted, len(there), now)
+                self._placement.tell_short(sizing.wanted, len(there), now)
         goal = sizing.goal(size, None if there is None else len(there), now)
         if goal < size:
             self._forget_growth()
@@ -176,7 +177,7 @@ class Assignment:
                 [place for place in chosen if place not in self._workers.places], task
             )
             self._growing = goal, now + COMING_S
-            self._room.say(
+            self._placement.say(
                 f"room for {goal} ranks: new ones start, and the {size} go on with them from the "
                 "end of a window"
             )

@@ -25,8 +25,8 @@ from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.resizing import Resizing
-from rayrec.driver.room import room_for
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.run_placement import run_placement
 from rayrec.driver.running import Running
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing
@@ -169,24 +169,20 @@ class Controller:
 
     def _schedule(self) -> Turn:
         assert self._cluster is not None
-        check = self._check
-        self._watch.at("waiting for room on the cluster", patient=True)
+        check, tell, watch, sizing = self._check, self._on_event, self._watch, self._sizing
+        watch.at("waiting for room on the cluster", patient=True)
         enter, scaling = self._stack.enter_context, self._scaling
-        room = enter(room_for(scaling, self._cluster, self._on_event, check))
-        spares = enter(
-            spare_pool(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event)
-        )
-        workers = enter(worker_group(scaling, room.places(), check))
-        assignment = Assignment(
-            scaling, room, workers, spares, self._sizing, self._recovery, self._watch
-        )
-        preemption = PreemptionWatch(scaling, room, workers, self._sizing, self._keeps)
-        assignment.say_how_many(self._on_event)
+        placement = enter(run_placement(scaling, self._cluster, tell, check))
+        spares = enter(spare_pool(scaling, self._heartbeat_s, self._setup_timeout_s, tell))
+        workers = enter(worker_group(scaling, placement.places(), check))
+        assignment = Assignment(scaling, placement, workers, spares, sizing, self._recovery, watch)
+        preemption = PreemptionWatch(scaling, placement, workers, sizing, self._keeps)
+        assignment.say_how_many(tell)
         self._placed = Placed(
             workers=workers,
             group=RankGroup(workers, scaling, check, self._judging.silence_s),
             assignment=assignment,
-            resizing=Resizing(assignment, preemption, self._sizing),
+            resizing=Resizing(assignment, preemption, sizing),
             transfer=TableTransfer(workers, scaling, check, self._judging),
         )
         return "on"

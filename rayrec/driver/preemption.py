@@ -15,7 +15,7 @@ from rayrec.driver.blame import Observation
 from rayrec.driver.facts import draining
 from rayrec.driver.head import head
 from rayrec.driver.preemption_policy import Answer, Going, answer_to, going
-from rayrec.driver.room import Room
+from rayrec.driver.run_placement import RunPlacement
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.worker_group import WorkerGroup
@@ -42,16 +42,21 @@ class PreemptionWatch:
     """Watches the nodes of one run.
 
     Args:
-        room: what the cluster has.
+        placement: what the cluster has.
         workers: the ranks.
         sizing: how many they shall be.
         keeps: the run keeps checkpoints.
     """
 
     def __init__(
-        self, scaling: ScalingConfig, room: Room, workers: WorkerGroup, sizing: Sizing, keeps: bool
+        self,
+        scaling: ScalingConfig,
+        placement: RunPlacement,
+        workers: WorkerGroup,
+        sizing: Sizing,
+        keeps: bool,
     ) -> None:
-        self._scaling, self._room, self._workers = scaling, room, workers
+        self._scaling, self._placement, self._workers = scaling, placement, workers
         self._sizing, self._keeps = sizing, keeps
         self._looked_at = 0.0
         # by node: when its notice came, the answers that were told, and whether the last save
@@ -88,8 +93,8 @@ class PreemptionWatch:
         if self._scaling.is_elastic:
             # an autoscaler sees what is asked for, and brings another node meanwhile
             gone = sum(len(node.ranks) for node in nodes)
-            self._room.ask(self._sizing.wanted + gone, self._workers.places)
-            elsewhere = len(self._room.seen())
+            self._placement.ask(self._sizing.wanted + gone, self._workers.places)
+            elsewhere = len(self._placement.seen())
         save = False
         told: list[Noticed] = []
         answers: dict[str, Answer] = {}

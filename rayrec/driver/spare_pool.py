@@ -22,7 +22,7 @@ from rayrec.driver.facts import alive_nodes, node_of
 from rayrec.driver.head import head, lost_calls
 from rayrec.driver.placement import NOTICE_AFTER_S, give_back
 from rayrec.driver.rank_process import end_process
-from rayrec.driver.room import Place
+from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import NEXT, Sign, Stage, Standby, home, pause_s, substitutes
 from rayrec.driver.worker_group import WorkerGroup
@@ -41,7 +41,7 @@ MOST_ASKED = 8
 class _Spare:
     """One spare; `asked` is the call that it owes an answer of."""
 
-    place: Place
+    place: RankPlace
     wanted_on: str
     stage: Stage = Stage.ASKED
     node: str = ""
@@ -94,7 +94,7 @@ class SparePool:
         turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
         self._ask(workers)
         waiting = [s.place for s in self._spares if s.stage in (Stage.ASKED, Stage.VACANT)]
-        nodes: dict[Place, str] = {}
+        nodes: dict[RankPlace, str] = {}
         if waiting:
             nodes = head.recent((self, "places"), partial(_nodes_of, waiting), nodes)
         for spare in self._spares:
@@ -172,7 +172,7 @@ class SparePool:
             )
             self._groups.append(group)
             # at once: the next call may be lost, and this place be held for nobody
-            self._spares.append(_Spare(place=Place(group, 0), wanted_on=node))
+            self._spares.append(_Spare(place=RankPlace(group, 0), wanted_on=node))
 
     def _place(self, spare: _Spare, node: str, workers: WorkerGroup, now: float) -> None:
         """Follow the place of a spare without a process, and make its process."""
@@ -261,7 +261,7 @@ class SparePool:
         )
 
 
-def _nodes_of(places: Sequence[Place]) -> dict[Place, str]:
+def _nodes_of(places: Sequence[RankPlace]) -> dict[RankPlace, str]:
     """The node of each place that lies on one that lives."""
     alive = alive_nodes()
     nodes = {place: node_of(*place) for place in places}

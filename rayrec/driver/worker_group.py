@@ -18,7 +18,7 @@ from rayrec.driver.answers import answers
 from rayrec.driver.head import head
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_process import end_process, start_process
-from rayrec.driver.room import Place
+from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.seat import RankAddress
 
@@ -44,17 +44,17 @@ class WorkerGroup:
     def __init__(
         self,
         scaling: ScalingConfig,
-        places: Sequence[Place],
+        places: Sequence[RankPlace],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._scaling, self._places, self._check = scaling, list(places), check
         self._actors: list[Any] = [None] * len(places)
         self._addresses: list[RankAddress | None] = [None] * len(places)
-        self.leaving: list[tuple[Any, RankAddress, Place]] = []
+        self.leaving: list[tuple[Any, RankAddress, RankPlace]] = []
         # actors that are on their way to places where no rank is yet
-        self._coming: dict[Place, tuple[Any, Any]] = {}
+        self._coming: dict[RankPlace, tuple[Any, Any]] = {}
         # where ranks were last at places
-        self._nodes: dict[Place, str] = {}
+        self._nodes: dict[RankPlace, str] = {}
 
     @property
     def actors(self) -> list[Any]:
@@ -67,7 +67,7 @@ class WorkerGroup:
         return tuple(address for address in self._addresses if address is not None)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[RankPlace, ...]:
         """Where the ranks are, or will be once `fill` is done."""
         return tuple(self._places)
 
@@ -82,8 +82,8 @@ class WorkerGroup:
         return tuple(self._nodes.get(place, "") for place in self._places)
 
     def relieve(
-        self, rank: int, place: Place, node: str, actor: Any, address: RankAddress | None
-    ) -> Place:
+        self, rank: int, place: RankPlace, node: str, actor: Any, address: RankAddress | None
+    ) -> RankPlace:
         """Have a lost rank go on at another place, with the actor there.
 
         Args:
@@ -98,7 +98,7 @@ class WorkerGroup:
         self._nodes[place] = node
         return before
 
-    def seat(self, places: Sequence[Place], *, part: bool = True) -> tuple[int, ...]:
+    def seat(self, places: Sequence[RankPlace], *, part: bool = True) -> tuple[int, ...]:
         """Have a rank at each of `places` and nowhere else, from the next `fill` on.
 
         Ranks whose place stays keep their actor and their order. Those that are leaving come back
@@ -126,7 +126,7 @@ class WorkerGroup:
         self._places = [self._places[rank] for rank in stay] + new
         return tuple(gone)
 
-    def call(self, places: Sequence[Place], task: Any) -> None:
+    def call(self, places: Sequence[RankPlace], task: Any) -> None:
         """Have actors come to places that the next `fill` gives to ranks.
 
         Args:
@@ -206,7 +206,7 @@ class WorkerGroup:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
 
-    def start_process(self, place: Place) -> Any:
+    def start_process(self, place: RankPlace) -> Any:
         """The handle of a new actor at a place, which begins to import torch."""
         return start_process(self._scaling, place)
 
@@ -235,7 +235,7 @@ def started(
     Raises:
         TrainingFailed: an actor did not come up within `timeout_s` seconds.
     """
-    places = [Place(placement, bundle) for bundle in range(scaling.least)]
+    places = [RankPlace(placement, bundle) for bundle in range(scaling.least)]
     with worker_group(scaling, places, check) as workers:
         workers.fill(timeout_s)
         yield RankGroup(workers, scaling, check)
@@ -243,7 +243,7 @@ def started(
 
 @contextmanager
 def worker_group(
-    scaling: ScalingConfig, places: Sequence[Place], check: Callable[[], None] = lambda: None
+    scaling: ScalingConfig, places: Sequence[RankPlace], check: Callable[[], None] = lambda: None
 ) -> Iterator[WorkerGroup]:
     """A group without actors, whose actors are killed at the end of the block."""
     workers = WorkerGroup(scaling, places, check)

@@ -18,7 +18,7 @@ from rayrec.command import run_command
 from rayrec.driver import head as module
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.head import Head
-from rayrec.driver.room import Room
+from rayrec.driver.run_placement import RunPlacement
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spare_pool import SparePool
 from rayrec.errors import ClusterError
@@ -198,18 +198,20 @@ def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundles, answers = [0], threading.Event()
-    monkeypatch.setattr("rayrec.driver.room.head", head)
-    monkeypatch.setattr("rayrec.driver.room.alive_nodes", frozenset)
-    monkeypatch.setattr("rayrec.driver.room.draining", dict)
-    monkeypatch.setattr("rayrec.driver.room.bundles_on", lambda group, alive: bundles)
-    room = Room(ScalingConfig(num_workers=(2, 3)), Cluster(private=True, fixed=True), object())
-    assert len(room.seen()) == 1
+    monkeypatch.setattr("rayrec.driver.run_placement.head", head)
+    monkeypatch.setattr("rayrec.driver.run_placement.alive_nodes", frozenset)
+    monkeypatch.setattr("rayrec.driver.run_placement.draining", dict)
+    monkeypatch.setattr("rayrec.driver.run_placement.bundles_on", lambda group, alive: bundles)
+    placement = RunPlacement(
+        ScalingConfig(num_workers=(2, 3)), Cluster(private=True, fixed=True), object()
+    )
+    assert len(placement.seen()) == 1
     bundles.append(1)
-    taken = room.places()
+    taken = placement.places()
     monkeypatch.setattr(module, "SOON_S", 0.01)
     head.aside(partial(answers.wait, 30.0))
-    room.check_places(taken)
-    assert len(taken) == 2 and room.seen() == taken
+    placement.check_places(taken)
+    assert len(taken) == 2 and placement.seen() == taken
     answers.set()
 
 
