@@ -22,6 +22,7 @@ from rayrec.driver.head import head
 from rayrec.driver.placed import Placed
 from rayrec.driver.preemption import PreemptionWatch
 from rayrec.driver.prepared import Prepared, Ran
+from rayrec.driver.progress import RunProgress
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.resizing import Resizing
@@ -32,7 +33,6 @@ from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.spare_pool import spare_pool
 from rayrec.driver.stall import STALL_S, StallWatch
-from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
 from rayrec.driver.table_transfer import Judging, TableTransfer
@@ -92,7 +92,7 @@ class Controller:
         self._on_poll = on_poll
         self._stopping = Stopping(on_event, stop_timeout_s, obeys_stop)
         self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
-        self._standing = Standing(self._watch, on_event, on_step)
+        self._progress = RunProgress(self._watch, on_event, on_step)
         self._recovery = Recovery()
         self._failing = Failing(self._recovery, self.log, max_failures)
         self.resizes, self._keeps, self._sizing = resizes, keeps, Sizing.of(scaling)
@@ -101,7 +101,7 @@ class Controller:
         self._heartbeat_s = heartbeat_timeout_s
         self._stack = ExitStack()
         self._judging = Judging(timeout_s, heartbeat_timeout_s, self._recovery)
-        heard = self._stopping, self._standing, self._recovery, self._judging
+        heard = self._stopping, self._progress, self._recovery, self._judging
         self._running = Running(*heard, on_event, resizes=resizes)
         self._cluster: Cluster | None = None
         self._placed: Placed | None = None
@@ -270,7 +270,7 @@ class Controller:
     def _raised(self, error: Exception) -> Turn:
         """Answer an error of a state; only the failure of a rank may be recovered from."""
         if isinstance(error, TrainingFailed) and error.rank is not None and can_recover(self.state):
-            return self._failed(Blame.of(error, self._standing.step), error)
+            return self._failed(Blame.of(error, self._progress.step), error)
         if isinstance(error, ConfigError) and self.state is State.FILLING:
             error = self._failing.not_replaced(error, self.placed.group.world_size)
         self._error = error
@@ -278,7 +278,7 @@ class Controller:
 
     def _failed(self, blame: Blame, error: Exception | None = None) -> Turn:
         """Recover from a failure, or end the run with it; `error` is it as it was raised here."""
-        placed, step, stops = self.placed, self._standing.step, self._stopping.wanted
+        placed, step, stops = self.placed, self._progress.step, self._stopping.wanted
         if told := self._failing.recovers(blame, step, time.monotonic(), is_stopping=stops):
             placed.group.handed_over = False
             placed.transfer.give_up()

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line, stacks_of
 from rayrec.driver.blame import Observation
+from rayrec.driver.ray_replies import LONGEST_TURN_S, Heartbeat, death_line, get_replies, stacks_of
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.train.events import Event
@@ -109,9 +109,9 @@ class RankGroup:
         self.task = ray.put(task)
         # All of them have imported what they need before any waits for the others.
         taken = [actor.take.remote([self.task]) for actor in self._actors]
-        self._answers(taken, "start", setup_timeout_s)
+        self._replies(taken, "start", setup_timeout_s)
         made = [self._actors[0].create_store.remote(host)]
-        (port,) = self._answers(made, "make the rendezvous", setup_timeout_s)
+        (port,) = self._replies(made, "make the rendezvous", setup_timeout_s)
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
         self._workers.generation += 1
@@ -133,7 +133,7 @@ class RankGroup:
                 generation=self._workers.generation,
             )
             starts.append(actor.start.remote(seat))
-        self._answers(starts, "start", setup_timeout_s)
+        self._replies(starts, "start", setup_timeout_s)
 
     def observe(
         self, timeout_s: float, answer_s: float, *, events: bool = True
@@ -205,7 +205,7 @@ class RankGroup:
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
         asked = [actor.gpu_memory.remote() for actor in self._actors]
-        return tuple(self._answers(asked, "look at its GPU", timeout_s))
+        return tuple(self._replies(asked, "look at its GPU", timeout_s))
 
     def _take(self, rank: int, reference: Any) -> None:
         import ray
@@ -237,7 +237,7 @@ class RankGroup:
             TrainingFailed: a rank died or did not answer.
         """
         asked = [actor.folder_trouble.remote(path, token) for actor in self._actors]
-        for rank, trouble in enumerate(self._answers(asked, f"look at {path}", timeout_s)):
+        for rank, trouble in enumerate(self._replies(asked, f"look at {path}", timeout_s)):
             if trouble:
                 raise ConfigError(
                     f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
@@ -259,7 +259,7 @@ class RankGroup:
             return
         first = [ranks[0] for ranks in self.hosts]
         asked = [self._actors[rank].missing_file.remote(list(files)) for rank in first]
-        troubles = self._answers(asked, f"look for the {what}", timeout_s, first)
+        troubles = self._replies(asked, f"look for the {what}", timeout_s, first)
         for rank, trouble in zip(first, troubles, strict=True):
             if trouble:
                 raise ConfigError(
@@ -281,13 +281,13 @@ class RankGroup:
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
-    def _answers(
+    def _replies(
         self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """Wait for the answers of `ranks`, by default of all ranks, in the order of `references`.
 
         A rank that gives none within `timeout_s` is a failure, which says that it was asked to do
-        `what`; see `answers`.
+        `what`; see `get_replies`.
         """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
         heartbeat = Heartbeat(self._actors, self.addresses, self._silence_s(), self._awake)
@@ -296,4 +296,4 @@ class RankGroup:
             self.check()
             heartbeat.check()
 
-        return answers(asked, self.addresses, self.world_size, what, timeout_s, check)
+        return get_replies(asked, self.addresses, self.world_size, what, timeout_s, check)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rayrec.driver.answers import LONGEST_TURN_S
 from rayrec.driver.facts import alive_nodes, node_of
 from rayrec.driver.head import head, lost_calls
 from rayrec.driver.placement import NOTICE_AFTER_S, give_back
 from rayrec.driver.rank_process import end_process
+from rayrec.driver.ray_replies import LONGEST_TURN_S
 from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import NEXT, Sign, Stage, Standby, home, pause_s, substitutes

@@ -8,10 +8,10 @@ from typing import Any
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.policies import Verdict, judge
+from rayrec.driver.progress import SILENT_S
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.standing import SILENT_S
 from rayrec.driver.worker_group import WorkerGroup
 from rayrec.train.seat import RankAddress, RankTask
 

@@ -14,10 +14,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rayrec.driver.answers import answers
 from rayrec.driver.head import head
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.rank_process import end_process, start_process
+from rayrec.driver.ray_replies import get_replies
 from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.seat import RankAddress
@@ -172,7 +172,7 @@ class WorkerGroup:
             self._check()
             look()
 
-        told = answers(asked, (), len(self._actors), "start", timeout_s, check)
+        told = get_replies(asked, (), len(self._actors), "start", timeout_s, check)
         for rank, address in zip(new, told, strict=True):
             self._addresses[rank] = address
             self._nodes[self._places[rank]] = address.node_id

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.driver.answers import death_line
 from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import crowding, shortage
 from rayrec.driver.planning import check_plan_word
+from rayrec.driver.ray_replies import death_line
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.worker_group import neighbours
 from rayrec.errors import ConfigError, PlanError, TrainingFailed

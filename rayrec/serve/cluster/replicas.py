@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rayrec.driver.answers import death_line
+from rayrec.driver.ray_replies import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.replica import Seen, Where
 from rayrec.serve.server.settings import ServerSettings

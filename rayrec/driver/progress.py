@@ -11,7 +11,7 @@ from rayrec.train.events import Event
 SILENT_S = 10.0
 
 
-class Standing:
+class RunProgress:
     """Follows the ranks of one run.
 
     Args:
