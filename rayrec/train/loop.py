@@ -122,7 +122,7 @@ class RankTrainer(RankRun):
         self._tell = on_event
         self.model.train()
         self._on_phase("reading the first batch")
-        batches = self._place.batches()
+        batches = self._cursor.batches()
         profiler = self._profiler()
         stopped = False
         try:
@@ -168,7 +168,7 @@ class RankTrainer(RankRun):
             done = self._pipeline.advance(batches, update)
             result = checked((done.loss, done.output))
             window.add(summarize(result, done.batch.rows, done.rows), done.batch)
-            self._place.advance()
+            self._cursor.advance()
             self.step += 1
             on_step(self.step)
             self.hooks.step(self.step)

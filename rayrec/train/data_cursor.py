@@ -1,4 +1,4 @@
-"""`Place`: where a run is in its data, as epoch and batch, and the batches from there on.
+"""`DataCursor`: where a run is in its data, as epoch and batch, and the batches from there on.
 
 The pipeline reads batches ahead of the steps, so the place moves with the steps and not with the
 reading.
@@ -16,7 +16,7 @@ from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.scoring import binary_labels
 
 
-class Place:
+class DataCursor:
     """A rank's place in the data of a run; epoch and batch are the same on every rank.
 
     Args:
@@ -89,7 +89,7 @@ class Place:
         if self.batch >= self._per_epoch:
             self.epoch, self.batch = self.epoch + 1, 0
 
-    def cursor(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """The place as a checkpoint keeps it, with what it depends on."""
         return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
 
@@ -102,7 +102,7 @@ class Place:
         """
         if self._spec.new_data:
             return
-        check_same_place(cursor, self._meaning(), path)
+        check_cursor(cursor, self._meaning(), path)
         self.epoch, self.batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
     def go_to(self, epoch: int, batch: int) -> None:
@@ -111,12 +111,12 @@ class Place:
 
     def _meaning(self) -> dict[str, Any]:
         spec = self._spec
-        return meaning_of_place(
+        return cursor_meaning(
             spec.data, spec.global_batch_size, spec.seed, spec.shuffle, spec.drop_last
         )
 
 
-def meaning_of_place(
+def cursor_meaning(
     data: Dataset | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
 ) -> dict[str, Any]:
     """What an epoch and a batch number depend on: they mean the same rows only with the same.
@@ -133,12 +133,12 @@ def meaning_of_place(
     }
 
 
-def check_same_place(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
+def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
     """Check that a saved place means the same rows in this run.
 
     Args:
         cursor: what the checkpoint at `path` says.
-        meaning: what `meaning_of_place` says of this run.
+        meaning: what `cursor_meaning` says of this run.
     Raises:
         ConfigError: names what differs, with both values and the remedies.
     """

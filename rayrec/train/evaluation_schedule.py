@@ -14,7 +14,7 @@ from rayrec.train.events import Evaluation
 from rayrec.train.shaping import Best
 
 
-class OnTheWay:
+class EvaluationSchedule:
     """What a run's `EvaluationConfig` asks for.
 
     Attributes:
