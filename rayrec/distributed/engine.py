@@ -18,8 +18,8 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey
-from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.reshard import redeploy
 from rayrec.distributed.step_runner import StepRunner
 from rayrec.distributed.steps.dedup import distinct_ids

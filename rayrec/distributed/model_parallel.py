@@ -26,7 +26,7 @@ from rayrec.comm.topology import topology_of
 from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
 from rayrec.distributed.front import EngineFront
 from rayrec.distributed.planning import check_same_plan, plan_model
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.replicas import Replicas
 from rayrec.distributed.sharders import ModuleSharder, ShardingEnv, group_of, optimizers_for
 from rayrec.distributed.sharding import choose_optimizers, shard_embeddings
@@ -34,7 +34,7 @@ from rayrec.fields.typed import check_argument
 from rayrec.layout import ShardingPlan
 from rayrec.layout.words import also_takes
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 
 
 @also_takes()

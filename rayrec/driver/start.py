@@ -18,7 +18,7 @@ from rayrec.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import Dataset
 from rayrec.train.data_cursor import check_cursor, cursor_meaning
-from rayrec.train.dense import check_dense_optimizer
+from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.table_optimizers import optimizers_of
 
 

@@ -25,7 +25,7 @@ from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.continuing import first_whole, set_later_aside
 from rayrec.train.data_cursor import DataCursor
-from rayrec.train.dense import check_dense_optimizer
+from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.random_state import go_on, random_state
 from rayrec.train.saver import Saver
 from rayrec.train.shaping import Best

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.layout import EmbeddingBagConfig, Layout, ShardingPlan, TablePlacement, Topology
 from rayrec.layout.kinds import column_wise, data_parallel, row_wise, table_wise

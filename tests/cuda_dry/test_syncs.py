@@ -12,7 +12,7 @@ import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import TablePlacement, row_wise, table_wise
 from rayrec.optim import RowWiseAdagrad
 from rayrec.train import RankTrainer
