@@ -21,7 +21,7 @@ from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.runs.report import scores_line, write_result
+from rayrec.runs.reporting import scores_line, write_result
 from rayrec.runs.scoring import ROWS, Scoring, score_checkpoint
 
 

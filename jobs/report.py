@@ -1,6 +1,6 @@
-"""What a job prints and writes at its end; its home is `rayrec.runs.report`."""
+"""What a job prints and writes at its end; its home is `rayrec.runs.reporting`."""
 
-from rayrec.runs.report import (
+from rayrec.runs.reporting import (
     Reporting,
     Told,
     fit_and_report,

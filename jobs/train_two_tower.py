@@ -37,7 +37,7 @@ from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
+from rayrec.runs.reporting import Reporting, Told, fit_and_report, process_start
 from rayrec.storage import probe_output
 from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE

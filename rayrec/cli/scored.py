@@ -108,7 +108,7 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
     """
     from rayrec.checks import separate_files
     from rayrec.runs.inputs import output_path
-    from rayrec.runs.report import scores_line, write_result
+    from rayrec.runs.reporting import scores_line, write_result
     from rayrec.runs.scoring import score_checkpoint
 
     inputs = {"--data": given["data"], "--schema": given["schema"], "--plan": given["plan"]}

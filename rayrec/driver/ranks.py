@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rayrec.driver.cluster_topology import discover
 from rayrec.driver.config import RunConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
@@ -15,7 +16,6 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.topology import discover
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data, read_text
-from rayrec.runs.report import scores_beside_truth, truth_beside
+from rayrec.runs.reporting import scores_beside_truth, truth_beside
 
 if TYPE_CHECKING:
     from rayrec.data.scored import Predicted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rayrec.errors import ConfigError
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.runs.report import (
+from rayrec.runs.reporting import (
     Reporting,
     Told,
     fit_and_report,

@@ -19,7 +19,7 @@ from rayrec.serve.server.body import type_trouble, written
 from rayrec.serve.server.faults import fault_of
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader

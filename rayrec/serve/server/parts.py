@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
 
 

@@ -1,9 +1,9 @@
 """`Replica`: one process that answers, from its first request to its end.
 
 Its event loop takes and sends messages; one more thread reads large ones (`reading`), and one
-scores (`scoring`). At SIGTERM it says that it is not ready, answers as before for a while, in which
-proxies and clients turn to others, takes no more requests then, answers those that it has, and ends
-with code 0.
+scores (`scoring_queue`). At SIGTERM it says that it is not ready, answers as before for a while, in
+which proxies and clients turn to others, takes no more requests then, answers those that it has,
+and ends with code 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.parts import Parts
 from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
