@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.policies import Verdict, judge
+from rayrec.driver.policies import Decision, judge
 from rayrec.driver.progress import SILENT_S
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.recovery import Recovery
@@ -38,7 +38,7 @@ class Judging:
         """Note that the ranks begin another task."""
         self._trouble_since = None
 
-    def of(self, ranks: Sequence[Observation]) -> Verdict:
+    def of(self, ranks: Sequence[Observation]) -> Decision:
         """What to make of a look."""
         now = time.monotonic()
         # the cause may be heard of after its symptoms, so the verdict waits for it a moment
@@ -105,7 +105,7 @@ class TableTransfer:
         self._workers, self._scaling, self._check = workers, scaling, check
         self._judging = judging
 
-    def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Verdict:
+    def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Decision:
         """Begin `task`, or see how far it is.
 
         Raises:
