@@ -2,7 +2,7 @@
 
 from rayrec.runs.reporting import (
     Reporting,
-    Told,
+    ResultReport,
     fit_and_report,
     process_start,
     seconds_by_part,
@@ -11,7 +11,7 @@ from rayrec.runs.reporting import (
 
 __all__ = [
     "Reporting",
-    "Told",
+    "ResultReport",
     "fit_and_report",
     "process_start",
     "seconds_by_part",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayrec.metrics import PlantedScores
 
 
-class Told(NamedTuple):
+class ResultReport(NamedTuple):
     """What one kind of run has to say of a result.
 
     Attributes:
@@ -49,7 +49,7 @@ class Reporting(NamedTuple):
     seed: int
 
 
-Outcome = Callable[["Result"], Told]
+Outcome = Callable[["Result"], ResultReport]
 
 
 def fit_and_report(driver: Driver, reporting: Reporting, outcome: Outcome) -> None:

@@ -32,12 +32,12 @@ from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredFile
 from rayrec.serve.packed_files import measured, write_packed
-from rayrec.serve.parity import ParityBounds, Sample, check_bounds, compared
+from rayrec.serve.parity import ParityBounds, ParitySample, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.sample import check_sample, random_sample, sample_of
 from rayrec.serve.sample_scores import check_takes_ids, sample_scores
-from rayrec.serve.sampled import KeptRows, ids_of
+from rayrec.serve.sampled import SampledRows, ids_of
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.table_file import TABLES
 from rayrec.serve.trained_model import TrainedModel, open_trained
@@ -127,7 +127,7 @@ def export(
     return manifest
 
 
-def _sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> Sample:
+def _sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> ParitySample:
     features = {f: 0 for table in trained.tables() for f in table.feature_names}
     if data is not None:
         sample = sample_of(data, rows)
@@ -187,8 +187,8 @@ def _with_parity(
     trained: TrainedModel,
     folder: Path,
     manifest: Manifest,
-    sample: Sample,
-    kept: Mapping[str, KeptRows],
+    sample: ParitySample,
+    kept: Mapping[str, SampledRows],
     bounds: ParityBounds,
 ) -> Manifest:
     """Score the sample by both models.
@@ -210,7 +210,7 @@ def _with_parity(
         for number, table in enumerate(artifact.packed.tables):
             rows = artifact.packed.rows_of(number)[kept[table.name].ids]
             values = unpack_rows(rows, table.kind, table.width, table.power)
-            one = {**kept, table.name: KeptRows(kept[table.name].ids, values)}
+            one = {**kept, table.name: SampledRows(kept[table.name].ids, values)}
             moved = compared(sample, manifest.outputs, exact, sample_scores(trained, one, sample))
             errors[table.name] = float(moved["max_logit_error"])
         return errors

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import ConfigError, RayrecError
-from rayrec.serve.parity import Sample
-from rayrec.serve.sampled import KeptRows, ids_of, sampled
+from rayrec.serve.parity import ParitySample
+from rayrec.serve.sampled import SampledRows, ids_of, sampled
 from rayrec.serve.trained_model import TrainedModel, configs_of
 from rayrec.storage import one_line
 
 
 @torch.inference_mode()
 def sample_scores(
-    trained: TrainedModel, kept: Mapping[str, KeptRows], sample: Sample
+    trained: TrainedModel, kept: Mapping[str, SampledRows], sample: ParitySample
 ) -> tuple[Tensor, ...]:
     """The logits of the trained model, with these rows in its tables."""
     places = {
@@ -30,7 +30,7 @@ def sample_scores(
     return outputs
 
 
-def check_takes_ids(trained: TrainedModel, sample: Sample) -> None:
+def check_takes_ids(trained: TrainedModel, sample: ParitySample) -> None:
     """Check that a model without a schema takes the made-up rows, which have no dense columns.
 
     Raises:
@@ -38,7 +38,7 @@ def check_takes_ids(trained: TrainedModel, sample: Sample) -> None:
     """
     ids = ids_of(trained.tables(), sample.batch.sparse_features)
     zeros = {
-        table.name: KeptRows(
+        table.name: SampledRows(
             ids[table.name], torch.zeros(len(ids[table.name]), table.embedding_dim)
         )
         for table in trained.tables()

@@ -30,7 +30,7 @@ STOP_EVERY = 16
 SAMPLE_SEED = 20_011
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Which part of each batch a rank scores."""
 
     rank: int
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 def evaluate(
     model: DistributedModelParallel,
     data: Dataset,
-    part: Part,
+    part: BatchPart,
     device: torch.device,
     predictions: PredictionConfig | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -113,7 +113,7 @@ def evaluate(
 
 def _open(
     data: Dataset,
-    part: Part,
+    part: BatchPart,
     predictions: PredictionConfig | None,
     binary: bool | tuple[str, ...],
     sample: int | None,

@@ -23,7 +23,7 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
 from rayrec.distributed.ways.compact import BlockPlan, Places, join_blocks
 from rayrec.distributed.ways.home_grads import HomeGrads
-from rayrec.distributed.ways.part import Part, Rows, stack
+from rayrec.distributed.ways.message_part import MessagePart, Rows, stack
 from rayrec.distributed.ways.spans import Received, cut_spans, plan_join
 from rayrec.distributed.ways.two_hop import TwoHop
 from rayrec.distributed.ways.way import Step
@@ -33,7 +33,7 @@ from rayrec.distributed.ways.way import Step
 _PlacesOf = Mapping[tuple[int, int], Places]
 
 
-class Pooled(Part):
+class Pooled(MessagePart):
     """The pooled rows of some collections; see the module.
 
     Args:
@@ -59,7 +59,7 @@ class Pooled(Part):
         self._block_plans: dict[tuple[str, ...], BlockPlan] = {}
 
     def unpack(self, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
-        """See `Part`."""
+        """See `MessagePart`."""
         ids = {}
         for matrix in (*self._mine.flat, self._mine.hop):
             # The pieces of a matrix are padded to the fullest, since their rows lie side by side.
@@ -71,17 +71,17 @@ class Pooled(Part):
     # forward
 
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """See `Part`."""
+        """See `MessagePart`."""
         return self.plan.owners[owner].rows_out(sizes)
 
     def whole(self, rows: Rows) -> Tensor | None:
-        """See `Part`: one matrix holds the rows of one rank below those of the other."""
+        """See `MessagePart`: one matrix holds the rows of one rank below those of the other."""
         if len(self._mine.matrices) != 1:
             return None
         return _side_by_side([rows[group.key] for group in self._mine.matrices[0].groups]).view(-1)
 
     def pack(self, rows: Rows, got: Sequence[Sizes]) -> list[list[Tensor]]:
-        """See `Part`."""
+        """See `MessagePart`."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for matrix in self._mine.matrices:
             values = _side_by_side([rows[group.key] for group in matrix.groups])
@@ -93,7 +93,7 @@ class Pooled(Part):
     def join(
         self, step: Step, received: Sequence[Tensor], rows: Rows
     ) -> tuple[dict[int, list[Tensor]], _PlacesOf]:
-        """See `Part`."""
+        """See `MessagePart`."""
         home = self._arrive(step, received, rows)
         places = self._places(step)
         cut_collections = {place.collection for place in places.values()}
@@ -171,12 +171,12 @@ class Pooled(Part):
     # backward
 
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
-        """See `Part`: the sections are rows that one rank has, and rows that all ranks have."""
+        """See `MessagePart`: the sections are rows of one rank, and rows that all ranks have."""
         of_owner = self.plan.owners[owner]
         return of_owner.rows_out(sizes), of_owner.replicas.values(sizes)
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
-        """See `Part`."""
+        """See `MessagePart`."""
         # Replicas would be a second matrix behind the first one in every message.
         if len(self._mine.matrices) != 1 or self._mine.replicas.groups:
             return None
@@ -191,7 +191,7 @@ class Pooled(Part):
         scale: float,
         kept: _PlacesOf,
     ) -> None:
-        """See `Part`."""
+        """See `MessagePart`."""
         home = self._home_grads(step, grads, kept)
         for owner, (of_owner, sizes, buffer) in enumerate(
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
@@ -219,7 +219,7 @@ class Pooled(Part):
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
-        """See `Part`."""
+        """See `MessagePart`."""
         grads: dict[GroupKey, Tensor] = {}
         ats = [0] * len(got)
         for matrix in self._mine.flat:

@@ -16,7 +16,7 @@ from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import GroupKey, LookupGroup, Slot, Use
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived, sequence_ids
-from rayrec.distributed.ways.part import Part, Rows, stack
+from rayrec.distributed.ways.message_part import MessagePart, Rows, stack
 from rayrec.distributed.ways.way import Step
 
 # Carriers of sequences; see `Address.carrier`.
@@ -32,7 +32,7 @@ class _Came(NamedTuple):
     rows: Tensor
 
 
-class Sequences(Part):
+class Sequences(MessagePart):
     """The sequences of some collections; see the module."""
 
     def __init__(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> None:
@@ -47,17 +47,17 @@ class Sequences(Part):
         self.groups = (*self._sharded[rank], *self._replicas[rank])
 
     def unpack(self, got: Sequence[Sizes], arrived: Sequence[Arrived]) -> dict[GroupKey, GroupIds]:
-        """See `Part`."""
+        """See `MessagePart`."""
         return {group.key: sequence_ids(group, arrived) for group in self.groups}
 
     # forward
 
     def rows_out(self, owner: int, sizes: Sizes) -> int:
-        """See `Part`."""
+        """See `MessagePart`."""
         return _values(self._sharded[owner], sizes)
 
     def pack(self, rows: Rows, got: Sequence[Sizes]) -> list[list[Tensor]]:
-        """See `Part`."""
+        """See `MessagePart`."""
         messages: list[list[Tensor]] = [[] for _ in got]
         for group in self._sharded[self._rank]:
             # (ids of all home ranks, width), home rank by home rank
@@ -69,7 +69,7 @@ class Sequences(Part):
     def join(
         self, step: Step, received: Sequence[Tensor], rows: Rows
     ) -> tuple[dict[int, list[Tensor]], None]:
-        """See `Part`."""
+        """See `MessagePart`."""
         came: dict[tuple[int, int], list[_Came]] = {}
 
         def sort(owner: int, groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor) -> None:
@@ -122,11 +122,11 @@ class Sequences(Part):
     # backward
 
     def grads_out(self, owner: int, sizes: Sizes) -> tuple[int, int]:
-        """See `Part`: the sections are rows that one rank has, and rows that all ranks have."""
+        """See `MessagePart`: the sections are rows of one rank, and rows that all ranks have."""
         return _values(self._sharded[owner], sizes), _values(self._replicas[owner], sizes)
 
     def lone_matrix(self, got: Sequence[Sizes]) -> tuple[list[int], int] | None:
-        """See `Part`."""
+        """See `MessagePart`."""
         if len(self.groups) != 1:
             return None
         (group,) = self.groups
@@ -140,7 +140,7 @@ class Sequences(Part):
         scale: float,
         kept: None,
     ) -> None:
-        """See `Part`."""
+        """See `MessagePart`."""
         bounds, keys = step.routed.source.kjt_offsets, step.send.keys
         for owner, (sizes, buffer) in enumerate(zip(step.routed.sent, buffers, strict=True)):
             at = 0
@@ -159,7 +159,7 @@ class Sequences(Part):
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
-        """See `Part`."""
+        """See `MessagePart`."""
         grads = {}
         ats = [0] * len(got)
         for group in self.groups:

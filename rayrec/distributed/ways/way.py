@@ -30,7 +30,7 @@ from rayrec.distributed.steps.unpack import Arrived
 from rayrec.layout import Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.named_memory import Memory, Part
+from rayrec.shards.named_memory import Memory, MemoryPart
 from rayrec.shards.touched import TouchClock
 
 
@@ -61,7 +61,7 @@ class World:
     memory: Memory | None = None
     _parts: Iterator[int] = field(default_factory=count)
 
-    def part(self) -> Part | None:
+    def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""
         return None if self.memory is None else self.memory.part(f"rows{next(self._parts)}")
 

@@ -21,7 +21,7 @@ CANCELLED = "cancelled"
 _MOST_TEXT = 1000
 
 
-class Fault(NamedTuple):
+class ErrorReply(NamedTuple):
     """How an error is told.
 
     Attributes:
@@ -49,12 +49,12 @@ _KINDS: dict[type[RayrecError], tuple[str, str, int]] = {
 OUTCOMES = (OK, *dict.fromkeys(kind[0] for kind in _KINDS.values()), "defect", CANCELLED)
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception) -> ErrorReply:
     """How an error is told; a defect's traceback goes to standard error, not to the caller."""
     for kind, (outcome, code, status) in _KINDS.items():
         if isinstance(error, kind):
             text = " ".join(str(error).split())
-            return Fault(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
+            return ErrorReply(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
     traceback.print_exception(error, file=sys.stderr)
     text = f"the server failed with {type(error).__name__}; its log has the traceback."
-    return Fault("defect", "INTERNAL", 500, "ServingError", text)
+    return ErrorReply("defect", "INTERNAL", 500, "ServingError", text)

@@ -25,7 +25,7 @@ _LATE_S = 60.0  # a replica that has not changed over by then hangs
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ParentMessage:
     """What the parent tells a replica.
 
     Attributes:
@@ -55,10 +55,10 @@ class Lead:
         self._waited: dict[int, float] = {}
         self._told = self.told(None)
 
-    def told(self, version: Version | None) -> Told:
+    def told(self, version: Version | None) -> ParentMessage:
         """What there is to tell now."""
         one = self.predictor
-        return Told(one.verdict.value, one.trouble, version)
+        return ParentMessage(one.verdict.value, one.trouble, version)
 
     def dense_of(self, version: Version) -> Version:
         """A version that was told, with its dense part; on a replica."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading import Reading
+from rayrec.serve.server.reading_thread import ReadingThread
 from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
 
@@ -15,7 +15,7 @@ class Parts(NamedTuple):
     """What the gRPC and the HTTP side of a replica share."""
 
     queue: ScoringQueue
-    reading: Reading
+    reading: ReadingThread
     health: Health
     settings: ServerSettings
     metrics: Metrics
