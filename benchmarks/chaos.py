@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from rayrec.chaos.report import read_out
+from rayrec.chaos.outcome_file import read_out
 
 
 def main() -> None:

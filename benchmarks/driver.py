@@ -34,7 +34,7 @@ from jobs.settings import open_data
 from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.metrics import Metric
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import ProgressReport
+from rayrec.train.events import ProgressReport
 
 FIRST_STEPS = 30
 

@@ -33,7 +33,7 @@ def build(rank: int, num_ranks: int, name: str, size: int) -> Step:
     import torch.distributed as dist
 
     from rayrec.comm.choose import Transport, exchange_for
-    from rayrec.comm.dense import start_sum
+    from rayrec.comm.gradient_average import start_sum
 
     send, into = torch.ones(size // 4), torch.empty(size // 4)
     transport = Transport.PROCESS_GROUP if name.startswith("gloo") else Transport.SHARED_MEMORY

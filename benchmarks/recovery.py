@@ -32,7 +32,7 @@ from benchmarks import report
 from jobs.recipe import ModelRecipe
 from jobs.settings import open_data
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import Failure, Recovered
+from rayrec.train.events import Failure, Recovered
 
 RECORD = "<dqq"  # seconds of the wall clock, step, number of the life
 

@@ -29,7 +29,7 @@ from rayrec.data import DenseColumn, Feature, FeatureSchema, ParquetDataset
 from rayrec.layout import EmbeddingBagConfig
 from rayrec.recipe import ModelRecipe
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import Resized
+from rayrec.train.events import Resized
 
 DATA_ROWS = 200_000
 SETTLE_STEPS = 5  # from a change to the wish for the next one

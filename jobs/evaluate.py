@@ -21,8 +21,8 @@ from rayrec import arguments
 from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.runs.report import scores_line, write_result
-from rayrec.runs.scoring import ROWS, Scoring, score_checkpoint
+from rayrec.runs.reporting import scores_line, write_result
+from rayrec.runs.scoring import ROWS, ScoringOptions, score_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     scaling = scaling_of(args)
     from rayrec.checkpoint import checkpoint_path  # late: it needs torch
 
-    scoring = Scoring(
+    scoring = ScoringOptions(
         checkpoint=checkpoint_path("--checkpoint", args.checkpoint),
         data=args.eval,
         schema=args.schema,

@@ -1,8 +1,8 @@
-"""Report of a job at its end, re-exported from `rayrec.runs.report`."""
+"""Report of a job at its end, re-exported from `rayrec.runs.reporting`."""
 
-from rayrec.runs.report import (
+from rayrec.runs.reporting import (
     Reporting,
-    Told,
+    ResultReport,
     fit_and_report,
     process_start,
     seconds_by_part,
@@ -11,7 +11,7 @@ from rayrec.runs.report import (
 
 __all__ = [
     "Reporting",
-    "Told",
+    "ResultReport",
     "fit_and_report",
     "process_start",
     "seconds_by_part",

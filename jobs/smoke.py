@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_scaling_options(parser, plan=False)
     args = parser.parse_args(argv)
 
-    from rayrec.driver.smoke import check_cluster
+    from rayrec.driver.smoke_check import check_cluster
 
     check_cluster(scaling_of(args), lambda line: print(line, flush=True))
     return 0

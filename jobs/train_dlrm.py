@@ -32,10 +32,10 @@ from rayrec.checks import separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
 from rayrec.recipe import INIT_BOUND, MODELS, ModelRecipe
-from rayrec.runs.report import Reporting, process_start
+from rayrec.runs.reporting import Reporting, process_start
 from rayrec.runs.training import ClickRun, train_clicks
+from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_BATCH
-from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
     from rayrec.data.planted import SyntheticConfig

@@ -37,10 +37,10 @@ from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.runs.report import Reporting, Told, fit_and_report, process_start
+from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report, process_start
 from rayrec.storage import probe_output
+from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE
-from rayrec.train.told import Milestone
 
 if TYPE_CHECKING:
     from rayrec.driver import Result
@@ -143,7 +143,7 @@ def _train(
     return 0
 
 
-def _outcome(result: Result) -> Told:
+def _outcome(result: Result) -> ResultReport:
     scores: dict[str, dict[str, float]] = {"model": {}, "popularity": {}}
     for name, value in result.metrics.items():
         # Names are "model recall@10" and the like; "queries" and "candidates" have no second word.
@@ -161,7 +161,7 @@ def _outcome(result: Result) -> Told:
         lines.append(f"{queries} queries, {candidates} candidates")
         lines += _warning(scores["model"], scores["popularity"])
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.4f}"
-    return Told(
+    return ResultReport(
         done=f"{result.rows} rows in {result.seconds:.1f} s{loss}",
         lines=lines,
         fields={**scores, "queries": queries, "candidates": candidates},
@@ -180,7 +180,7 @@ def _warning(model: Mapping[str, float], popularity: Mapping[str, float]) -> lis
     ]
 
 
-class Rows(NamedTuple):
+class RetrievalRows(NamedTuple):
     """All rows, those of any label: two paths, and the JSON text of the schema."""
 
     train: str
@@ -202,7 +202,7 @@ def _check_batch(args: argparse.Namespace) -> None:
         )
 
 
-def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
+def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[RetrievalRows, Path]:
     """Return the rows, converted if need be, and the folder for derived files."""
     if (args.source is None) == (args.train is None):
         raise ConfigError(
@@ -224,14 +224,14 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[Rows, Path]:
         # what is wrong in it is said with its name, before anything is started
         FeatureSchema.from_json(schema, args.schema).one_label(f"retrieval ({args.schema})")
         train, held_out = absolute_path("--train", args.train), absolute_path("--eval", args.eval)
-        return Rows(train, held_out, schema), Path(_work_folder(args, stack))
+        return RetrievalRows(train, held_out, schema), Path(_work_folder(args, stack))
     from rayrec.data.movielens import convert_movielens
 
     work = Path(_work_folder(args, stack))
     made = convert_movielens(
         args.source, work / "data", dim=args.dim or DIM, seed=args.seed, overwrite=True
     )
-    return Rows(str(made.train), str(made.eval), made.schema.read_text()), work
+    return RetrievalRows(str(made.train), str(made.eval), made.schema.read_text()), work
 
 
 def _work_folder(args: argparse.Namespace, stack: ExitStack) -> str:

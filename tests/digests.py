@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from tests.draws import draw
 from tests.simulation import batches_of, run_sharded, targets_of
 

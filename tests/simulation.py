@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.worlds import Reference, World, build_collections, output_of

@@ -11,7 +11,7 @@ from typing import Any
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.told import (
+from rayrec.train.events import (
     Evaluation,
     Failure,
     Noticed,

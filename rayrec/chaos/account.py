@@ -19,7 +19,7 @@ End = Literal["done", "failed", "hung"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blow:
+class InjectedFault:
     """Injected fault.
 
     Attributes:
@@ -53,7 +53,7 @@ class Account:
     repeated: int = 0
 
 
-def account(events: Sequence[RunEvent], blows: Sequence[Blow]) -> Account:
+def account(events: Sequence[RunEvent], blows: Sequence[InjectedFault]) -> Account:
     """Count the failures, recoveries and lost time of a run.
 
     Args:
@@ -105,7 +105,7 @@ class Run:
     end: End
     words: str = ""
     seconds: float = 0.0
-    blows: tuple[Blow, ...] = ()
+    blows: tuple[InjectedFault, ...] = ()
     account: Account = field(default_factory=Account)
     digests: Mapping[str, str] = field(default_factory=dict)
 

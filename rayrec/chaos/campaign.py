@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rayrec.chaos.account import Run, table
 from rayrec.chaos.cluster import PrivateCluster, private_cluster
+from rayrec.chaos.fault_run import Bounds, FaultRun
 from rayrec.chaos.job import Job
 from rayrec.chaos.schedule import DRIVER, GCS, NODE, schedule
-from rayrec.chaos.shaken import Bounds, ShakenRun
 from rayrec.errors import ConfigError, RayrecError, RunInterrupted
 from rayrec.machine.signals import hold_signals
 
@@ -109,7 +109,7 @@ def shake(
             def one(name: str, seed: int, faults: bool) -> Run:
                 drawn = schedule(seed, campaign.every_s, campaign.kinds) if faults else iter(())
                 folder = job.folder / name
-                run = ShakenRun(job, cluster, folder, drawn, campaign.bounds, say, signals)
+                run = FaultRun(job, cluster, folder, drawn, campaign.bounds, say, signals)
                 try:
                     return run.run(seed)
                 except (RunInterrupted, KeyboardInterrupt):

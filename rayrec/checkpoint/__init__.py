@@ -1,12 +1,12 @@
 """Checkpoints hold tables as rectangles in Arrow files and restore under any plan."""
 
-from rayrec.checkpoint.dense import dense_tensors, load_dense
+from rayrec.checkpoint.compatibility import check_tables, check_whole
+from rayrec.checkpoint.contents import CheckpointReport, inspect_checkpoint
+from rayrec.checkpoint.dense_tensors import dense_tensors, load_dense
 from rayrec.checkpoint.entries import FileEntry, Parent
-from rayrec.checkpoint.fits import check_tables, check_whole
-from rayrec.checkpoint.inspect import CheckpointReport, inspect_checkpoint
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import Manifest
-from rayrec.checkpoint.named import checkpoint_path
+from rayrec.checkpoint.paths import checkpoint_path
 from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
 from rayrec.checkpoint.rows import TableReader
 from rayrec.checkpoint.save import agree, save_checkpoint, watch_save, writes

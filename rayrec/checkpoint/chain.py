@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, Column, FileEntry
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
-from rayrec.checkpoint.named import open_checkpoint
+from rayrec.checkpoint.paths import open_checkpoint
 from rayrec.checkpoint.shardfile import check_footer, read_batch
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError

@@ -23,7 +23,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Checksum:
     """The first `end` bytes of a file have this crc32."""
 
     end: int
@@ -49,7 +49,7 @@ class FileEntry:
     cols: range
     columns: tuple[Column, ...]
     batch_rows: int
-    marks: tuple[Mark, ...]
+    marks: tuple[Checksum, ...]
     held: int | None = None
     firsts: tuple[int, ...] = ()
 
@@ -140,7 +140,7 @@ def file_from_json(entry: Json) -> FileEntry:
         cols=range(*entry["cols"]),
         columns=tuple(Column(*column) for column in entry["columns"]),
         batch_rows=entry["batch_rows"],
-        marks=tuple(Mark(*mark) for mark in entry["marks"]),
+        marks=tuple(Checksum(*mark) for mark in entry["marks"]),
         held=entry.get("held"),
         firsts=tuple(entry.get("firsts", ())),
     )

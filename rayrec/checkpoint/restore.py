@@ -25,16 +25,16 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
-from rayrec.checkpoint.entries import FileEntry
-from rayrec.checkpoint.fits import (
+from rayrec.checkpoint.compatibility import (
     check_columns,
     check_files,
     check_optimizer,
     check_tables,
     no_table,
 )
+from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.manifest import Json, Manifest
-from rayrec.checkpoint.named import open_checkpoint
+from rayrec.checkpoint.paths import open_checkpoint
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig

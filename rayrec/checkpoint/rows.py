@@ -10,10 +10,10 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.compatibility import check_whole
 from rayrec.checkpoint.entries import FileEntry
-from rayrec.checkpoint.fits import check_whole
 from rayrec.checkpoint.manifest import Manifest
-from rayrec.checkpoint.named import located
+from rayrec.checkpoint.paths import located
 from rayrec.shards.state import WEIGHT
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint.entries import ROW, Column, FileEntry, Mark
+from rayrec.checkpoint.entries import ROW, Checksum, Column, FileEntry
 from rayrec.checkpoint.store import TABLES, Source, Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
@@ -124,9 +124,9 @@ def write_shard(
 
 def _write_batches(
     store: Store, path: str, schema: pa.Schema, tensors: Sequence[Tensor], starts: range
-) -> tuple[Mark, ...]:
+) -> tuple[Checksum, ...]:
     """Write a file of record batches that begin at the rows `starts`; return where each ends."""
-    marks: list[Mark] = []
+    marks: list[Checksum] = []
     with store.write(path) as sink, pa.PythonFile(sink, mode="w") as file:
         with pa.ipc.new_file(file, schema) as writer:
             for start in starts:
@@ -134,9 +134,9 @@ def _write_batches(
                 pairs = zip(chunks, schema, strict=True)
                 arrays = [_to_arrow(chunk, field.type) for chunk, field in pairs]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
-                marks.append(Mark(sink.num_bytes, sink.crc32))
+                marks.append(Checksum(sink.num_bytes, sink.crc32))
         # closing the writer has added the footer
-        marks.append(Mark(sink.num_bytes, sink.crc32))
+        marks.append(Checksum(sink.num_bytes, sink.crc32))
     return tuple(marks)
 
 
@@ -149,7 +149,7 @@ def read_batch(
         CheckpointError: the storage refuses.
         DamagedCheckpointError: the bytes are not those that were written.
     """
-    before = entry.marks[index - 1] if index else Mark(0, 0)
+    before = entry.marks[index - 1] if index else Checksum(0, 0)
     data, right = _read_marked(source, entry, before, entry.marks[index], where)
     if verify and not right():
         raise DamagedCheckpointError(
@@ -179,7 +179,7 @@ def read_batch(
 
 
 def _read_marked(
-    source: Source, entry: FileEntry, before: Mark, mark: Mark, where: str
+    source: Source, entry: FileEntry, before: Checksum, mark: Checksum, where: str
 ) -> tuple[pa.Buffer, Callable[[], bool]]:
     """The bytes between two marks, and a call that tells whether they are those written.
 
@@ -209,7 +209,7 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
         CheckpointError: the storage refuses.
         DamagedCheckpointError: the bytes are not those that were written.
     """
-    before = entry.marks[-2] if len(entry.marks) > 1 else Mark(0, 0)
+    before = entry.marks[-2] if len(entry.marks) > 1 else Checksum(0, 0)
     whole = entry.marks[-1]
     _, right = _read_marked(source, entry, before, whole, where)
     if not right():

@@ -92,9 +92,9 @@ def command(
     ended with other tables.
     """
     from rayrec.chaos.campaign import Campaign, shake
+    from rayrec.chaos.fault_run import Bounds
     from rayrec.chaos.job import read_job
-    from rayrec.chaos.report import check_out, write_out
-    from rayrec.chaos.shaken import Bounds
+    from rayrec.chaos.outcome_file import check_out, write_out
     from rayrec.runs.scaling import default_ranks
 
     read = read_job(job, default_ranks())

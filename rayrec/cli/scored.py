@@ -12,7 +12,7 @@ from rayrec import arguments
 from rayrec.cli.base import PATH, Checked, F, count, rank_options
 
 if TYPE_CHECKING:
-    from rayrec.runs.scoring import Scoring
+    from rayrec.runs.scoring import ScoringOptions
 
 OPTIONS = [
     click.option(
@@ -69,7 +69,7 @@ def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
     return decorate
 
 
-def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> Scoring:
+def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> ScoringOptions:
     """Return the scoring for the options of `scoring_options`, without a file for predictions.
 
     Raises:
@@ -77,13 +77,13 @@ def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> Scoring:
     """
     from rayrec.runs.inputs import made_part
     from rayrec.runs.scaling import scaling_from
-    from rayrec.runs.scoring import Scoring
+    from rayrec.runs.scoring import ScoringOptions
 
     names = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
     scaling = scaling_from(**{name: given[name] for name in names})
     from rayrec.checkpoint import checkpoint_path  # late: it needs torch
 
-    return Scoring(
+    return ScoringOptions(
         checkpoint=checkpoint_path("CHECKPOINT", given["checkpoint"]),
         data=made_part(given["data"], "eval"),
         schema=given["schema"],
@@ -108,7 +108,7 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
     """
     from rayrec.checks import separate_files
     from rayrec.runs.inputs import output_path
-    from rayrec.runs.report import scores_line, write_result
+    from rayrec.runs.reporting import scores_line, write_result
     from rayrec.runs.scoring import score_checkpoint
 
     inputs = {"--data": given["data"], "--schema": given["schema"], "--plan": given["plan"]}

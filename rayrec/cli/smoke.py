@@ -24,7 +24,7 @@ def command(**given: Any) -> None:
     every number where it belongs, and one sharded training step runs on every rank with a table cut
     over all of them.
     """
-    from rayrec.driver.smoke import check_cluster
+    from rayrec.driver.smoke_check import check_cluster
     from rayrec.runs.scaling import scaling_from
 
     check_cluster(scaling_from(local=False, **given), lambda line: print(line, flush=True))

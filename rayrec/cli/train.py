@@ -50,10 +50,10 @@ def command(
     from rayrec.checks import separate_files
     from rayrec.errors import ConfigError
     from rayrec.runs.inputs import output_path
-    from rayrec.runs.report import Reporting, process_start
+    from rayrec.runs.reporting import Reporting, process_start
     from rayrec.runs.run_file import RunFile
     from rayrec.runs.training import train_clicks
-    from rayrec.train.told import Milestone
+    from rayrec.train.events import Milestone
 
     if run is None and data is None and not changes and not print_config:
         raise ConfigError(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.pages import private_memory
-from rayrec.shards.memory import SHARED, Memory
+from rayrec.shards.named_memory import SHARED, Memory
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -21,7 +21,7 @@ from torch import Tensor
 from rayrec.comm.pages import map_file
 from rayrec.comm.shared_segment import unsupported
 from rayrec.errors import CommError, ConfigError
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 
 _SCRIPT = Path(__file__).with_name("memory_keeper.py")
 _START_S = 30.0

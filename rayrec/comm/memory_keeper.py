@@ -28,7 +28,7 @@ ORPHANED_S = 2.0
 _LOOK_S = 0.5
 
 
-class Keeper:
+class MemoryKeeper:
     """Files by name, for the processes of one user that connect to an address.
 
     Args:
@@ -131,7 +131,7 @@ def main(address: str, parent: int) -> None:
         os.dup2(nothing, number)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    Keeper(listener, parent).run()
+    MemoryKeeper(listener, parent).run()
 
 
 if __name__ == "__main__":

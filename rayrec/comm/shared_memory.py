@@ -30,7 +30,7 @@ from rayrec.comm.shared_collective import Collective
 from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
 from rayrec.errors import CommError
-from rayrec.shards.memory import SHARED, Memory
+from rayrec.shards.named_memory import SHARED, Memory
 
 _LEAST_BYTES = 1 << 20
 _LEAVE_S = 10.0

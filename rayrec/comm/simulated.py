@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, Pending, Splits
 from rayrec.errors import CommError
-from rayrec.shards.memory import SHARED, Memory
+from rayrec.shards.named_memory import SHARED, Memory
 
 T = TypeVar("T")
 

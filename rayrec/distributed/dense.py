@@ -1,8 +1,8 @@
 """The dense part of a model on several ranks: DistributedDataParallel and what it needs here.
 
 Gradients are averaged through shared memory where all ranks are CPU ranks of one host
-(`rayrec.comm.dense`), else over the process group. Parameters that a step does not use, on all
-ranks or on some, are right unless DDP is told to see to them itself (`rayrec.comm.unused`).
+(`rayrec.comm.gradient_average`), else over the process group. Parameters that a step does not use,
+on all ranks or on some, are right unless DDP is told to see to them itself (`rayrec.comm.unused`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.comm.choose import Transport, exchange_for
-from rayrec.comm.dense import AverageStatic, average_gradients
 from rayrec.comm.exchange import Exchange
+from rayrec.comm.gradient_average import AverageStatic, average_gradients
 from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.comm.unused import Hook, reach_all, with_unused
 from rayrec.errors import ConfigError

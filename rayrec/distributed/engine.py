@@ -18,13 +18,13 @@ from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey
-from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.reshard import redeploy
 from rayrec.distributed.step_runner import StepRunner
 from rayrec.distributed.steps.dedup import distinct_ids
-from rayrec.distributed.steps.ride import Outputs, Ride, Sharing
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
+from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
@@ -191,13 +191,13 @@ class ShardedEmbeddings:
             InputError: a feature is missing, an id is out of range, or weights are missing.
             CommError: a peer is gone.
         """
-        ride = Ride.on(kjt, self)
-        output = self._sharing.take(collection, ride)
+        shared = SharedExchange.on(kjt, self)
+        output = self._sharing.take(collection, shared)
         if output is None:
-            together = self._sharing.together(collection, tuple(kjt.keys()), ride)
-            results = self._run(together, kjt, ride)
+            together = self._sharing.together(collection, tuple(kjt.keys()), shared)
+            results = self._run(together, kjt, shared)
             output = results.pop(collection)
-            ride.waiting = results
+            shared.waiting = results
         return output
 
     def forward_distinct(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
@@ -209,12 +209,12 @@ class ShardedEmbeddings:
             InputError, CommError: as in `forward`.
         """
         slots = self._deployed.program(frozenset([collection])).slots
-        ride = Ride.on(kjt, self)
-        if ride.distinct is None:
+        shared = SharedExchange.on(kjt, self)
+        if shared.distinct is None:
             if self.options.check_ids:
                 check_ids(kjt, slots.limits, source=f"rank {self.exchange.rank}")
-            ride.distinct = distinct_ids(kjt)
-        rows, places = self.forward(collection, ride.distinct.kjt), ride.distinct.places
+            shared.distinct = distinct_ids(kjt)
+        rows, places = self.forward(collection, shared.distinct.kjt), shared.distinct.places
         uses = slots.uses[collection]
         return tuple(
             r.index_select(0, places[use.feature]) for r, use in zip(rows, uses, strict=True)
@@ -242,10 +242,10 @@ class ShardedEmbeddings:
         if together is None or self.options.dedup_sequences or learned:
             return False
         program = self._deployed.program(together)
-        ride = Ride.on(kjt, self)
-        if ride.started is not None and ride.started.expected:
+        shared = SharedExchange.on(kjt, self)
+        if shared.started is not None and shared.started.expected:
             return True
-        ride.started = self._ahead.start(
+        shared.started = self._ahead.start(
             kjt, together, lambda exchange: self.runner.route(program, kjt, exchange)
         )
         return True
@@ -268,12 +268,12 @@ class ShardedEmbeddings:
         self._sharing.clear()
 
     def _run(
-        self, collections: frozenset[int], kjt: KeyedJaggedTensor, ride: Ride
+        self, collections: frozenset[int], kjt: KeyedJaggedTensor, shared: SharedExchange
     ) -> dict[int, Outputs]:
         """Run one step of some collections, with the ids that were routed ahead if there are."""
         ahead = None
-        if self._ahead is not None and ride.started is not None:
+        if self._ahead is not None and shared.started is not None:
             with span(self.timer, "input"):
-                ahead = self._ahead.take(ride.started, collections, self.timer)
-            ride.started = None  # a KJT that is kept must not keep what was routed
+                ahead = self._ahead.take(shared.started, collections, self.timer)
+            shared.started = None  # a KJT that is kept must not keep what was routed
         return self.runner.run(self._deployed, collections, kjt, ahead)

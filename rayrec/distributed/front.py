@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
-from rayrec.distributed.named import NamedAsInner
+from rayrec.distributed.inner_names import NamedAsInner
 from rayrec.distributed.state import fused_optimizer_of
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, SparseOptimizer

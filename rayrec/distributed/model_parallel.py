@@ -26,15 +26,15 @@ from rayrec.comm.topology import topology_of
 from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
 from rayrec.distributed.front import EngineFront
 from rayrec.distributed.planning import check_same_plan, plan_model
-from rayrec.distributed.program.options import EngineOptions
-from rayrec.distributed.replicas import Replicas
+from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.distributed.replicas import ReplicaGroups
 from rayrec.distributed.sharders import ModuleSharder, ShardingEnv, group_of, optimizers_for
 from rayrec.distributed.sharding import choose_optimizers, shard_embeddings
 from rayrec.fields.typed import check_argument
 from rayrec.layout import ShardingPlan
 from rayrec.layout.words import also_takes
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 
 
 @also_takes()
@@ -123,10 +123,10 @@ class DistributedModelParallel(EngineFront):
         transport = Transport(transport)
         self._stepped = False
         self.device = usable_device(device or device_of(process_group, grouped))
-        self._replicas: Replicas | None = None
+        self._replicas: ReplicaGroups | None = None
         sharding_group = process_group
         if sharding_group_size is not None and grouped:
-            self._replicas = Replicas(sharding_group_size, sync_every)
+            self._replicas = ReplicaGroups(sharding_group_size, sync_every)
             sharding_group = self._replicas.group
 
         def connect(own: bool = False) -> Exchange:

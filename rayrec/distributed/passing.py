@@ -42,7 +42,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RowType:
     """The type of rows, or of a state of their optimizer, and whether a row has one value of it."""
 
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class Column:
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-Columns = Mapping[str, Column]  # by name, the weight first
+Columns = Mapping[str, RowType]  # by name, the weight first
 
 
 def passages(
@@ -94,7 +94,7 @@ def columns_of(states: Sequence[ShardState], gather: Gather) -> dict[str, Column
     own: dict[str, Columns] = {}
     for state in states:
         own[state.shard.table] = {
-            name: Column(tensor.dtype, tensor.dim() == 1)
+            name: RowType(tensor.dtype, tensor.dim() == 1)
             for name, tensor in state.tensors().items()
         }
     everyone: dict[str, Columns] = {}

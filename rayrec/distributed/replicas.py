@@ -27,7 +27,7 @@ from rayrec.shards.touched import TouchedRows
 _CHUNK = 1 << 22  # values averaged at a time
 
 
-class Replicas:
+class ReplicaGroups:
     """This rank's place in the grid of sharding groups x replicas; all ranks build it together.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from rayrec.distributed.deployed import Deployed, deploy
-from rayrec.distributed.passing import Column, Columns, pass_on
+from rayrec.distributed.passing import Columns, RowType, pass_on
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.modules import torch_dtype
 from rayrec.optim import SparseOptimizer
@@ -20,9 +20,9 @@ from rayrec.shards.state import WEIGHT
 
 def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Columns:
     """Return the columns of a table: its rows, and the state of its optimizer, which is float32."""
-    columns = {WEIGHT: Column(torch_dtype(table), is_row_wise=False)}
+    columns = {WEIGHT: RowType(torch_dtype(table), is_row_wise=False)}
     for name, per in optimizer.state_widths.items():
-        columns[name] = Column(torch.float32, is_row_wise=per == "row")
+        columns[name] = RowType(torch.float32, is_row_wise=per == "row")
     return columns
 
 

@@ -20,8 +20,8 @@ from rayrec.distributed.collections import ShardedEmbeddingBagCollection, Sharde
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.fused_collection import FusedCollection
 from rayrec.distributed.kernels.workers import Task, Workers
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec
-from rayrec.distributed.program.options import EngineOptions
 from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, check_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection

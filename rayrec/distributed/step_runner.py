@@ -17,8 +17,8 @@ from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import GroupKey
 from rayrec.distributed.program.slots import by_collection
 from rayrec.distributed.steps.peers import look_up_with_peers
-from rayrec.distributed.steps.ride import Outputs
 from rayrec.distributed.steps.route import RoutedIds, route
+from rayrec.distributed.steps.shared_exchange import Outputs
 from rayrec.distributed.ways import Step
 from rayrec.observe.timer import StepTimer, span
 from rayrec.sparse import KeyedJaggedTensor, start_check_ids

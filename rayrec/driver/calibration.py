@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rayrec.driver.cluster_topology import discover
 from rayrec.driver.controller import Controller
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.topology import discover
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 

@@ -14,32 +14,32 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from rayrec.driver.bench import bench_for
+from rayrec.driver.assignment import Assignment
 from rayrec.driver.blame import Blame
-from rayrec.driver.changing import Changing
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.failing import Failing
-from rayrec.driver.handing import Handing, Judging
 from rayrec.driver.head import head
-from rayrec.driver.leaving import Leaving
 from rayrec.driver.placed import Placed
+from rayrec.driver.preemption import PreemptionWatch
 from rayrec.driver.prepared import Prepared, Ran
+from rayrec.driver.progress import RunProgress
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import crew_of
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.room import room_for
+from rayrec.driver.resizing import Resizing
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.run_placement import run_placement
 from rayrec.driver.running import Running
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
+from rayrec.driver.spare_pool import spare_pool
 from rayrec.driver.stall import STALL_S, StallWatch
-from rayrec.driver.standing import Standing
 from rayrec.driver.states import TRANSITIONS, State, Turn, can_recover
 from rayrec.driver.stopping import Stopping
+from rayrec.driver.table_transfer import Judging, TableTransfer
+from rayrec.driver.worker_group import worker_group
 from rayrec.errors import USER_MISTAKES, ConfigError, TrainingFailed
 from rayrec.machine.signals import hold_signals
-from rayrec.train.told import Event, Milestone
+from rayrec.train.events import Event, Milestone
 
 STACKS_S = 5.0
 HEARTBEAT_S = 30.0
@@ -58,7 +58,7 @@ class Controller:
         setup_timeout_s: bound on the start of the ranks.
         stop_timeout_s: bound on the way from a stop request to the end.
         max_failures: number of failures that the run recovers from; -1 for any number.
-        keeps: the task can save and go on when its node will be drained; see `leaving`.
+        keeps: the task can save and go on when its node will be drained; see `preemption`.
         resizes: the number of ranks may change on the way; see `ScalingConfig.num_workers`.
         obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
             by a signal.
@@ -92,7 +92,7 @@ class Controller:
         self._on_poll = on_poll
         self._stopping = Stopping(on_event, stop_timeout_s, obeys_stop)
         self._watch = StallWatch(on_event, self.log, self._rank_stacks, stall_s)
-        self._standing = Standing(self._watch, on_event, on_step)
+        self._progress = RunProgress(self._watch, on_event, on_step)
         self._recovery = Recovery()
         self._failing = Failing(self._recovery, self.log, max_failures)
         self.resizes, self._keeps, self._sizing = resizes, keeps, Sizing.of(scaling)
@@ -101,7 +101,7 @@ class Controller:
         self._heartbeat_s = heartbeat_timeout_s
         self._stack = ExitStack()
         self._judging = Judging(timeout_s, heartbeat_timeout_s, self._recovery)
-        heard = self._stopping, self._standing, self._recovery, self._judging
+        heard = self._stopping, self._progress, self._recovery, self._judging
         self._running = Running(*heard, on_event, resizes=resizes)
         self._cluster: Cluster | None = None
         self._placed: Placed | None = None
@@ -169,21 +169,21 @@ class Controller:
 
     def _schedule(self) -> Turn:
         assert self._cluster is not None
-        check = self._check
-        self._watch.at("waiting for room on the cluster", patient=True)
+        check, tell, watch, sizing = self._check, self._on_event, self._watch, self._sizing
+        watch.at("waiting for room on the cluster", patient=True)
         enter, scaling = self._stack.enter_context, self._scaling
-        room = enter(room_for(scaling, self._cluster, self._on_event, check))
-        bench = enter(bench_for(scaling, self._heartbeat_s, self._setup_timeout_s, self._on_event))
-        crew = enter(crew_of(scaling, room.places(), check))
-        seating = Seating(scaling, room, crew, bench, self._sizing, self._recovery, self._watch)
-        leaving = Leaving(scaling, room, crew, self._sizing, self._keeps)
-        seating.say_how_many(self._on_event)
+        placement = enter(run_placement(scaling, self._cluster, tell, check))
+        spares = enter(spare_pool(scaling, self._heartbeat_s, self._setup_timeout_s, tell))
+        workers = enter(worker_group(scaling, placement.places(), check))
+        assignment = Assignment(scaling, placement, workers, spares, sizing, self._recovery, watch)
+        preemption = PreemptionWatch(scaling, placement, workers, sizing, self._keeps)
+        assignment.say_how_many(tell)
         self._placed = Placed(
-            crew=crew,
-            group=RankGroup(crew, scaling, check, self._judging.silence_s),
-            seating=seating,
-            changing=Changing(seating, leaving, self._sizing),
-            handing=Handing(crew, scaling, check, self._judging),
+            workers=workers,
+            group=RankGroup(workers, scaling, check, self._judging.silence_s),
+            assignment=assignment,
+            resizing=Resizing(assignment, preemption, sizing),
+            transfer=TableTransfer(workers, scaling, check, self._judging),
         )
         return "on"
 
@@ -196,7 +196,7 @@ class Controller:
     def _fill(self) -> Turn:
         """Give a process to every rank that has none."""
         setup_s = self._setup_timeout_s * self._recovery.patience
-        if not self.placed.seating.fill(setup_s, part=not self.placed.group.handed_over):
+        if not self.placed.assignment.fill(setup_s, part=not self.placed.group.handed_over):
             return "stay"
         self._on_event(Milestone("actors"))
         return "on"
@@ -215,7 +215,7 @@ class Controller:
             self._prepared = self._prepare(group)
         except USER_MISTAKES as error:
             # the ranks are as they were, and their tables are still there
-            self._on_event(self.placed.changing.call_off(error, group.world_size))
+            self._on_event(self.placed.resizing.call_off(error, group.world_size))
             return "resize"
         # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         if self._prepared.task is None:
@@ -230,12 +230,12 @@ class Controller:
         if task is None:
             return "on"
         self._watch.at("passing tables on to the ranks that follow")
-        verdict = self.placed.handing.look(task, self._timeout_s, self._setup_timeout_s)
+        verdict = self.placed.transfer.look(task, self._timeout_s, self._setup_timeout_s)
         if verdict.failure is not None:
             return self._failed(verdict.failure)
         if verdict.action != "finish":
             return "stay"
-        self.placed.seating.part()
+        self.placed.assignment.part()
         self._on_event(Milestone("tables passed on"))
         return "on"
 
@@ -265,12 +265,12 @@ class Controller:
         self._check()
         self._on_poll()
         placed, now = self.placed, time.monotonic()
-        return "on" if self._failing.have_left(placed.group, placed.crew, now) else "stay"
+        return "on" if self._failing.have_left(placed.group, placed.workers, now) else "stay"
 
     def _raised(self, error: Exception) -> Turn:
         """Answer an error of a state; only the failure of a rank may be recovered from."""
         if isinstance(error, TrainingFailed) and error.rank is not None and can_recover(self.state):
-            return self._failed(Blame.of(error, self._standing.step), error)
+            return self._failed(Blame.of(error, self._progress.step), error)
         if isinstance(error, ConfigError) and self.state is State.FILLING:
             error = self._failing.not_replaced(error, self.placed.group.world_size)
         self._error = error
@@ -278,15 +278,15 @@ class Controller:
 
     def _failed(self, blame: Blame, error: Exception | None = None) -> Turn:
         """Recover from a failure, or end the run with it; `error` is it as it was raised here."""
-        placed, step, stops = self.placed, self._standing.step, self._stopping.wanted
+        placed, step, stops = self.placed, self._progress.step, self._stopping.wanted
         if told := self._failing.recovers(blame, step, time.monotonic(), is_stopping=stops):
             placed.group.handed_over = False
-            placed.handing.give_up()
-            placed.seating.give_up()
+            placed.transfer.give_up()
+            placed.assignment.give_up()
             self._on_event(told)
             return "recover"
         # the other ranks would wait in a collective until its timeout
-        (placed.handing.joint or placed.group).abort()
+        (placed.transfer.joint or placed.group).abort()
         self._error = self._failing.error(blame, step, placed.group.world_size, error)
         return "fail"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rayrec.driver.labels import LabelWatch, undefined
 from rayrec.driver.starvation import SHARE, StarvationWatch
-from rayrec.train.told import (
+from rayrec.train.events import (
     Evaluation,
     Event,
     Milestone,

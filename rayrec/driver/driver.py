@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rayrec.checkpoint import checkpoint_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
+from rayrec.driver.cluster_topology import read_topology
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.planning import Planning, check_plan_word, check_same_features
@@ -24,7 +25,6 @@ from rayrec.driver.ranks import Files, Ranks
 from rayrec.driver.result import Result, checked_predictions
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.topology import read_topology
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.train.config import Dataset

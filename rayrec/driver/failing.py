@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from rayrec.driver.blame import Blame
 from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.handing import POLL_S
 from rayrec.driver.policies import answer, to_replace
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.table_transfer import POLL_S
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.errors import RayrecError
-from rayrec.train.told import Failure
+from rayrec.train.events import Failure
 
 LEAVING_S = 0.05
 
@@ -80,7 +80,7 @@ class Failing:
         """True until the survivors are asked to leave the world that failed last."""
         return self._cut_at is None
 
-    def have_left(self, group: RankGroup, crew: Crew, now: float) -> bool:
+    def have_left(self, group: RankGroup, workers: WorkerGroup, now: float) -> bool:
         """Have the survivors leave the failed world; return True once none is left in it.
 
         The process of a rank that does not leave in time is killed.
@@ -98,6 +98,6 @@ class Failing:
         if waiting or now < self._cut_at + self._recovery.pause_s:
             return False
         for rank in lost:
-            crew.dismiss(rank)
+            workers.dismiss(rank)
         self._recovery.left(lost)
         return True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rayrec.driver.attempts import Attempts, fit_task
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.lives import Lives, fit_task
 from rayrec.driver.planning import Planning
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.ranks import Ranks
@@ -73,7 +73,7 @@ def fit(
             run.profile.check_steps(steps - start.step)
             check_folder(run.profile.path)
         points = run.failure.sync_every_n_steps
-        lives = Lives(run.run_path, start, display.line, points)
+        attempts = Attempts(run.run_path, start, display.line, points)
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             plan = planning.plan(topology)
@@ -87,9 +87,9 @@ def fit(
 
         files = [*local_files(data), *local_files(held_out)]
         try:
-            ran = ranks.do(display, prepare, log, folder, {"data": files}, hooks, lives)
+            ran = ranks.do(display, prepare, log, folder, {"data": files}, hooks, attempts)
         finally:
-            lives.end()
+            attempts.end()
         result = result_of(ran, display)
         if result.hindsight is not None:
             display.line(result.hindsight.report())

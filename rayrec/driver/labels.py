@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rayrec.train.told import ProgressReport
+from rayrec.train.events import ProgressReport
 
 ENOUGH_ROWS = 100_000
 _REMEDY = "See whether the schema names the right column, and which rows a condition leaves."

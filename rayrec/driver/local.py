@@ -17,9 +17,9 @@ from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology
 from rayrec.machine.signals import hold_signals
 from rayrec.storage import one_line
+from rayrec.train.events import Event, Milestone
 from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
-from rayrec.train.told import Event, Milestone
 
 # share of a GPU's free memory that tables and buffers may take
 GPU_SHARE = 0.8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.driver.changing import Changing
-from rayrec.driver.handing import Handing
+from rayrec.driver.assignment import Assignment
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew
-from rayrec.driver.seating import Seating
+from rayrec.driver.resizing import Resizing
+from rayrec.driver.table_transfer import TableTransfer
+from rayrec.driver.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,15 +16,15 @@ class Placed:
     """Ranks of a run, and the objects that manage them.
 
     Attributes:
-        crew: the actors of the ranks.
+        workers: the actors of the ranks.
         group: the same ranks, as a group that runs a task.
-        seating: assigns ranks to places.
-        changing: changes the number and the places of the ranks.
-        handing: transfers tables between the ranks at such a change.
+        assignment: assigns ranks to places.
+        resizing: changes the number and the places of the ranks.
+        transfer: transfers tables between the ranks at such a change.
     """
 
-    crew: Crew
+    workers: WorkerGroup
     group: RankGroup
-    seating: Seating
-    changing: Changing
-    handing: Handing
+    assignment: Assignment
+    resizing: Resizing
+    transfer: TableTransfer

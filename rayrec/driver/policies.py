@@ -31,7 +31,7 @@ MOST_PATIENCE = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Decision:
     """Decision of the controller: wait, finish, or fail with a cause."""
 
     action: Literal["wait", "finish", "fail"]
@@ -43,7 +43,7 @@ def judge(
     trouble_s: float,
     silent_limit_s: float = 30.0,
     heartbeat_s: float = math.inf,
-) -> Verdict:
+) -> Decision:
     """Decide from the last answers of all ranks.
 
     Args:
@@ -56,15 +56,15 @@ def judge(
     if not any(_failed(rank) for rank in ranks):
         frozen = [rank for rank in ranks if rank.silent_s >= heartbeat_s]
         if frozen:
-            return Verdict(action="fail", failure=_frozen(frozen, ranks))
+            return Decision(action="fail", failure=_frozen(frozen, ranks))
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
-        return Verdict(action="finish" if done else "wait")
+        return Decision(action="finish" if done else "wait")
     own = [rank for rank in ranks if rank.death or _own_error(rank)]
     # When all ranks have failed, no further cause can arrive.
     settled = all(_failed(rank) for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
-        return Verdict(action="wait")
-    return Verdict(action="fail", failure=first_failure(ranks, silent_limit_s))
+        return Decision(action="wait")
+    return Decision(action="fail", failure=first_failure(ranks, silent_limit_s))
 
 
 def answer(

@@ -2,7 +2,7 @@
 
 The group turns what Ray says into observations: an answer to `poll`, or one line about a death.
 Every wait is bounded; a rank that does not answer is only observed as silent, since a stopped
-process gives no other sign. The actors are those of a `Crew`, which replaces the lost ones.
+process gives no other sign. The actors are those of a `WorkerGroup`, which replaces the lost ones.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayrec.driver.answers import LONGEST_TURN_S, Heartbeat, answers, death_line, stacks_of
 from rayrec.driver.blame import Observation
+from rayrec.driver.ray_replies import LONGEST_TURN_S, Heartbeat, death_line, get_replies, stacks_of
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
+from rayrec.train.events import Event
 from rayrec.train.progress import RankPoll
 from rayrec.train.seat import RankAddress, RankTask, Seat, places_on_machines
-from rayrec.train.told import Event
 
 if TYPE_CHECKING:
-    from rayrec.driver.handing import Joint
-    from rayrec.driver.rank_start import Crew
+    from rayrec.driver.table_transfer import JointWorld
+    from rayrec.driver.worker_group import WorkerGroup
 
 
 class RankGroup:
-    """Ranks of one world, started by `rank_start.started`, as a group that runs tasks.
+    """Ranks of one world, started by `worker_group.started`, as a group that runs tasks.
 
     Args:
-        crew: the actors; they may be replaced between two tasks.
+        workers: the actors; they may be replaced between two tasks.
         check: called several times a second while the group waits; its error ends the wait.
         silence_s: returns the seconds that a rank may be silent meanwhile.
     Attributes:
@@ -43,12 +43,12 @@ class RankGroup:
 
     def __init__(
         self,
-        crew: Crew | Joint,
+        workers: WorkerGroup | JointWorld,
         scaling: ScalingConfig,
         check: Callable[[], None] = lambda: None,
         silence_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._crew, self._scaling, self.check = crew, scaling, check
+        self._workers, self._scaling, self.check = workers, scaling, check
         self._silence_s = silence_s
         self._awake: set[Any] = set()  # actors that have finished their imports
         self.forget()
@@ -65,12 +65,12 @@ class RankGroup:
 
     @property
     def _actors(self) -> list[Any]:
-        return self._crew.actors
+        return self._workers.actors
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
         """Address of each rank's process."""
-        return self._crew.addresses
+        return self._workers.addresses
 
     @property
     def world_size(self) -> int:
@@ -87,7 +87,7 @@ class RankGroup:
 
     def keep_memory(self) -> None:
         """Record that hosts keep the memory of ranks, so that the end of the run frees it."""
-        self._crew.keeps_memory = True
+        self._workers.keeps_memory = True
 
     def start(
         self, task: RankTask, timeout_s: float, setup_timeout_s: float, *, on_gpu: bool = True
@@ -109,12 +109,12 @@ class RankGroup:
         self.task = ray.put(task)
         # All of them have imported what they need before any waits for the others.
         taken = [actor.take.remote([self.task]) for actor in self._actors]
-        self._answers(taken, "start", setup_timeout_s)
+        self._replies(taken, "start", setup_timeout_s)
         made = [self._actors[0].create_store.remote(host)]
-        (port,) = self._answers(made, "make the rendezvous", setup_timeout_s)
+        (port,) = self._replies(made, "make the rendezvous", setup_timeout_s)
         # Names in the rendezvous carry the generation, so that a second task does not read the
         # first one's.
-        self._crew.generation += 1
+        self._workers.generation += 1
         self.forget()
         threads = max(1, math.floor(self._scaling.cpus_per_worker))
         pin = places_on_machines(self.addresses)
@@ -130,10 +130,10 @@ class RankGroup:
                 threads=threads,
                 pin=pin[rank] if self._scaling.pin_cores else None,
                 timeout_s=timeout_s,
-                generation=self._crew.generation,
+                generation=self._workers.generation,
             )
             starts.append(actor.start.remote(seat))
-        self._answers(starts, "start", setup_timeout_s)
+        self._replies(starts, "start", setup_timeout_s)
 
     def observe(
         self, timeout_s: float, answer_s: float, *, events: bool = True
@@ -200,12 +200,12 @@ class RankGroup:
         """Cut the connections of all ranks, so that none hangs in a collective."""
         for actor in self._actors:
             if actor is not None:
-                actor.abort.remote(self._crew.generation)
+                actor.abort.remote(self._workers.generation)
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
         asked = [actor.gpu_memory.remote() for actor in self._actors]
-        return tuple(self._answers(asked, "look at its GPU", timeout_s))
+        return tuple(self._replies(asked, "look at its GPU", timeout_s))
 
     def _take(self, rank: int, reference: Any) -> None:
         import ray
@@ -237,7 +237,7 @@ class RankGroup:
             TrainingFailed: a rank died or did not answer.
         """
         asked = [actor.folder_trouble.remote(path, token) for actor in self._actors]
-        for rank, trouble in enumerate(self._answers(asked, f"look at {path}", timeout_s)):
+        for rank, trouble in enumerate(self._replies(asked, f"look at {path}", timeout_s)):
             if trouble:
                 raise ConfigError(
                     f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
@@ -259,7 +259,7 @@ class RankGroup:
             return
         first = [ranks[0] for ranks in self.hosts]
         asked = [self._actors[rank].missing_file.remote(list(files)) for rank in first]
-        troubles = self._answers(asked, f"look for the {what}", timeout_s, first)
+        troubles = self._replies(asked, f"look for the {what}", timeout_s, first)
         for rank, trouble in zip(first, troubles, strict=True):
             if trouble:
                 raise ConfigError(
@@ -281,13 +281,13 @@ class RankGroup:
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
-    def _answers(
+    def _replies(
         self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """Wait for the answers of `ranks`, by default of all ranks, in the order of `references`.
 
         A rank that gives none within `timeout_s` is a failure, which says that it was asked to do
-        `what`; see `answers`.
+        `what`; see `get_replies`.
         """
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
         heartbeat = Heartbeat(self._actors, self.addresses, self._silence_s(), self._awake)
@@ -296,4 +296,4 @@ class RankGroup:
             self.check()
             heartbeat.check()
 
-        return answers(asked, self.addresses, self.world_size, what, timeout_s, check)
+        return get_replies(asked, self.addresses, self.world_size, what, timeout_s, check)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rayrec.driver.cluster_topology import discover
 from rayrec.driver.config import RunConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
@@ -15,14 +16,13 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.topology import discover
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks
-from rayrec.train.told import Event
+from rayrec.train.events import Event
 
 if TYPE_CHECKING:
-    from rayrec.driver.lives import Lives
+    from rayrec.driver.attempts import Attempts
 
 # by what they are, local files that every host must see, with their sizes
 Files = Mapping[str, Sequence[tuple[str, int]]]
@@ -69,7 +69,7 @@ class Ranks:
         folder: RunFolder | None = None,
         files: Files | None = None,
         hooks: Hooks | None = None,
-        lives: Lives | None = None,
+        attempts: Attempts | None = None,
     ) -> Ran:
         """Run the task that `prepare` returns on the ranks.
 
@@ -78,7 +78,7 @@ class Ranks:
             folder: the run's folder, which every rank must share.
             files: local files that every host must see.
             hooks: callbacks of the run.
-            lives: prepares each attempt after a failure; without it, the first failure is the end.
+            attempts: prepares each attempt after a failure; without it the first one is the end.
         """
         calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self._scaling
@@ -105,8 +105,8 @@ class Ranks:
 
         def on_event(event: Event) -> None:
             display.event(event)
-            if lives is not None:
-                lives.see(event)
+            if attempts is not None:
+                attempts.see(event)
             calls.event(event)
             if calls.error is not None:
                 self.request_stop()
@@ -121,15 +121,15 @@ class Ranks:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 scaling,
-                look if lives is None else lives.with_each(look),
+                look if attempts is None else attempts.with_each(look),
                 on_event,
                 timeout_s=run.timeout_s,
                 heartbeat_timeout_s=run.heartbeat_timeout_s,
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
-                max_failures=run.failure.max_failures if lives is not None else 0,
-                resizes=lives is not None,
-                keeps=lives is not None and run.run_path is not None,
+                max_failures=run.failure.max_failures if attempts is not None else 0,
+                resizes=attempts is not None,
+                keeps=attempts is not None and run.run_path is not None,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,

@@ -16,7 +16,7 @@ from typing import Any
 
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.told import Evaluation, ProgressReport, Saved
+from rayrec.train.events import Evaluation, ProgressReport, Saved
 from rayrec.watch.metric_names import METRICS
 from rayrec.watch.numbers import finite, only_scores, train_scores
 

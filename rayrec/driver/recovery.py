@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from rayrec.driver.blame import Blame
 from rayrec.driver.policies import patience
 from rayrec.driver.spares import pause_s
-from rayrec.train.told import Began, Failure, Recovered
+from rayrec.train.events import Began, Failure, Recovered
 
 # number of failures before the run trains again that may be chance
 _AT_ONCE = 3

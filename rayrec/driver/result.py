@@ -17,7 +17,7 @@ from rayrec.report.profile_page import Profile
 from rayrec.storage import probe_output
 from rayrec.train.callbacks import Callback, Hooks
 from rayrec.train.config import Dataset
-from rayrec.train.told import Evaluation, Milestone, ProgressReport
+from rayrec.train.events import Evaluation, Milestone, ProgressReport
 
 if TYPE_CHECKING:
     from rayrec.train.outcome import FitOutcome

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.blame import Blame, Observation
-from rayrec.driver.handing import ANSWER_S, POLL_S, Judging
 from rayrec.driver.placed import Placed
+from rayrec.driver.progress import RunProgress
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.standing import Standing
 from rayrec.driver.states import Turn
 from rayrec.driver.stopping import Stopping
-from rayrec.train.told import Began, Event
+from rayrec.driver.table_transfer import ANSWER_S, POLL_S, Judging
+from rayrec.train.events import Began, Event
 
 
 class Running:
@@ -21,7 +21,7 @@ class Running:
 
     Args:
         stopping: asks the ranks to stop where that was requested.
-        standing: tracks the progress of the ranks.
+        progress: tracks the progress of the ranks.
         recovery: account of failures.
         judging: judges the health of the ranks.
         on_event: receives every report and line.
@@ -33,14 +33,14 @@ class Running:
     def __init__(
         self,
         stopping: Stopping,
-        standing: Standing,
+        progress: RunProgress,
         recovery: Recovery,
         judging: Judging,
         on_event: Callable[[Event], None],
         *,
         resizes: bool,
     ) -> None:
-        self._stopping, self._standing, self._recovery = stopping, standing, recovery
+        self._stopping, self._progress, self._recovery = stopping, progress, recovery
         self._judging, self._on_event, self._resizes = judging, on_event, resizes
         self._shown = 0
         self.results: tuple[Any, ...] = ()
@@ -56,9 +56,9 @@ class Running:
         self._stopping.ask(group)
         ranks = group.observe(POLL_S, ANSWER_S)
         self._tell(placed)
-        self._standing.see(ranks)
+        self._progress.see(ranks)
         now = time.monotonic()
-        self._recovery.at_step(self._standing.step, now)
+        self._recovery.at_step(self._progress.step, now)
         verdict = self._judging.of(ranks)
         if verdict.action == "finish":
             return self._finished(placed, ranks, now)
@@ -73,7 +73,7 @@ class Running:
         self.results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
         first = self.results[0] if self._resizes else None
         is_stopping = self._stopping.wanted
-        if first and placed.changing.have_paused(first, is_stopping=is_stopping):
+        if first and placed.resizing.have_paused(first, is_stopping=is_stopping):
             placed.group.handed_over = first.handed_over
             return "resize"
         self._recovery.caught_up(now)
@@ -82,9 +82,9 @@ class Running:
     def _look_ahead(self, placed: Placed, ranks: Sequence[Observation], now: float) -> None:
         """Keep spares, and begin a change of the ranks where one is due."""
         # a process that starts beside ranks on their way slows them
-        if self._standing.trains and not self._recovery.under_way:
-            placed.seating.stand_by(placed.group.task, now)
-        for told in placed.changing.look(placed.group, ranks, self._standing.step, now):
+        if self._progress.trains and not self._recovery.under_way:
+            placed.assignment.stand_by(placed.group.task, now)
+        for told in placed.resizing.look(placed.group, ranks, self._progress.step, now):
             self._on_event(told)
 
     def _tell(self, placed: Placed) -> None:
@@ -96,8 +96,8 @@ class Running:
                 now, lost = time.monotonic(), self._recovery.under_way
                 for told in self._recovery.began(event, now):
                     self._on_event(told)
-                changed = placed.changing.began(event, group.world_size, now, lost=lost)
+                changed = placed.resizing.began(event, group.world_size, now, lost=lost)
                 if changed is not None:
                     self._on_event(changed)
-                self._standing.go_back(event.step)
+                self._progress.go_back(event.step)
             self._on_event(event)

@@ -15,7 +15,7 @@ from rayrec.layout import KINDS, ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset
-from rayrec.train.on_the_way import check_sample
+from rayrec.train.evaluation_schedule import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import check_tasks
 from rayrec.train.tasks import Scorer

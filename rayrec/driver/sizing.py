@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.train.told import Began, Resized
+from rayrec.train.events import Began, Resized
 
 # the cluster needs a moment to make room that is asked for
 LOOK_S = 1.0

@@ -5,7 +5,7 @@ room on the cluster as a rank does. On the node of the lost rank it changes noth
 so the run goes on with the same plan, and with what the node keeps in memory. On another node it is
 taken only where the lost rank's node is gone, since the ranks then lie otherwise on the nodes.
 
-No Ray and no clock here; `bench` does what is decided.
+No Ray and no clock here; `spare_pool` does what is decided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 60.0
 
 # the cluster gave it a place, or took it back; its process was made, told that torch is imported,
 # or died; a rank took what it has, and left it the place of its own
-Sign = Literal["placed", "unplaced", "hired", "told", "died", "taken"]
+Sign = Literal["placed", "unplaced", "started", "told", "died", "taken"]
 
 
 class Stage(Enum):
@@ -33,7 +33,7 @@ class Stage(Enum):
 
 NEXT: Mapping[Stage, Mapping[Sign, Stage]] = {
     Stage.ASKED: {"placed": Stage.VACANT},
-    Stage.VACANT: {"unplaced": Stage.ASKED, "hired": Stage.STARTING, "taken": Stage.VACANT},
+    Stage.VACANT: {"unplaced": Stage.ASKED, "started": Stage.STARTING, "taken": Stage.VACANT},
     Stage.STARTING: {"told": Stage.WARM, "died": Stage.VACANT, "taken": Stage.VACANT},
     Stage.WARM: {"died": Stage.VACANT, "taken": Stage.VACANT},
 }

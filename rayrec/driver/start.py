@@ -17,8 +17,8 @@ from rayrec.driver.config import AUTO, LATEST, RunConfig
 from rayrec.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import Dataset
-from rayrec.train.dense import check_dense_optimizer
-from rayrec.train.place import check_same_place, meaning_of_place
+from rayrec.train.data_cursor import check_cursor, cursor_meaning
+from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.table_optimizers import optimizers_of
 
 
@@ -157,10 +157,8 @@ def _check_no_checkpoints(run: RunConfig) -> None:
 
 def _check_place(run: RunConfig, manifest: Manifest, path: str, data: Dataset) -> None:
     if not run.new_data:
-        meaning = meaning_of_place(
-            data, run.global_batch_size, run.seed, run.shuffle, run.drop_last
-        )
-        check_same_place(manifest.cursor, meaning, path)
+        meaning = cursor_meaning(data, run.global_batch_size, run.seed, run.shuffle, run.drop_last)
+        check_cursor(manifest.cursor, meaning, path)
 
 
 def _check_model(

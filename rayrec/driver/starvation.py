@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from rayrec.train.told import ProgressReport
+from rayrec.train.events import ProgressReport
 
 # share of the time from which waiting is worth a line
 SHARE = 0.1

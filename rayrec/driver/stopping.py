@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rayrec.driver.rank_group import RankGroup
 from rayrec.errors import TrainingFailed
 from rayrec.machine.signals import Signals
-from rayrec.train.told import Event
+from rayrec.train.events import Event
 
 
 class Stopping:

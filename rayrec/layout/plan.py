@@ -226,6 +226,6 @@ class ShardingPlan:
 
     def report(self) -> str:
         """Ranks and tables as a plain text table of at most 100 columns."""
-        from rayrec.layout.report import render_plan
+        from rayrec.layout.plan_text import render_plan
 
         return render_plan(self)

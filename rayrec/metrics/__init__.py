@@ -3,8 +3,8 @@
 from rayrec.metrics.binary import STATE_SIZE, BinaryMetrics, BinaryScores
 from rayrec.metrics.gauc import Gauc
 from rayrec.metrics.metric import Metric, check_mergeable
-from rayrec.metrics.named import metric_named
 from rayrec.metrics.ranking import RankingMetrics, RankingScores
+from rayrec.metrics.registry import metric_named
 from rayrec.metrics.truth import PlantedScores, Regret, regret
 
 __all__ = [

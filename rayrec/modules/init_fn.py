@@ -47,7 +47,7 @@ _WHOLE |= {_aten.fill_.Scalar, _aten.fill_.Tensor}
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _TensorNumber:
     """Placeholder for a tensor of the table's shape: its number among them; 0 is the table."""
 
     number: int
@@ -115,7 +115,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _slot(self, leaf: Any) -> Any:
-        return _Slot(self.numbers[id(leaf)]) if id(leaf) in self.numbers else leaf
+        return _TensorNumber(self.numbers[id(leaf)]) if id(leaf) in self.numbers else leaf
 
     def refused(self, function: Any, why: str) -> ConfigError:
         return ConfigError(
@@ -172,7 +172,7 @@ class InitProgram:
         values = {0: torch.zeros(len(rows), len(cols))}
 
         def own(leaf: Any) -> Any:
-            if isinstance(leaf, _Slot):
+            if isinstance(leaf, _TensorNumber):
                 return values[leaf.number]
             return self._cut(leaf, rows, cols) if isinstance(leaf, Tensor) else leaf
 

@@ -22,7 +22,7 @@ SWEEPS = 20_000  # of the coordinate descent; a few hundred suffice
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepSample:
     """One kind of step on one rank.
 
     Attributes:
@@ -57,7 +57,7 @@ NO_WIRE = 1e30  # bytes/s of links that take no time
 LEAST_BYTE_S = 1e-12
 
 
-def fit_topology(topology: Topology, links: Links, samples: Sequence[Sample]) -> Topology:
+def fit_topology(topology: Topology, links: Links, samples: Sequence[StepSample]) -> Topology:
     """The topology with its constants replaced by those that explain the samples.
 
     Args:
@@ -90,7 +90,7 @@ def fit_topology(topology: Topology, links: Links, samples: Sequence[Sample]) ->
     return replace(fitted, rates=replace(fitted.rates.times(1 + share), step_s=step_s))
 
 
-def _fit_part(index: int, samples: Sequence[Sample], memory_bw: float) -> PartRates:
+def _fit_part(index: int, samples: Sequence[StepSample], memory_bw: float) -> PartRates:
     rows, wanted = [], []
     for sample in samples:
         terms = _terms(sample.amounts[index], memory_bw)

@@ -23,7 +23,7 @@ from rayrec.modules import (
 )
 from rayrec.quant.bags import BagReader
 from rayrec.quant.lookup import Pooling, RowLookup
-from rayrec.quant.slots import Slots
+from rayrec.quant.slots import FeatureSlots
 from rayrec.quant.tables import PackedTables, pack_tables
 from rayrec.quant.types import QuantType, Types, types_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -48,7 +48,7 @@ class QuantEmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         self._tables, self._is_weighted, self.packed = list(tables), is_weighted, packed
-        slots = self._slots = Slots(self._tables, packed)
+        slots = self._slots = FeatureSlots(self._tables, packed)
         by_pooling: dict[Pooling, list[int]] = {}
         for slot, number in enumerate(slots.numbers):
             by_pooling.setdefault(_POOLING[self._tables[number].pooling], []).append(slot)
@@ -173,7 +173,7 @@ class QuantEmbeddingCollection(nn.Module):
                 "all tables of a QuantEmbeddingCollection have one embedding_dim; make one "
                 "collection per width."
             )
-        slots = self._slots = Slots(self._tables, packed)
+        slots = self._slots = FeatureSlots(self._tables, packed)
         # what the operator reads of a row must be alike, and odd INT4 rows have a column more
         by_width: dict[int, list[int]] = {}
         for slot, number in enumerate(slots.numbers):

@@ -1,4 +1,4 @@
-"""`Slots`: the features of a collection in the order of its output, their readers and look-ups."""
+"""`FeatureSlots`: the features of a collection in the order of its output, and their look-ups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayrec.quant.lookup import Pooling, RowLookup
 from rayrec.quant.tables import PackedTables
 
 
-class Slots:
+class FeatureSlots:
     """The features of tables, in the order of the output: the table and its number, per feature."""
 
     def __init__(self, tables: Sequence[BaseEmbeddingConfig], packed: PackedTables) -> None:

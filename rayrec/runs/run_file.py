@@ -34,7 +34,7 @@ from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import read_text
 from rayrec.runs.reading import Place, meant, read_table
 from rayrec.runs.scaling import default_ranks
-from rayrec.runs.settings import Settings, read_settings
+from rayrec.runs.toml_tree import Settings, read_settings
 from rayrec.runs.training import ClickRun
 from rayrec.runs.writing import table_of
 from rayrec.train.optimizer_config import DEFAULT_BATCH

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data, read_text
-from rayrec.runs.report import scores_beside_truth, truth_beside
+from rayrec.runs.reporting import scores_beside_truth, truth_beside
 
 if TYPE_CHECKING:
     from rayrec.data.scored import Predicted
@@ -18,7 +18,7 @@ ROWS = 16_384  # scored at a time where nothing else is said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scoring:
+class ScoringOptions:
     """Options of scoring rows by a checkpoint.
 
     Attributes:
@@ -55,7 +55,7 @@ class Scored(NamedTuple):
     scores: Mapping[str, float]
 
 
-def score_checkpoint(scoring: Scoring) -> Scored:
+def score_checkpoint(scoring: ScoringOptions) -> Scored:
     """Build the model that the checkpoint describes, load it, and score the rows.
 
     Returns:
@@ -73,7 +73,7 @@ def score_checkpoint(scoring: Scoring) -> Scored:
     return Scored(step, ranks, scores_beside_truth(metrics, truth))
 
 
-def predict_checkpoint(scoring: Scoring) -> Predicted:
+def predict_checkpoint(scoring: ScoringOptions) -> Predicted:
     """Write the scores of rows, whose labels are not read, into the folder `predictions`.
 
     Raises:
@@ -85,7 +85,7 @@ def predict_checkpoint(scoring: Scoring) -> Predicted:
     return driver.predict(scoring.checkpoint, scoring.predictions, columns=scoring.keys)
 
 
-def _opened(scoring: Scoring, with_labels: bool = True) -> tuple[int, Driver]:
+def _opened(scoring: ScoringOptions, with_labels: bool = True) -> tuple[int, Driver]:
     """Return the step of the checkpoint, and a driver with its model and the rows."""
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rayrec.errors import ConfigError
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.runs.report import (
+from rayrec.runs.reporting import (
     Reporting,
-    Told,
+    ResultReport,
     fit_and_report,
     scores_beside_truth,
     scores_line,
@@ -89,7 +89,7 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
     fit_and_report(driver, reporting, lambda result: _told(click_run, truth, result))
 
 
-def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> Told:
+def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> ResultReport:
     scores = scores_beside_truth(result.metrics, truth)
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     fields = {
@@ -98,7 +98,7 @@ def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> T
         "model": click_run.recipe.model,
         "global_batch": click_run.run.global_batch_size,
     }
-    return Told(
+    return ResultReport(
         done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
         lines=[f"evaluation: {scores_line(scores)}"] if scores else [],
         fields=fields,

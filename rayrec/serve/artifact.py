@@ -35,7 +35,7 @@ from rayrec.quant.tables import laid_out
 from rayrec.serve.dense_file import loaded_dense
 from rayrec.serve.files import read_plain
 from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, StoredFile
-from rayrec.serve.memory import TableMemory, populate, read_ahead
+from rayrec.serve.sealed_memory import TableMemory, populate, read_ahead
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_stored, read_table
 from rayrec.storage import one_line

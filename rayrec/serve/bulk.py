@@ -26,7 +26,7 @@ from rayrec.machine.signals import Signals, hold_signals
 from rayrec.serve.artifact import Artifact, local_folder, open_artifact, read_manifest
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.rows_of_files import Unit, score_unit, units_of
-from rayrec.serve.workers import Workers
+from rayrec.serve.workers import WorkerPool
 
 BATCH_ROWS = 4096
 Named = tuple[Unit, Path]  # a unit, and the file of its scores
@@ -83,7 +83,7 @@ def predict_files(
             rows = _alone(predictor, data, named, folder, batch_size, signals)
         else:
             job = _Score(opened, data, folder, batch_size, model)
-            with Workers(job, count) as processes:
+            with WorkerPool(job, count) as processes:
                 rows = sum(processes.run(named, signals.check))
     assert rows == data.num_rows, "the files were counted when the data set was made"
     return Predicted(path=folder.path, rows=rows, parts=len(units))

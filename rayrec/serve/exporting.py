@@ -32,15 +32,15 @@ from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredFile
 from rayrec.serve.packed_files import measured, write_packed
-from rayrec.serve.parity import ParityBounds, Sample, check_bounds, compared
+from rayrec.serve.parity import ParityBounds, ParitySample, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.sample import check_sample, random_sample, sample_of
-from rayrec.serve.sampled import KeptRows, ids_of
+from rayrec.serve.sample_scores import check_takes_ids, sample_scores
+from rayrec.serve.sampled import SampledRows, ids_of
 from rayrec.serve.signing import SUFFIX, SigningKey
-from rayrec.serve.source import TrainedModel, open_trained
 from rayrec.serve.table_file import TABLES
-from rayrec.serve.trained import check_takes, scored
+from rayrec.serve.trained_model import TrainedModel, open_trained
 from rayrec.spec.task import Task
 from rayrec.storage import one_line
 
@@ -100,23 +100,23 @@ def export(
         check_compiler()
     if schema is None and model is not None and data is not None:
         schema = data.schema
-    source = open_trained(checkpoint_path("the checkpoint", checkpoint), model, schema, tasks)
-    kinds = types_of([table.name for table in source.tables()], types)
-    sample = _sample(source, data, sample_rows)
-    if source.schema is None:
-        check_takes(source, sample)
-    reader = TableReader(source.path, source.restored.manifest)
-    packed = measured(reader, source.tables(), kinds)
+    trained = open_trained(checkpoint_path("the checkpoint", checkpoint), model, schema, tasks)
+    kinds = types_of([table.name for table in trained.tables()], types)
+    sample = _sample(trained, data, sample_rows)
+    if trained.schema is None:
+        check_takes_ids(trained, sample)
+    reader = TableReader(trained.path, trained.restored.manifest)
+    packed = measured(reader, trained.tables(), kinds)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _clear(folder)
         (folder / TABLES).mkdir(parents=True)
-        wanted = ids_of(source.tables(), sample.batch.sparse_features)
+        wanted = ids_of(trained.tables(), sample.batch.sparse_features)
         stored, kept = write_packed(reader, folder, packed, wanted)
-        manifest = _described(source, folder, tuple(stored))
+        manifest = _described(trained, folder, tuple(stored))
         if compiled:
             manifest = _with_compiled(folder, manifest)
-        manifest = _with_parity(source, folder, manifest, sample, kept, bounds or ParityBounds())
+        manifest = _with_parity(trained, folder, manifest, sample, kept, bounds or ParityBounds())
         _publish(folder, manifest, key)
     except OSError as error:
         _clear(folder, missing)
@@ -127,50 +127,50 @@ def export(
     return manifest
 
 
-def _sample(source: TrainedModel, data: FileDataset | None, rows: int) -> Sample:
-    features = {f: 0 for table in source.tables() for f in table.feature_names}
+def _sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> ParitySample:
+    features = {f: 0 for table in trained.tables() for f in table.feature_names}
     if data is not None:
         sample = sample_of(data, rows)
     else:
-        columns = 0 if source.schema is None else len(source.schema.dense)
-        sample = random_sample(source.tables(), rows, columns, source.is_weighted)
+        columns = 0 if trained.schema is None else len(trained.schema.dense)
+        sample = random_sample(trained.tables(), rows, columns, trained.is_weighted)
     check_sample(sample, features)
     return sample
 
 
-def _described(source: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
+def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
     """Write the dense part, the program and the schema; returns a manifest without parity."""
-    (folder / DENSE).write_bytes(dense_bytes(source.restored.dense))
-    columns = 0 if source.schema is None else len(source.schema.dense)
-    trouble = _write_program(source, columns, folder / PROGRAM)
+    (folder / DENSE).write_bytes(dense_bytes(trained.restored.dense))
+    columns = 0 if trained.schema is None else len(trained.schema.dense)
+    trouble = _write_program(trained, columns, folder / PROGRAM)
     schema = None
-    if source.schema is not None:
-        (folder / SCHEMA).write_text(source.schema.to_json(), encoding="utf-8")
+    if trained.schema is not None:
+        (folder / SCHEMA).write_text(trained.schema.to_json(), encoding="utf-8")
         schema = _stored(folder, SCHEMA)
     return Manifest(
-        step=source.restored.step,
-        source=source.path,
+        step=trained.restored.step,
+        source=trained.path,
         tables=tables,
-        collections=source.stored_collections(),
-        outputs=source.scorer({}).outputs,
+        collections=trained.stored_collections(),
+        outputs=trained.scorer({}).outputs,
         dense=_stored(folder, DENSE),
         program=None if trouble else _stored(folder, PROGRAM),
         no_program=trouble,
         compiled=None,
         schema=schema,
-        recipe=source.recipe,
+        recipe=trained.recipe,
         parity={},
     )
 
 
-def _write_program(source: TrainedModel, columns: int, path: Path) -> str:
+def _write_program(trained: TrainedModel, columns: int, path: Path) -> str:
     """Write the dense part as a program; returns why it cannot be, or ""."""
     givens: dict[str, GivenBags] = {}
-    for name, collection in source.collections.items():
+    for name, collection in trained.collections.items():
         if not isinstance(collection, EmbeddingBagCollection):
             return "the model has sequences, whose lengths its dense part depends on"
         givens[name] = GivenBags(collection)
-    return export_program(source.scorer(givens), givens, columns, path)
+    return export_program(trained.scorer(givens), givens, columns, path)
 
 
 def _with_compiled(folder: Path, manifest: Manifest) -> Manifest:
@@ -184,11 +184,11 @@ def _with_compiled(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _with_parity(
-    source: TrainedModel,
+    trained: TrainedModel,
     folder: Path,
     manifest: Manifest,
-    sample: Sample,
-    kept: Mapping[str, KeptRows],
+    sample: ParitySample,
+    kept: Mapping[str, SampledRows],
     bounds: ParityBounds,
 ) -> Manifest:
     """Score the sample by both models.
@@ -198,10 +198,10 @@ def _with_parity(
     """
     (folder / _PARTIAL).write_bytes(manifest.sealed().to_bytes())
     artifact = open_artifact(folder, name=_PARTIAL)
-    build = None if source.recipe is not None else (lambda: source.module)
+    build = None if trained.recipe is not None else (lambda: trained.module)
     predictor = Predictor(artifact, build)
     batch = sample.batch
-    exact = scored(source, kept, sample)
+    exact = sample_scores(trained, kept, sample)
     got = predictor.outputs(batch.dense_features, batch.sparse_features)
     told = compared(sample, manifest.outputs, exact, got)
 
@@ -210,8 +210,8 @@ def _with_parity(
         for number, table in enumerate(artifact.packed.tables):
             rows = artifact.packed.rows_of(number)[kept[table.name].ids]
             values = unpack_rows(rows, table.kind, table.width, table.power)
-            one = {**kept, table.name: KeptRows(kept[table.name].ids, values)}
-            moved = compared(sample, manifest.outputs, exact, scored(source, one, sample))
+            one = {**kept, table.name: SampledRows(kept[table.name].ids, values)}
+            moved = compared(sample, manifest.outputs, exact, sample_scores(trained, one, sample))
             errors[table.name] = float(moved["max_logit_error"])
         return errors
 

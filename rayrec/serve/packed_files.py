@@ -13,7 +13,7 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.quant import PackedTable, QuantType, TableRange, pack_rows
 from rayrec.quant.tables import chunks
 from rayrec.serve.manifest import StoredTable
-from rayrec.serve.sampled import KeptRows
+from rayrec.serve.sampled import SampledRows
 from rayrec.serve.table_file import table_path, write_table
 
 
@@ -38,7 +38,7 @@ def measured(
 
 def write_packed(
     reader: TableReader, folder: Path, tables: Iterable[PackedTable], wanted: Mapping[str, Tensor]
-) -> tuple[list[StoredTable], dict[str, KeptRows]]:
+) -> tuple[list[StoredTable], dict[str, SampledRows]]:
     """Write the file of every table.
 
     Args:
@@ -55,7 +55,7 @@ def write_packed(
         values = torch.empty(len(ids), table.width)
         parts = _packed_parts(reader, table, ids, values)
         stored.append(write_table(folder, table_path(table.name, number), table, parts))
-        kept[table.name] = KeptRows(ids, values)
+        kept[table.name] = SampledRows(ids, values)
     return stored, kept
 
 

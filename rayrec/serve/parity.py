@@ -46,7 +46,7 @@ class ParityBounds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class ParitySample:
     """Rows on which an artifact is compared with its model.
 
     Attributes:
@@ -61,7 +61,7 @@ class Sample:
 
 
 def compared(
-    sample: Sample,
+    sample: ParitySample,
     kinds: Sequence[tuple[str, str]],
     wanted: Sequence[Tensor],
     got: Sequence[Tensor],

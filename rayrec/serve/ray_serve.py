@@ -18,8 +18,8 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.body import type_trouble, written
 from rayrec.serve.server.faults import fault_of
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.reading_thread import ReadingThread
+from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
@@ -60,10 +60,10 @@ def application(
     # Ray Serve gives a replica 5 requests at a time by itself, which are too few to be joined.
     given = {"name": "rayrec", "num_replicas": replicas, "max_ongoing_requests": 256}
     given |= {"ray_actor_options": {"num_cpus": threads}, **options}
-    return ray.serve.deployment(**given)(Deployed).bind(folder, settings)
+    return ray.serve.deployment(**given)(ServeReplica).bind(folder, settings)
 
 
-class Deployed:
+class ServeReplica:
     """Replica as Ray Serve deploys it; made inside of a running event loop."""
 
     def __init__(self, artifact: str, settings: ServerSettings) -> None:
@@ -77,7 +77,7 @@ class Deployed:
         predictor.warm()
         self._most_bytes, self._broken = settings.max_bytes, Event()
         reader = RequestReader(request_columns(schema), settings.max_rows)
-        self._reading = Reading(reader, settings.queue_bytes)
+        self._reading = ReadingThread(reader, settings.queue_bytes)
         metrics = Metrics(version_of(predictor)[0])
         self._queue = ScoringQueue(predictor, settings, metrics, self._broken.set)
 

@@ -9,24 +9,24 @@ import torch
 from rayrec.data import Batch, FileDataset
 from rayrec.errors import InputError
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.serve.parity import SAMPLE_SEED, Sample
+from rayrec.serve.parity import SAMPLE_SEED, ParitySample
 from rayrec.sparse import KeyedJaggedTensor
 
 _LENGTHS = torch.tensor([0, 1, 1, 1, 2, 5])  # lengths of made-up bags
 
 
-def sample_of(data: FileDataset, rows: int) -> Sample:
+def sample_of(data: FileDataset, rows: int) -> ParitySample:
     """Return the first rows of one fixed random order of a data set."""
     rows = min(rows, data.num_rows)
     loader = data.loader(0, 1, rows, shuffle=True, seed=SAMPLE_SEED, threaded=False)
     with loader:
         batch = next(loader)
-    return Sample(batch=batch, source=f"the rows of {data.path}", has_labels=True)
+    return ParitySample(batch=batch, source=f"the rows of {data.path}", has_labels=True)
 
 
 def random_sample(
     tables: Iterable[BaseEmbeddingConfig], rows: int, dense_columns: int, is_weighted: bool
-) -> Sample:
+) -> ParitySample:
     """Draw rows of random ids and normal dense columns; their labels mean nothing."""
     generator = torch.Generator().manual_seed(SAMPLE_SEED)
     limits: dict[str, int] = {}
@@ -52,10 +52,10 @@ def random_sample(
         labels=torch.zeros(rows),
         global_rows=rows,
     )
-    return Sample(batch=batch, source="random rows", has_labels=False)
+    return ParitySample(batch=batch, source="random rows", has_labels=False)
 
 
-def check_sample(sample: Sample, limits: Mapping[str, int]) -> None:
+def check_sample(sample: ParitySample, limits: Mapping[str, int]) -> None:
     """Check that a sample has the features that the tables are looked up by.
 
     Raises:

@@ -25,7 +25,7 @@ from rayrec.modules import (
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
-class KeptRows(NamedTuple):
+class SampledRows(NamedTuple):
     """Some rows of a table: ids (n,) int64, ascending; values (n, D) float32."""
 
     ids: Tensor
@@ -47,7 +47,7 @@ class SampledBags(nn.Module):
         kept: the rows of every table; those that a batch looks up must be among them.
     """
 
-    def __init__(self, collection: EmbeddingBagCollection, kept: Mapping[str, KeptRows]) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, kept: Mapping[str, SampledRows]) -> None:
         super().__init__()
         self._tables, self._kept = collection.embedding_bag_configs(), kept
         self._is_weighted = collection.is_weighted()
@@ -72,7 +72,7 @@ class SampledBags(nn.Module):
 class SampledSequences(nn.Module):
     """Reference collection of sequences that looks up in kept rows."""
 
-    def __init__(self, collection: EmbeddingCollection, kept: Mapping[str, KeptRows]) -> None:
+    def __init__(self, collection: EmbeddingCollection, kept: Mapping[str, SampledRows]) -> None:
         super().__init__()
         self._tables, self._kept = collection.embedding_configs(), kept
         self._names = collection.embedding_names_by_table()
@@ -93,7 +93,7 @@ class SampledSequences(nn.Module):
 
 
 def sampled(
-    collection: EmbeddingBagCollection | EmbeddingCollection, kept: Mapping[str, KeptRows]
+    collection: EmbeddingBagCollection | EmbeddingCollection, kept: Mapping[str, SampledRows]
 ) -> nn.Module:
     """Return a collection that looks up in kept rows, in place of the given one."""
     if isinstance(collection, EmbeddingBagCollection):

@@ -24,8 +24,8 @@ T = TypeVar("T")
 LOOK_S = 0.2  # between two looks at whether to stop
 
 
-class Job(Protocol[U, R]):
-    """Job of the workers; it is pickled."""
+class WorkerJob(Protocol[U, R]):
+    """WorkerJob of the workers; it is pickled."""
 
     def start(self) -> Callable[[U], R]:
         """Load what the work needs; called once in every worker.
@@ -35,7 +35,7 @@ class Job(Protocol[U, R]):
         """
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """Error that ended a worker: one of rayrec's, or the text of another one and its traceback."""
 
     error: RayrecError | str
@@ -48,7 +48,7 @@ class _Worker(NamedTuple):
     connection: Connection
 
 
-class Workers(Generic[U, R]):
+class WorkerPool(Generic[U, R]):
     """Worker processes of one job; a context manager, which ends them.
 
     Args:
@@ -56,11 +56,11 @@ class Workers(Generic[U, R]):
         count: number of workers.
     """
 
-    def __init__(self, job: Job[U, R], count: int) -> None:
+    def __init__(self, job: WorkerJob[U, R], count: int) -> None:
         self._job, self._count = job, count
         self._all: list[_Worker] = []
 
-    def __enter__(self) -> Workers[U, R]:
+    def __enter__(self) -> WorkerPool[U, R]:
         context = multiprocessing.get_context("spawn")
         # Starting the tracker, which a first worker would do, ends the blocking below.
         resource_tracker.ensure_running()
@@ -143,7 +143,7 @@ def _result(worker: _Worker) -> Any:
             "behind `if __name__ == '__main__':`.",
             rank=worker.number,
         ) from None
-    if not isinstance(result, Failure):
+    if not isinstance(result, WorkerFailure):
         return result
     if isinstance(result.error, RayrecError):
         raise result.error
@@ -155,23 +155,23 @@ def _result(worker: _Worker) -> Any:
     )
 
 
-def _work(connection: Connection, job: Job[U, R]) -> None:
+def _work(connection: Connection, job: WorkerJob[U, R]) -> None:
     """Work units off until the starter is gone."""
     with suppress(EOFError, ConnectionError):
         unit = connection.recv()
         do = _tried(job.start)
-        while not isinstance(do, Failure):
+        while not isinstance(do, WorkerFailure):
             connection.send(_tried(do, unit))
             unit = connection.recv()
         connection.send(do)
 
 
-def _tried(function: Callable[..., T], *args: object) -> T | Failure:
-    """Call a function, and return its result or its error as a `Failure`."""
+def _tried(function: Callable[..., T], *args: object) -> T | WorkerFailure:
+    """Call a function, and return its result or its error as a `WorkerFailure`."""
     try:
         return function(*args)
     except RayrecError as error:
-        return Failure(error)
+        return WorkerFailure(error)
     except Exception as error:
         text = " ".join(str(error).split())
-        return Failure(f"{type(error).__name__}: {text}", traceback.format_exc())
+        return WorkerFailure(f"{type(error).__name__}: {text}", traceback.format_exc())

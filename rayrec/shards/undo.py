@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 from rayrec.shards.touched import RowStamps, TouchClock
 from rayrec.shards.undo_log import UndoLog
 

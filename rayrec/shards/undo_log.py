@@ -20,7 +20,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 from rayrec.shards.state import ShardState
 
 _HEAD = 64  # bytes before the entries of a log: two words, and the rest of a cache line

@@ -13,7 +13,7 @@ _HOME = {
     "ProfileConfig": "rayrec.train.profile_config",
     "PublishConfig": "rayrec.train.publish_config",
     "TrainSpec": "rayrec.train.config",
-    "ProgressReport": "rayrec.train.told",
+    "ProgressReport": "rayrec.train.events",
     "StepResult": "rayrec.train.step",
     "train_step": "rayrec.train.step",
     "RankTrainer": "rayrec.train.loop",

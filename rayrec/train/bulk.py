@@ -19,7 +19,7 @@ from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name
 from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
 from rayrec.distributed import DistributedModelParallel
 from rayrec.spec.task import Task
-from rayrec.train.evaluation import STOP_EVERY, Part, any_rank, on_device
+from rayrec.train.evaluation import STOP_EVERY, BatchPart, any_rank, on_device
 from rayrec.train.scoring import ONE_BINARY, Outputs, by_task
 from rayrec.train.step import forward
 
@@ -34,7 +34,7 @@ def outputs_of(tasks: Sequence[Task]) -> list[tuple[str, str]]:
 def predict(
     model: DistributedModelParallel,
     data: FileDataset,
-    part: Part,
+    part: BatchPart,
     device: torch.device,
     folder: ScoredFolder,
     should_stop: Callable[[], bool] = lambda: False,
@@ -107,7 +107,7 @@ def _table(
     return scored_rows(folder, scores, [] if origin.columns is None else [origin.columns])
 
 
-def _gathered(mine: pa.Table | None, part: Part) -> list[pa.Table]:
+def _gathered(mine: pa.Table | None, part: BatchPart) -> list[pa.Table]:
     """Return the rows of all ranks in order on rank 0, nothing on the others."""
     everyone: list[pa.Table | None] = [mine]
     # Ranks without rows of a batch send None, since the gather is a collective.

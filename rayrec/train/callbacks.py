@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import CallbackError, RayrecError
-from rayrec.train.told import (
+from rayrec.train.events import (
     Evaluation,
     Failure,
     Noticed,

@@ -224,7 +224,7 @@ class TrainSpec(RunOptions):
         resume_from: checkpoint directories to continue from, the wanted one first; a later one is
             used only where those before it turn out to be damaged. Empty starts anew.
         profile: options of the profile, or None.
-        life_began: step at which the run had first begun, in an attempt after a failure or a
+        run_began: step at which the run had first begun, in an attempt after a failure or a
             change; None in the first attempt.
         handed_over: the ranks hold the tables of the world before, and go on from them.
         sync_points: sets points in memory that a failed run goes on from, or None.
@@ -238,7 +238,7 @@ class TrainSpec(RunOptions):
     run_path: str | None = None
     resume_from: tuple[str, ...] = ()
     profile: ProfileConfig | None = None
-    life_began: int | None = None
+    run_began: int | None = None
     handed_over: bool = False
     sync_points: SyncPoints | None = None
 

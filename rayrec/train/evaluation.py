@@ -30,8 +30,8 @@ STOP_EVERY = 16
 SAMPLE_SEED = 20_011
 
 
-class Part(NamedTuple):
-    """Part of each batch that a rank scores."""
+class BatchPart(NamedTuple):
+    """BatchPart of each batch that a rank scores."""
 
     rank: int
     world_size: int
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 def evaluate(
     model: DistributedModelParallel,
     data: Dataset,
-    part: Part,
+    part: BatchPart,
     device: torch.device,
     predictions: PredictionConfig | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -113,7 +113,7 @@ def evaluate(
 
 def _open(
     data: Dataset,
-    part: Part,
+    part: BatchPart,
     predictions: PredictionConfig | None,
     binary: bool | tuple[str, ...],
     sample: int | None,

@@ -30,7 +30,7 @@ class InMemoryKeeper(Keeper):
             "step": step,
             "dense": dense_tensors(self._model.dense_parameters(), self._model.module),
             "dense_optimizer": None if self._dense is None else self._dense.state_dict(),
-            "place": (self._place.epoch, self._place.batch),
+            "place": (self._cursor.epoch, self._cursor.batch),
             "best": best.to_json(),
             "trained": trained,
             "random": random_state(self._model.device),
@@ -80,7 +80,7 @@ class InMemoryKeeper(Keeper):
         load_dense(live, held["dense"], "the sync point")
         if self._dense is not None and held["dense_optimizer"] is not None:
             self._dense.load_state_dict(held["dense_optimizer"])
-        self._place.go_to(*held["place"])
+        self._cursor.go_to(*held["place"])
         self._model.go_on_from(step)
         self.best, self.trained = Best.from_json(held["best"]), tuple(held["trained"])
         if random is None:

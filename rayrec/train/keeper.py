@@ -24,8 +24,8 @@ from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.continuing import first_whole, set_later_aside
-from rayrec.train.dense import check_dense_optimizer
-from rayrec.train.place import Place
+from rayrec.train.data_cursor import DataCursor
+from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.random_state import go_on, random_state
 from rayrec.train.saver import Saver
 from rayrec.train.shaping import Best
@@ -39,7 +39,7 @@ class Keeper:
         model: the sharded model, whose shards are saved and filled in place.
         tables: the configs of all tables of the model.
         dense: the optimizer of the dense parameters, or None where there are none.
-        place: the place in the data, which a resume moves.
+        cursor: the place in the data, which a resume moves.
     Attributes:
         saver: writes the checkpoints.
         ending: no step follows.
@@ -55,13 +55,13 @@ class Keeper:
         model: DistributedModelParallel,
         tables: Sequence[BaseEmbeddingConfig],
         dense: torch.optim.Optimizer | None,
-        place: Place,
+        cursor: DataCursor,
         rank: int,
         world_size: int,
     ) -> None:
         self._spec, self._model, self._tables = spec, model, tables
         # `dense` is None where the model has no dense parameters.
-        self._dense, self._place = dense, place
+        self._dense, self._cursor = dense, cursor
         self._rank, self._world_size = rank, world_size
         # ranks that hold every table together; the others are their replicas
         self._writers = spec.sharding_group_size or world_size
@@ -149,7 +149,7 @@ class Keeper:
             "dense": dense_tensors(self._model.dense_parameters(), self._model.module),
             "dense_optimizer": None if self._dense is None else self._dense.state_dict(),
             "step": step,
-            "cursor": self._place.cursor(),
+            "cursor": self._cursor.state(),
             "optimizers": optimizers,
             "extras": extras,
             "random": gather_objects(random_state(self._model.device)),
@@ -175,7 +175,7 @@ class Keeper:
         self.begun_from = path
         data = ", with new data from the beginning" if spec.new_data else ""
         # after a failure the driver says so, with the failure
-        if spec.life_began is None:
+        if spec.run_began is None:
             note(f"resumed from {path} at step {step}{data}")
         if step >= spec.steps:
             note(
@@ -201,11 +201,11 @@ class Keeper:
         run_path = self._spec.run_path
         if run_path and CheckpointManager(run_path).step_of(path) == saved.step:
             self.newest = path
-        self._place.restore(saved.cursor, path)
+        self._cursor.restore(saved.cursor, path)
         self._model.go_on_from(saved.step)
         self._seed(saved.random, saved.step)
         self.best = Best.from_json(saved.extras.get("best"))
-        began = self._spec.life_began
+        began = self._spec.run_began
         if began is not None and saved.step > began:
             trained = saved.extras.get("trained", {})
             self.trained = int(trained.get("rows", 0)), float(trained.get("seconds", 0.0))

@@ -19,12 +19,12 @@ from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
 from rayrec.report.profile_page import Profile, check_folder
 from rayrec.train.config import TrainSpec
+from rayrec.train.events import Event
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.rates import LearningRates, clip_dense
 from rayrec.train.step import checked, summarize
-from rayrec.train.told import Event
 from rayrec.train.window import Window, gather_objects
 
 # batches; a block of shuffled rows is decoded for several at once
@@ -122,7 +122,7 @@ class RankTrainer(RankRun):
         self._tell = on_event
         self.model.train()
         self._on_phase("reading the first batch")
-        batches = self._place.batches()
+        batches = self._cursor.batches()
         profiler = self._profiler()
         stopped = False
         try:
@@ -168,7 +168,7 @@ class RankTrainer(RankRun):
             done = self._pipeline.advance(batches, update)
             result = checked((done.loss, done.output))
             window.add(summarize(result, done.batch.rows, done.rows), done.batch)
-            self._place.advance()
+            self._cursor.advance()
             self.step += 1
             on_step(self.step)
             self.hooks.step(self.step)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.layout import EmbeddingBagConfig, Layout, ShardingPlan, TablePlacement, Topology
 from rayrec.layout.kinds import column_wise, data_parallel, row_wise, table_wise
@@ -34,7 +34,7 @@ from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.amounts import StepAmounts
 from rayrec.planner.costs import CostModel
-from rayrec.planner.fit_rates import Links, Sample, fit_topology
+from rayrec.planner.fit_rates import Links, StepSample, fit_topology
 from rayrec.planner.items import table_works
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -200,7 +200,7 @@ def measure_topology(
         # One sample per rank: seconds of the parts, with those of the whole step last.
         amounts = plan_amounts(design, topology, shared)
         samples += [
-            Sample(a, tuple(values[:-1]), values[-1])
+            StepSample(a, tuple(values[:-1]), values[-1])
             for a, values in zip(amounts, everyone, strict=True)
         ]
     return fit_topology(topology, links, samples)

@@ -30,12 +30,12 @@ from torch import Tensor
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.train.config import TrainSpec
+from rayrec.train.events import Began
 from rayrec.train.outcome import FitOutcome
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
 from rayrec.train.step import Rows, StepResult, share_of
-from rayrec.train.told import Began
 from rayrec.train.window import Window
 
 
@@ -112,7 +112,7 @@ class LoopContext(RankRun):
         if self._kept is None:
             self._context.report(Began(step=self.step, path=None))
         self.model.train()
-        source = self._place.batches()
+        source = self._cursor.batches()
         first, self.stopped = self.step + 1, not self._make_up(self._context.should_stop)
         try:
             while self.step < self.spec.steps and not self.stopped and not self.early:
@@ -189,7 +189,7 @@ class LoopContext(RankRun):
         return self._context.should_stop() or self.hooks.error is not None
 
     def _count_step(self, first: int) -> None:
-        self._place.advance()
+        self._cursor.advance()
         self.step += 1
         self._context.at_step(self.step)
         self.hooks.step(self.step)

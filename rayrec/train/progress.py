@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rayrec.train.events import Event
 from rayrec.train.rank_error import RankError
-from rayrec.train.told import Event
 
 RankState = Literal["idle", "running", "done", "failed"]
 # names a folder where the processes of ranks show what they do, for who strikes them on purpose

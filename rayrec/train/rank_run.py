@@ -19,13 +19,13 @@ from rayrec.errors import InputError
 from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import TrainSpec
-from rayrec.train.on_the_way import OnTheWay
-from rayrec.train.place import Place
+from rayrec.train.data_cursor import DataCursor
+from rayrec.train.evaluation_schedule import EvaluationSchedule
+from rayrec.train.events import Evaluation, Event, ProgressReport
 from rayrec.train.rank_saves import SavingRank
 from rayrec.train.scoring import first_of
 from rayrec.train.sync_points import open_points
 from rayrec.train.table_optimizers import optimizers_of
-from rayrec.train.told import Evaluation, Event, ProgressReport
 from rayrec.train.window import WindowSum, even_length, next_length
 
 
@@ -58,9 +58,11 @@ class RankRun(SavingRank):
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.loss: float | None = None
         self.hooks = Hooks(spec.rank_callbacks, f"rank {self.rank}", self)
-        self._on_the_way = OnTheWay(spec)
+        self._schedule = EvaluationSchedule(spec)
         self._tell: Callable[[Event], None] = lambda event: None
-        self._place = Place(spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda")
+        self._cursor = DataCursor(
+            spec, self.rank, self.world_size, pin_memory=self.device.type == "cuda"
+        )
         self._window_steps = 1
         self._points = open_points(spec.sync_points, self.rank, self.device)
         # a run that scores alone does not publish
@@ -102,7 +104,7 @@ class RankRun(SavingRank):
     @property
     def early(self) -> str:
         """Reason of early stopping, or ""."""
-        return self._on_the_way.early
+        return self._schedule.early
 
     def _after_window(self, merged: WindowSum, should_stop: Callable[[], bool]) -> bool:
         """Evaluate and save if that is due at this step; return True if the run was stopped.
@@ -115,7 +117,7 @@ class RankRun(SavingRank):
         # a node will go: not after an evaluation, which may take its time
         if merged.save and self.spec.run_path:
             self.save()
-        if self._on_the_way.due(self.step, merged.seconds) and not stopped:
+        if self._schedule.due(self.step, merged.seconds) and not stopped:
             stopped = not self._evaluate(should_stop)
         self._since_save_s += merged.seconds
         if self._save_every.due(self.step, self._since_save_s):
@@ -128,7 +130,7 @@ class RankRun(SavingRank):
 
     def _make_up(self, should_stop: Callable[[], bool]) -> bool:
         """Make an evaluation that a stop at this step had left out; return False if stopped."""
-        return not self._on_the_way.missed(self.step) or self._evaluate(should_stop)
+        return not self._schedule.missed(self.step) or self._evaluate(should_stop)
 
     def _end_run(self, stopped: bool) -> None:
         """Save the last checkpoint, and raise the error of a callback of this rank, if any."""
@@ -146,7 +148,7 @@ class RankRun(SavingRank):
 
     def _next_end(self) -> int:
         """Return the next step at which an evaluation, save, sync point or publication is due."""
-        ends = [self.spec.steps, self._on_the_way.next_step(self.step)]
+        ends = [self.spec.steps, self._schedule.next_step(self.step)]
         ends.append(self._save_every.next_step(self.step))
         if self._points is not None:
             ends.append(self._points.every.next_step(self.step))
@@ -169,13 +171,13 @@ class RankRun(SavingRank):
         assert self.spec.eval_data is not None
         self._on_phase("evaluating")
         started = time.perf_counter()
-        scores = self.evaluate(self.spec.eval_data, None, should_stop, sample=self._on_the_way.rows)
+        scores = self.evaluate(self.spec.eval_data, None, should_stop, sample=self._schedule.rows)
         self._on_phase("training")
         if scores is None:
             return False
-        evaluation = self._on_the_way.judge(self.step, scores, time.perf_counter() - started)
+        evaluation = self._schedule.judge(self.step, scores, time.perf_counter() - started)
         self._announce(evaluation)
-        if evaluation.best and self._on_the_way.keeps_best and self.spec.run_path:
+        if evaluation.best and self._schedule.keeps_best and self.spec.run_path:
             self.save()
         return True
 
@@ -184,7 +186,7 @@ class RankRun(SavingRank):
     ) -> dict[str, float] | None:
         """Score all evaluation data after training; return None when the evaluation was stopped."""
         assert self.spec.eval_data is not None
-        done = self._on_the_way.whole(self.step)
+        done = self._schedule.whole(self.step)
         started = time.perf_counter()
         scores = dict(done.scores) if done is not None else None
         if scores is None:

@@ -14,15 +14,15 @@ from rayrec.errors import ConfigError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train import hand_over
 from rayrec.train.callbacks import Hooks
+from rayrec.train.data_cursor import DataCursor
+from rayrec.train.evaluation_schedule import EvaluationSchedule
+from rayrec.train.events import Began, Evaluation, Event, ProgressReport, Saved
 from rayrec.train.every import Every
 from rayrec.train.in_memory import InMemoryKeeper
-from rayrec.train.on_the_way import OnTheWay
-from rayrec.train.place import Place
 from rayrec.train.publisher import Publisher
 from rayrec.train.rank_scores import ScoringRank
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import RankPoints
-from rayrec.train.told import Began, Evaluation, Event, ProgressReport, Saved
 
 
 class SavingRank(ScoringRank):
@@ -41,8 +41,8 @@ class SavingRank(ScoringRank):
     hooks: Hooks
     _tell: Callable[[Event], None]
     _on_phase: Callable[[str], None]
-    _on_the_way: OnTheWay
-    _place: Place
+    _schedule: EvaluationSchedule
+    _cursor: DataCursor
     _points: RankPoints | None
     _publishes: bool
 
@@ -58,7 +58,7 @@ class SavingRank(ScoringRank):
     @property
     def best(self) -> Best:
         """Best evaluation of the run so far."""
-        return self._on_the_way.best
+        return self._schedule.best
 
     def _announce(self, event: ProgressReport | Evaluation | Saved) -> None:
         """Tell the run and this rank's callbacks of an event."""
@@ -68,7 +68,7 @@ class SavingRank(ScoringRank):
     def _keep(self, dense: torch.optim.Optimizer | None) -> None:
         """Make the keeper, which saves and restores the model and its dense optimizer."""
         self._kept = InMemoryKeeper(
-            self.spec, self.model, self.tables, dense, self._place, self.rank, self.world_size
+            self.spec, self.model, self.tables, dense, self._cursor, self.rank, self.world_size
         )
         if self._publishes:
             self._publisher = Publisher(
@@ -106,7 +106,7 @@ class SavingRank(ScoringRank):
         if path is None:
             self._since_save_s = 0.0
         if where != newest:
-            is_best = self._on_the_way.keeps_best and best.step == self.step
+            is_best = self._schedule.keeps_best and best.step == self.step
             seconds = time.perf_counter() - started
             self._saving = Saved(step=self.step, path=where, seconds=seconds, best=is_best)
         if not self._keeper.saver.under_way:
@@ -178,7 +178,7 @@ class SavingRank(ScoringRank):
         else:
             self.step = self._keeper.begin(note)
         self.rows, self.seconds = self._keeper.trained
-        self._on_the_way.resume(self._keeper.best)
+        self._schedule.resume(self._keeper.best)
         if point is None:
             self._sync()
         path, in_memory = self._keeper.begun_from, point is not None or self.spec.handed_over
@@ -192,7 +192,7 @@ class SavingRank(ScoringRank):
         if self._publisher is not None:
             self._publisher.rebase()
         self.step = self._keeper.restore(path, weights_only=weights_only)
-        self._on_the_way.resume(self._keeper.best)
+        self._schedule.resume(self._keeper.best)
 
     @property
     def newest(self) -> str | None:

@@ -11,7 +11,7 @@ from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.distributed import DistributedModelParallel
 from rayrec.train.bulk import predict
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.evaluation import Part, evaluate
+from rayrec.train.evaluation import BatchPart, evaluate
 from rayrec.train.predictions import PredictionConfig
 
 
@@ -43,7 +43,7 @@ class ScoringRank:
         return evaluate(
             self.model,
             data,
-            Part(self.rank, self.world_size, self.spec.global_batch_size),
+            BatchPart(self.rank, self.world_size, self.spec.global_batch_size),
             self.device,
             predictions,
             should_stop,
@@ -64,7 +64,7 @@ class ScoringRank:
         return predict(
             self.model,
             data,
-            Part(self.rank, self.world_size, self.spec.global_batch_size),
+            BatchPart(self.rank, self.world_size, self.spec.global_batch_size),
             self.device,
             folder,
             should_stop,

@@ -24,7 +24,7 @@ from rayrec.metrics.metric import (
     SquaredError,
     check_mergeable,
 )
-from rayrec.metrics.named import metric_named
+from rayrec.metrics.registry import metric_named
 from rayrec.spec.task import Task
 from rayrec.train.config import Dataset
 from rayrec.train.kept_rows import KeptRows, column_of, no_column

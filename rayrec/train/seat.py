@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from rayrec.train.events import Event, Milestone
 from rayrec.train.progress import ProgressLog, show
-from rayrec.train.told import Event, Milestone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from rayrec.checks import lasting_path
 from rayrec.errors import CheckpointError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.storage import one_line
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.told import (
+from rayrec.train.events import (
     Evaluation,
     Failure,
     Noticed,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rayrec.train.told import Evaluation, ProgressReport
+from rayrec.train.events import Evaluation, ProgressReport
 
 # told beside scores: how many rows were scored, and the bound of the error of an AUC
 BESIDE_SCORES = ("rows", "auc_error")

@@ -21,7 +21,7 @@ from rayrec.checks import is_uri, lasting_path
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.storage import one_line, probe_output
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.told import Evaluation, ProgressReport, Saved
+from rayrec.train.events import Evaluation, ProgressReport, Saved
 from rayrec.watch.numbers import evaluation_numbers, window_numbers
 from rayrec.watch.schema import plain
 

@@ -12,7 +12,7 @@ import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import TablePlacement, row_wise, table_wise
 from rayrec.optim import RowWiseAdagrad
 from rayrec.train import RankTrainer
@@ -125,7 +125,7 @@ def test_the_trainers_steps_stop_only_the_thread_that_works_ahead(tmp_path: Path
     write_clicks(tmp_path)
     with RankTrainer(spec_of(tmp_path), "cuda") as trainer:
         trainer.run()
-        pipeline, batches = trainer._pipeline, trainer._place.batches()
+        pipeline, batches = trainer._pipeline, trainer._cursor.batches()
         pipeline.advance(batches)
         with runtime.syncs() as found:
             for _ in range(4):

@@ -11,7 +11,7 @@ import torch
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import TablePlacement
 from rayrec.optim import Adagrad, RowWiseAdagrad
 from tests.cuda_dry.worlds import run_ranks

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from rayrec.comm import choose
 from rayrec.comm.choose import Transport, exchange_for
-from rayrec.comm.dense import start_sum
 from rayrec.comm.exchange import Exchange
+from rayrec.comm.gradient_average import start_sum
 from rayrec.comm.joined import JoinedExchange
 from rayrec.comm.pages import make_huge
 from rayrec.comm.process_group import ProcessGroupExchange

@@ -69,7 +69,7 @@ def on(rank: int, ranks: int, folder: Path, run_path: str, handed: bool, group: 
     """Train to the end, from what the ranks keep or from the checkpoint."""
     spec = a_spec(folder, ranks, None, group)
     resume = () if handed else (f"{run_path}/step-{STOP:08}",)
-    spec = replace(spec, handed_over=handed, resume_from=resume, life_began=0)
+    spec = replace(spec, handed_over=handed, resume_from=resume, run_began=0)
     spec = replace(spec, checkpoint=CheckpointConfig(at_end=False))
     with RankTrainer(spec) as trainer:
         began = trainer.begin()

@@ -15,11 +15,11 @@ import torch
 from rayrec.checkpoint import read_manifest
 from rayrec.errors import ConfigError
 from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, TrainSpec
+from rayrec.train.events import Evaluation, ProgressReport, Saved
 from rayrec.train.own_loop import LoopTask
 from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
 from rayrec.train.shaping import EvaluationConfig
-from rayrec.train.told import Evaluation, ProgressReport, Saved
 from tests.gloo.shaped import many_of, whole_numbers, write_shaped
 from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool

@@ -23,7 +23,7 @@ from rayrec.layout import (
 )
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.chain.version_policy import Verdict
 from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
 from tests.gloo.shaped import whole_numbers

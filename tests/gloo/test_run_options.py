@@ -14,9 +14,9 @@ import torch
 from rayrec.checkpoint import read_manifest
 from rayrec.optim import Adam, schedule
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.events import Evaluation, Event
 from rayrec.train.optimizer_config import OptimizerConfig
 from rayrec.train.shaping import EvaluationConfig
-from rayrec.train.told import Evaluation, Event
 from tests.gloo.shaped import many_of, whole_numbers, write_shaped
 from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool

@@ -18,8 +18,8 @@ import rayrec.train.saver as saver
 from rayrec.checkpoint import CheckpointManager, check_whole, load_table, read_manifest
 from rayrec.errors import SaveError
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.events import Event, Saved
 from rayrec.train.save_thread import SaveThread
-from rayrec.train.told import Event, Saved
 from tests.gloo.shaped import whole_numbers, write_shaped
 from tests.gloo.trainers import WithDropout, spec_of
 from tests.ranks import RankPool

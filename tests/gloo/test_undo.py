@@ -52,7 +52,7 @@ def lives(rank: int, world_size: int, folder: Path, name: str, falls: list[int])
         scores.extend([event.scores["ne"]] if hasattr(event, "final") else [])
 
     for life, fall in enumerate([*falls, None]):
-        spec = replace(spec, sync_points=points, life_began=0 if life else None)
+        spec = replace(spec, sync_points=points, run_began=0 if life else None)
 
         def at_step(step: int, fall: int | None = fall) -> None:
             if step == fall:

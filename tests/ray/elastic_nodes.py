@@ -14,10 +14,10 @@ from typing import Any
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import Resized
+from rayrec.train.events import Resized
 from tests.clicks import write_clicks
-from tests.ray.leaving_nodes import paced
 from tests.ray.lost_node import HEALTH, Moment
+from tests.ray.preempted_nodes import paced
 
 STEPS = 600
 

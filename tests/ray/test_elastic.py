@@ -25,7 +25,7 @@ from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import ShardingPlan, Topology
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.told import Recovered, Resized
+from rayrec.train.events import Recovered, Resized
 from rayrec.watch import read_events
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids
@@ -254,7 +254,7 @@ def test_a_kill_while_tables_are_passed_on(
         while not killed.wait(0.002):
             controller = driver._ranks._controller
             placed = None if controller is None else controller._placed
-            joint = None if placed is None else placed.handing.joint
+            joint = None if placed is None else placed.transfer.joint
             # it has its actors, and its ranks begin
             if joint is not None and joint.task is not None:
                 os.kill(joint.addresses[victim].pid, signal.SIGKILL)

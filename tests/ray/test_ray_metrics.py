@@ -14,7 +14,7 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import CheckpointConfig, EvaluationConfig, RayMetrics, Result
 from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import Evaluation
+from rayrec.train.events import Evaluation
 from rayrec.watch.metric_names import METRICS, exported
 from rayrec.watch.numbers import only_scores, train_scores
 from tests.ray import worlds

@@ -28,8 +28,8 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.events import Failure, Recovered
 from rayrec.train.shaping import EvaluationConfig
-from rayrec.train.told import Failure, Recovered
 from rayrec.watch import EventLog, read_events
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids
@@ -362,7 +362,7 @@ def test_ranks_meet_again_after_one_is_killed_while_they_meet(
     clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 keeps the meeting place, and dies while rank 1 waits there for rank 2."""
-    answers = RankGroup._answers
+    replies = RankGroup._replies
     struck: list[int] = []
 
     def strike(first: int, last: int) -> None:
@@ -370,7 +370,7 @@ def test_ranks_meet_again_after_one_is_killed_while_they_meet(
         os.kill(last, signal.SIGCONT)
 
     def act(self: RankGroup, references: list[Any], what: str, *more: Any) -> list[Any]:
-        told = answers(self, references, what, *more)
+        told = replies(self, references, what, *more)
         if what == "make the rendezvous" and not struck:
             struck.extend(address.pid for address in self.addresses)
             os.kill(struck[2], signal.SIGSTOP)

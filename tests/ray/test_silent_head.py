@@ -23,13 +23,13 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, ScalingConfig, placement
-from rayrec.driver.bench import Bench
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.head import RECONNECT
+from rayrec.driver.spare_pool import SparePool
 from rayrec.driver.spares import Stage
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.told import Failure, Recovered
+from rayrec.train.events import Failure, Recovered
 from tests.leftovers import processes_with
 from tests.ray import worlds
 from tests.ray.acting import acting
@@ -166,14 +166,14 @@ def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    look = Bench.look
+    look = SparePool.look
 
-    def look_and_note(self: Bench, *arguments: Any) -> None:
+    def look_and_note(self: SparePool, *arguments: Any) -> None:
         look(self, *arguments)
         if any(spare.stage is Stage.WARM for spare in self._spares):
             (tmp_path / "spare").touch()
 
-    monkeypatch.setattr(Bench, "look", look_and_note)
+    monkeypatch.setattr(SparePool, "look", look_and_note)
     heard = Heard(server, "recovery", 0.0)
     told = run(clicks, tmp_path, server, callbacks=(heard,), spares=1)
     assert heard.heard == [("failure", True), ("recovery", True)]

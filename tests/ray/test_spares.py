@@ -16,7 +16,7 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
-from rayrec.driver.bench import Bench
+from rayrec.driver.spare_pool import SparePool
 from rayrec.driver.spares import Stage
 from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
@@ -61,9 +61,9 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[in
     """The processes of spares that were warm at some time, also for the ranks: as files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    look = Bench.look
+    look = SparePool.look
 
-    def look_and_note(self: Bench, *arguments: Any) -> None:
+    def look_and_note(self: SparePool, *arguments: Any) -> None:
         look(self, *arguments)
         for spare in self._spares:
             if spare.stage is Stage.WARM and spare.address is not None:
@@ -71,7 +71,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[in
         if self._told:
             (scratch / "short").touch()
 
-    monkeypatch.setattr(Bench, "look", look_and_note)
+    monkeypatch.setattr(SparePool, "look", look_and_note)
     return lambda: {int(path.name[6:]) for path in scratch.glob("spare-*")}
 
 

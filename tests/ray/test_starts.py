@@ -15,9 +15,9 @@ from rayrec.driver.controller import Controller
 from rayrec.driver.placement import placed
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import started
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.worker_group import started
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.train.seat import RankContext
 from tests.ray.worlds import some

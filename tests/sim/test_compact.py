@@ -13,7 +13,7 @@ import torch
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.steps import bucketize
 from rayrec.distributed.ways import exchanged
 from rayrec.layout import (

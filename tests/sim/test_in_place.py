@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,

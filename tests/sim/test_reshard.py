@@ -12,7 +12,7 @@ import torch
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.errors import PlanError
 from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
 from rayrec.optim import SGD, Adam, RowWiseAdagrad

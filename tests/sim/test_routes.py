@@ -12,7 +12,7 @@ import torch
 from rayrec.comm import SimulatedWorld
 from rayrec.comm.codec import CastCodec, Codecs, CommType, Int8Codec, QCommsConfig
 from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,

@@ -13,7 +13,7 @@ from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.kernels import parts
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.errors import InputError, ShapeError
 from rayrec.layout import (
     DataType,

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
 from rayrec.layout import Replicated, ShardingPlan, TablePlacement, row_wise, takes_two_hops
 from tests.draws import STEPS, draw

@@ -11,9 +11,9 @@ import random
 import pytest
 import torch
 
-from rayrec.distributed.program.options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.shards.memory import MemoryHere
+from rayrec.shards.named_memory import MemoryHere
 from rayrec.shards.undo import Point
 from tests.draws import draw
 from tests.simulation import SimulatedWorld, batches_of, targets_of

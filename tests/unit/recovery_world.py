@@ -14,9 +14,9 @@ from rayrec.driver.recovery import Recovery
 from rayrec.driver.states import TRANSITIONS, State, Turn
 from rayrec.errors import InputError, JoinError
 from rayrec.shards.undo import Point, common_point
+from rayrec.train.events import Began
 from rayrec.train.progress import RankPoll
 from rayrec.train.rank_error import RankError
-from rayrec.train.told import Began
 
 HEARTBEAT_S = 10.0
 TURN_S = 0.5

@@ -12,7 +12,7 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.driver import CheckpointConfig
 from rayrec.errors import CallbackError, ConfigError, InputError
 from rayrec.train.callbacks import RunInfo
-from rayrec.train.told import Evaluation, ProgressReport, Saved
+from rayrec.train.events import Evaluation, ProgressReport, Saved
 from tests.clicks import write_clicks
 from tests.gloo.trainers import spec_of
 

@@ -19,8 +19,8 @@ import pytest
 from rayrec.errors import ArtifactError
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.follower import Follower
-from rayrec.serve.chain.judging import Verdict
 from rayrec.serve.chain.publication import PUBLICATION
+from rayrec.serve.chain.version_policy import Verdict
 from tests.unit.checkpoint_worlds import random_plan
 from tests.unit.published_worlds import PublishedWorld, published_world
 

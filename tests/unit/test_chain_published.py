@@ -9,7 +9,7 @@ import random
 import pytest
 
 from rayrec.serve import Predictor
-from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.chain.version_policy import Verdict
 from tests.unit.checkpoint_worlds import random_plan
 from tests.unit.published_worlds import assert_equal, published_world
 from tests.unit.serve_worlds import rows

@@ -19,7 +19,7 @@ from rayrec.quant import PackedTables
 from rayrec.serve import Predictor
 from rayrec.serve.artifact import open_artifact
 from rayrec.serve.chain import copies
-from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.dense_file import dense_bytes, loaded_dense
 from tests.unit.bad_texts import distorted, sealed
 from tests.unit.published_worlds import bytes_of, published_world

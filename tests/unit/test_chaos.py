@@ -13,13 +13,13 @@ import pytest
 
 from rayrec.arguments import duration
 from rayrec.chaos import cluster
-from rayrec.chaos.account import Account, Blow, Run, account, table
+from rayrec.chaos.account import Account, InjectedFault, Run, account, table
 from rayrec.chaos.campaign import Outcome
+from rayrec.chaos.fault_run import NewestStep
 from rayrec.chaos.job import read_job
 from rayrec.chaos.moments import DOING, Moments, doing, moment_words
-from rayrec.chaos.report import check_out, read_out, write_out
+from rayrec.chaos.outcome_file import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
-from rayrec.chaos.shaken import NewestStep
 from rayrec.cli.main import main
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.train.progress import SHOWN_IN, ProgressLog
@@ -171,14 +171,14 @@ def test_a_fault_lasts_until_the_next_finished_step() -> None:
         ("window", 40.0, 60),
     )
     # the second strikes while the run recovers from the first, the last after everything
-    blows = [Blow(at=at, kind="KILL", pids=(1,)) for at in (14.0, 16.5, 25.0, 50.0)]
+    blows = [InjectedFault(at=at, kind="KILL", pids=(1,)) for at in (14.0, 16.5, 25.0, 50.0)]
     told = account(story, blows)
     assert told == Account(failures=1, recoveries=2, waits=(4.0, 8.0), repeated=14 + 10)
 
 
 def test_a_window_of_the_life_that_was_struck_ends_no_fault() -> None:
     story = events(("start", 1.0, 0), ("window", 2.0, 1), ("window", 5.0, 9))
-    assert account(story, [Blow(at=4.0, kind="KILL", pids=(1,))]).waits == ()
+    assert account(story, [InjectedFault(at=4.0, kind="KILL", pids=(1,))]).waits == ()
 
 
 def run(**changes: object) -> Run:
@@ -198,7 +198,10 @@ def test_only_a_run_that_ends_with_the_same_tables_is_good() -> None:
 
 
 def test_the_table_counts_every_rank_that_was_struck() -> None:
-    blows = (Blow(at=1.0, kind="KILL", pids=(1, 2)), Blow(at=2.0, kind="driver", pids=(3,)))
+    blows = (
+        InjectedFault(at=1.0, kind="KILL", pids=(1, 2)),
+        InjectedFault(at=2.0, kind="driver", pids=(3,)),
+    )
     shaken = run(blows=blows, account=Account(failures=2, recoveries=1, waits=(3.0,), repeated=7))
     bad = run(seed=4, end="hung", words="no new step", digests={})
     lines = table([shaken, bad], EXPECTED, ("KILL", "STOP", "driver"))
@@ -208,7 +211,7 @@ def test_the_table_counts_every_rank_that_was_struck() -> None:
 
 
 def test_an_outcome_is_written_and_read(tmp_path: Path) -> None:
-    blows = (Blow(at=1.5, kind="KILL", pids=(1, 2)),)
+    blows = (InjectedFault(at=1.5, kind="KILL", pids=(1, 2)),)
     shaken = run(blows=blows, account=Account(failures=2, waits=(3.0, 4.5)), seconds=9.5)
     outcome = Outcome(calm=run(seed=0), runs=(shaken,), kinds=("KILL",))
     path = str(tmp_path / "out.json")

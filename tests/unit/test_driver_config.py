@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.driver.answers import death_line
 from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import crowding, shortage
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.rank_start import neighbours
+from rayrec.driver.ray_replies import death_line
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.worker_group import neighbours
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.optim import Adam
 from rayrec.spec.task import Task
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.events import Evaluation, ProgressReport
 from rayrec.train.optimizer_config import OptimizerConfig
 from rayrec.train.scoring import ONE_BINARY, Scoring
 from rayrec.train.seat import RankAddress, places_on_machines
-from rayrec.train.told import Evaluation, ProgressReport
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from rayrec.data import Batch
 from rayrec.errors import ConfigError, InputError
 from rayrec.metrics import Gauc, Metric, check_mergeable
-from rayrec.runs.report import scores_line
+from rayrec.runs.reporting import scores_line
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
 from rayrec.train.scoring import Scoring, by_task, check_tasks

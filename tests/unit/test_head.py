@@ -16,11 +16,11 @@ import pytest
 
 from rayrec.command import run_command
 from rayrec.driver import head as module
-from rayrec.driver.bench import Bench
 from rayrec.driver.cluster import Cluster, connected
 from rayrec.driver.head import Head
-from rayrec.driver.room import Room
+from rayrec.driver.run_placement import RunPlacement
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.spare_pool import SparePool
 from rayrec.errors import ClusterError
 
 
@@ -183,33 +183,35 @@ def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
     # a function of Ray has the name of its module
     module_of_places = importlib.import_module("ray.util.placement_group")
     monkeypatch.setattr(module_of_places, "placement_group", ask)
-    monkeypatch.setattr("rayrec.driver.bench._nodes_of", lambda places: {})
-    monkeypatch.setattr(Bench, "_tell_shortage", lambda bench, turn_s: None)
-    monkeypatch.setattr("rayrec.driver.bench.head", head)
-    crew: Any = SimpleNamespace(nodes=["here", "here"])
-    bench = Bench(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
+    monkeypatch.setattr("rayrec.driver.spare_pool._nodes_of", lambda places: {})
+    monkeypatch.setattr(SparePool, "_tell_shortage", lambda pool, turn_s: None)
+    monkeypatch.setattr("rayrec.driver.spare_pool.head", head)
+    workers: Any = SimpleNamespace(nodes=["here", "here"])
+    pool = SparePool(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
     for second in range(3):
-        bench.look(crew, None, 100.0 + 2 * second)
+        pool.look(workers, None, 100.0 + 2 * second)
     assert asked == ["here"] * 3
-    assert [spare.place.group for spare in bench._spares] == bench._groups, "no place is for nobody"
+    assert [spare.place.group for spare in pool._spares] == pool._groups, "no place is for nobody"
 
 
 def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundles, answers = [0], threading.Event()
-    monkeypatch.setattr("rayrec.driver.room.head", head)
-    monkeypatch.setattr("rayrec.driver.room.alive_nodes", frozenset)
-    monkeypatch.setattr("rayrec.driver.room.draining", dict)
-    monkeypatch.setattr("rayrec.driver.room.bundles_on", lambda group, alive: bundles)
-    room = Room(ScalingConfig(num_workers=(2, 3)), Cluster(private=True, fixed=True), object())
-    assert len(room.seen()) == 1
+    monkeypatch.setattr("rayrec.driver.run_placement.head", head)
+    monkeypatch.setattr("rayrec.driver.run_placement.alive_nodes", frozenset)
+    monkeypatch.setattr("rayrec.driver.run_placement.draining", dict)
+    monkeypatch.setattr("rayrec.driver.run_placement.bundles_on", lambda group, alive: bundles)
+    placement = RunPlacement(
+        ScalingConfig(num_workers=(2, 3)), Cluster(private=True, fixed=True), object()
+    )
+    assert len(placement.seen()) == 1
     bundles.append(1)
-    taken = room.places()
+    taken = placement.places()
     monkeypatch.setattr(module, "SOON_S", 0.01)
     head.aside(partial(answers.wait, 30.0))
-    room.check_places(taken)
-    assert len(taken) == 2 and room.seen() == taken
+    placement.check_places(taken)
+    assert len(taken) == 2 and placement.seen() == taken
     answers.set()
 
 

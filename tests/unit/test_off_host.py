@@ -15,7 +15,7 @@ from rayrec.distributed.program.compile import compile_slots
 from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.distributed.program.slots import Sizes
 from rayrec.distributed.ways.exchanged import Exchanged
-from rayrec.distributed.ways.matrices import Matrix, Owner
+from rayrec.distributed.ways.matrices import Matrix, OwnerMatrices
 from rayrec.distributed.ways.two_hop import TwoHop
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, table_wise
 from rayrec.optim import SGD
@@ -42,7 +42,7 @@ def test_a_rank_without_rows_sends_from_where_the_others_do() -> None:
 def test_a_host_without_two_hop_tables_sends_from_where_the_others_do() -> None:
     hops = TwoHop(LocalExchange(), LocalExchange(), ((0,),), 0, Codecs())
     routed = SimpleNamespace(got=(NOTHING,), sent=(NOTHING,))
-    (home,) = hops.send_home([Owner((), Matrix(()), Matrix(()))], routed, [], META)
+    (home,) = hops.send_home([OwnerMatrices((), Matrix(()), Matrix(()))], routed, [], META)
     assert home.shape == (0, 0) and home.device == META
 
 

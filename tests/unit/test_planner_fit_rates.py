@@ -14,7 +14,7 @@ from rayrec.layout import Topology
 from rayrec.layout.rates import PARTS, PartRates, Rates
 from rayrec.planner.amounts import StepAmounts
 from rayrec.planner.costs import CostModel
-from rayrec.planner.fit_rates import Links, Sample, fit_topology, non_negative
+from rayrec.planner.fit_rates import Links, StepSample, fit_topology, non_negative
 from rayrec.planner.work import TableWork
 from tests.unit.plan_worlds import random_layout
 
@@ -79,7 +79,7 @@ def test_the_fit_predicts_what_made_its_samples(seed: int) -> None:
             cost = costs.seconds(amounts) + costs.fixed_cost()
             noise = rng.uniform(0.99, 1.01)
             parts = tuple(noise * getattr(cost, f"{part}_s") for part in PARTS)
-            samples.append(Sample(amounts, parts, noise * cost.total_s))
+            samples.append(StepSample(amounts, parts, noise * cost.total_s))
     hidden = fit_topology(Topology.local(2, memory_bytes=1, input_hidden=0.9), LINKS, samples)
     # an assumption about the trainer, which no step of a calibration shows
     assert hidden.input_hidden == 0.9

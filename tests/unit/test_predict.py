@@ -402,15 +402,15 @@ def test_a_worker_that_dies_ends_all_in_one_line(
             killed.append(pool._all[0].process.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    real = workers.Workers.run
+    real = workers.WorkerPool.run
 
     def run(self, units, _):  # type: ignore[no-untyped-def]
         nonlocal pool
         pool = self
         return real(self, units, look)
 
-    pool: workers.Workers = None  # type: ignore[type-arg, assignment]
-    monkeypatch.setattr(workers.Workers, "run", run)
+    pool: workers.WorkerPool = None  # type: ignore[type-arg, assignment]
+    monkeypatch.setattr(workers.WorkerPool, "run", run)
     data = unlabelled(many(tmp_path / "data"), world)
     with pytest.raises(TrainingFailed, match=r"worker 0 \(process \d+\) ended with code -9"):
         predict_files(served, data, tmp_path / "out", workers=2, batch_size=4)

@@ -24,9 +24,9 @@ from rayrec.errors import (
     TrainingFailed,
 )
 from rayrec.shards.undo import Point, common_point
+from rayrec.train.events import Began
 from rayrec.train.progress import RankPoll
 from rayrec.train.rank_error import RankError
-from rayrec.train.told import Began
 from tests.unit.recovery_world import ENDED, HEARTBEAT_S, TURN_S, Rank, World
 
 

@@ -18,7 +18,7 @@ from rayrec.errors import ConfigError, InputError, TrainingFailed
 from rayrec.report.charts import Chart, Series, draw
 from rayrec.report.drawing import stacks
 from rayrec.report.scales import thinned, ticks, value_range
-from rayrec.train.told import Saved
+from rayrec.train.events import Saved
 from rayrec.watch import EventLog, read_events, write_run_page
 from rayrec.watch.page import run_names
 from tests.watched import info, report, tell

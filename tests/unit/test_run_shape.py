@@ -21,9 +21,9 @@ from rayrec.optim import SGD, Adam, ScheduleConfig, learning_rate_at, schedule
 from rayrec.spec.task import Task
 from rayrec.train import CheckpointConfig, OptimizerConfig, RankTrainer, TrainSpec
 from rayrec.train.callbacks import Callback
+from rayrec.train.events import Evaluation, Event, ProgressReport, Saved
 from rayrec.train.scoring import check_tasks
 from rayrec.train.shaping import Best, EarlyStopping, EvaluationConfig
-from rayrec.train.told import Evaluation, Event, ProgressReport, Saved
 from tests.gloo.shaped import TASKS, many_of, write_shaped
 from tests.gloo.trainers import spec_of
 

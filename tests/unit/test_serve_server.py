@@ -23,8 +23,8 @@ from rayrec.errors import (
     UnavailableError,
 )
 from rayrec.serve import Client, export
-from rayrec.serve.server import needed, reading
-from rayrec.serve.server.reading import Reading
+from rayrec.serve.server import needed, reading_thread
+from rayrec.serve.server.reading_thread import ReadingThread
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import METHOD, SERVICE, Answer, answer_bytes, read_answer, request_bytes
@@ -247,7 +247,7 @@ def test_bytes_that_stand_for_much_memory_are_refused(server, asked):
 
 
 def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked, monkeypatch):
-    reads, goes_on = reading.asked, threading.Event()
+    reads, goes_on = reading_thread.asked, threading.Event()
     entered: list[bytes] = []
 
     def slow(*given):
@@ -255,7 +255,7 @@ def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked
         assert goes_on.wait(100)
         return reads(*given)
 
-    monkeypatch.setattr(reading, "asked", slow)
+    monkeypatch.setattr(reading_thread, "asked", slow)
     with ThreadPoolExecutor(1) as pool:
         try:
             ask = pool.submit(server.http, "/predict", {"columns": asked.to_pydict()})
@@ -270,10 +270,10 @@ def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked
 
 def test_what_waits_to_be_read_has_a_bound(monkeypatch):
     goes_on, body = threading.Event(), b" " * 60
-    monkeypatch.setattr(reading, "asked", lambda *_: goes_on.wait(100))
+    monkeypatch.setattr(reading_thread, "asked", lambda *_: goes_on.wait(100))
 
     async def main() -> None:
-        one = Reading(RequestReader([], 1), 100)
+        one = ReadingThread(RequestReader([], 1), 100)
         first = asyncio.create_task(one.read("application/json", body))
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError, match="60 bytes wait to be read, and 100 may"):

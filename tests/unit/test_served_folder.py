@@ -14,7 +14,7 @@ import torch
 
 from rayrec.errors import ArtifactError
 from rayrec.serve import Predictor, open_artifact, stored
-from rayrec.serve.memory import TableMemory
+from rayrec.serve.sealed_memory import TableMemory
 from tests.unit.published_worlds import published_world
 from tests.unit.serve_worlds import an_artifact, rows
 from tests.unit.served_processes import Load, replicated, wait_for

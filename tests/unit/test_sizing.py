@@ -13,12 +13,12 @@ from itertools import pairwise
 import pytest
 
 from rayrec.driver.blame import Blame
-from rayrec.driver.room import Place, choose
+from rayrec.driver.run_placement import RankPlace, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.driver.states import TRANSITIONS, State, Turn
 from rayrec.shards.undo import Point
-from rayrec.train.told import Began, Recovered, Resized
+from rayrec.train.events import Began, Recovered, Resized
 from tests.unit.recovery_world import ENDED, STEPS, TURN_S, Rank, World
 
 SHRINK_S = 4.0
@@ -112,8 +112,8 @@ def test_ranks_that_are_lost_are_told_of_as_such() -> None:
 
 
 def test_ranks_keep_their_places_and_give_back_those_of_their_own_first() -> None:
-    base, one, two = (Place(name, 0) for name in ("base", "one", "two"))
-    both = Place("base", 1)
+    base, one, two = (RankPlace(name, 0) for name in ("base", "one", "two"))
+    both = RankPlace("base", 1)
     there = [base, both, one, two]
     assert choose(there, [two, base, both], 3) == [two, base, both]
     assert choose(there, [two, base, both], 2) == [base, both]
@@ -126,8 +126,8 @@ class ElasticWorld(World):
     """A world whose places come and go."""
 
     sizing: Sizing = field(default_factory=sizing)
-    there: list[Place] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    there: list[RankPlace] = field(default_factory=list)
+    places: list[RankPlace] = field(default_factory=list)
     born: int = 0
     short_since: float | None = None
     no_room: bool = False
@@ -139,7 +139,7 @@ class ElasticWorld(World):
     handed_at: int | None = None
     holders: list[Rank] = field(default_factory=list)
     # who is where when the ranks pause, until they train again
-    former: dict[Place, Rank] = field(default_factory=dict)
+    former: dict[RankPlace, Rank] = field(default_factory=dict)
     goes_back: bool = False
     called_off: int = 0
 
@@ -154,7 +154,7 @@ class ElasticWorld(World):
 
     def add_place(self) -> None:
         self.born += 1
-        self.there.append(Place("node", self.born))
+        self.there.append(RankPlace("node", self.born))
 
     def harm(self) -> None:
         super().harm()
@@ -186,7 +186,7 @@ class ElasticWorld(World):
         self.seat(choose(self.there, taken, seated))
         return super().fill()
 
-    def seat(self, chosen: list[Place]) -> None:
+    def seat(self, chosen: list[RankPlace]) -> None:
         """Have ranks at these places; survivors whose place is there keep their process."""
         alive = [n for n, r in enumerate(self.ranks) if r.alive and self.places[n] in self.there]
         held = [place for place in self.places if place in self.there]
@@ -319,7 +319,7 @@ def check_schedule(draw: random.Random) -> None:
 def test_a_world_left_in_peace_gets_the_ranks_that_are_wanted() -> None:
     world = ElasticWorld(random.Random(3), -1, hazard=0.0)
     world.sizing = sizing(1, 3)
-    world.there = [Place("node", 1)]
+    world.there = [RankPlace("node", 1)]
     world.places, world.ranks = list(world.there), [Rank()]
     seen = []
     for turn in range(36):

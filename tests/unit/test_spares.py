@@ -23,7 +23,7 @@ from rayrec.driver.spares import (
 )
 from rayrec.errors import ConfigError
 from rayrec.runs.scaling import scaling_from
-from rayrec.train.told import Began
+from rayrec.train.events import Began
 
 WARM_A, WARM_B = Standby(Stage.WARM, "a"), Standby(Stage.WARM, "b")
 

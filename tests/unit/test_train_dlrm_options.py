@@ -23,8 +23,8 @@ from rayrec.driver import RunConfig
 from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS, ScheduleConfig
 from rayrec.runs.run_file import RunFile
+from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_SPARSE
-from rayrec.train.told import Milestone
 
 
 def test_every_option_reads_into_its_value() -> None:

@@ -20,8 +20,8 @@ from rayrec.models import TwoTower, TwoTowerTrain
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.callbacks import Callback
+from rayrec.train.events import ProgressReport
 from rayrec.train.scoring import OF_PROBABILITIES
-from rayrec.train.told import ProgressReport
 
 USERS, ITEMS = 12, 8
 

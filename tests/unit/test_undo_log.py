@@ -10,7 +10,7 @@ import torch
 
 from rayrec.layout import Shard
 from rayrec.shards import undo_log
-from rayrec.shards.memory import MemoryHere
+from rayrec.shards.named_memory import MemoryHere
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps, TouchClock
 from rayrec.shards.undo import Point, RankUndo

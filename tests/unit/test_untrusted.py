@@ -16,7 +16,7 @@ import torch
 from rayrec.errors import ArtifactError, CheckpointError, ConfigError, RayrecError
 from rayrec.serve import Manifest, ParityBounds, Predictor, export, open_artifact
 from rayrec.serve.artifact import DENSE
-from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.dense_file import dense_bytes, loaded_dense
 from rayrec.serve.signing import SigningKey
 from tests.unit.bad_texts import distorted, sealed

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
-from rayrec.train.told import Evaluation
+from rayrec.train.events import Evaluation
 from rayrec.watch import MLflowCallback, TensorBoardCallback, WandbCallback
 from rayrec.watch.numbers import evaluation_numbers, window_numbers
 from tests.watched import info, report, tell, wandb_curve, wandb_records

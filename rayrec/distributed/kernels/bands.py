@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.comm.pages import Allocate, private_memory
-from rayrec.distributed.kernels.parts import Share, take_share
+from rayrec.distributed.kernels.parts import RowShare, take_share
 from rayrec.distributed.kernels.slot_rows import SlotRows
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
@@ -58,7 +58,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Bags:
+class BandBags:
     """Ids, weights and bags that one band reads in one step.
 
     Attributes:
@@ -96,7 +96,7 @@ class Bags:
         rows = by_slot[self.slots.start : self.slots.stop].reshape(-1)
         return rows.repeat_interleave(self.offsets.diff(), output_size=self.rows_N.numel())
 
-    def part(self, share: Share) -> Bags:
+    def part(self, share: RowShare) -> BandBags:
         """Return the bags of a share of the slots, with the ids of its rows."""
         rows_N, offsets, weights_N = take_share(
             self.rows_N, self.offsets, self.weights_N, self.bags, share

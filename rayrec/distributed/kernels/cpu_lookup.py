@@ -19,7 +19,7 @@ from torch import Tensor
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import Allocate, private_memory
 from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.kernels.parts import Share, cut_rows, ids_per_slot, take_share
+from rayrec.distributed.kernels.parts import RowShare, cut_rows, ids_per_slot, take_share
 from rayrec.distributed.kernels.slot_rows import SlotRows, take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
@@ -142,7 +142,7 @@ class RowWiseAdagradLookup:
         slots = len(self._shards)
         bags = (offsets.numel() - 1) // slots
         if self.workers.threads == 1:
-            return self._update(grad, ids, offsets, weights, bags, Share(range(slots)))
+            return self._update(grad, ids, offsets, weights, bags, RowShare(range(slots)))
         # No two shares touch one row, so their tasks need no lock.
         shares = cut_rows(
             ids_per_slot(offsets, slots), self._slots.widths, self._shards, self.workers.threads
@@ -158,7 +158,7 @@ class RowWiseAdagradLookup:
         offsets: Tensor,
         weights: Tensor | None,
         bags: int,
-        share: Share,
+        share: RowShare,
     ) -> None:
         if len(share.slots) < len(self._shards) or share.parts > 1:
             ids, offsets, weights = take_share(ids, offsets, weights, bags, share)

@@ -24,7 +24,7 @@ from rayrec.distributed.program.groups import LookupGroup, Slot
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.memory import Part
+from rayrec.shards.named_memory import MemoryPart
 from rayrec.shards.touched import RowStamps, TouchClock
 from rayrec.shards.undo_log import UndoLog
 from rayrec.sparse.ops import offsets_of
@@ -54,7 +54,7 @@ class GroupLookup:
         workers: Workers | None = None,
         space: TableSpace | None = None,
         clock: TouchClock | None = None,
-        memory: Part | None = None,
+        memory: MemoryPart | None = None,
     ) -> None:
         self.group, self.space = group, space
         self._bases = group.bases or tuple(

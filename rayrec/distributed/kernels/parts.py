@@ -37,7 +37,7 @@ class Block(NamedTuple):
     bags: range
 
 
-class Share(NamedTuple):
+class RowShare(NamedTuple):
     """Some rows of neighbouring slots: every `parts`-th block of rows, from block `part` on.
 
     Attributes:
@@ -94,7 +94,7 @@ def cut_bags(ids: Sequence[int], widths: Sequence[int], bags: int, threads: int)
 
 def cut_rows(
     ids: Sequence[int], widths: Sequence[int], shards: Sequence[int], threads: int
-) -> list[Share]:
+) -> list[RowShare]:
     """Return shares that together touch every row of every shard, each row in one share.
 
     Args:
@@ -106,8 +106,8 @@ def cut_rows(
     work = [n * width for n, width in zip(ids, widths, strict=True)]
     total = sum(work)
     if threads == 1 or total < LEAST_VALUES:
-        return [Share(range(len(ids)))]
-    found: list[tuple[float, Share]] = []
+        return [RowShare(range(len(ids)))]
+    found: list[tuple[float, RowShare]] = []
     for _, same in groupby(range(len(ids)), key=lambda slot: shards[slot]):
         # All slots of a shard stay together: two threads must not update one row.
         slots = list(same)
@@ -116,16 +116,16 @@ def cut_rows(
         if cost > total / threads:
             # A power of two, so that `take_share` finds its blocks by a mask.
             parts = 1 << (threads - 1).bit_length()
-            found += [(cost / parts, Share(range(first, last), i, parts)) for i in range(parts)]
+            found += [(cost / parts, RowShare(range(first, last), i, parts)) for i in range(parts)]
         elif (
             found
             and found[-1][1].parts == 1
             and found[-1][0] + cost <= total / (_TASKS_PER_THREAD * threads)
         ):
             before, share = found[-1]
-            found[-1] = before + cost, Share(range(share.slots.start, last))
+            found[-1] = before + cost, RowShare(range(share.slots.start, last))
         else:
-            found.append((cost, Share(range(first, last))))
+            found.append((cost, RowShare(range(first, last))))
     return _largest_first(found)
 
 
@@ -134,7 +134,7 @@ def _largest_first(found: list[tuple[float, P]]) -> list[P]:
 
 
 def take_share(
-    ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: Share
+    ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, share: RowShare
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the ids of a share, in the same bags and the same order.
 

@@ -17,7 +17,7 @@ from rayrec.comm.exchange import Exchange
 from rayrec.comm.pages import make_huge
 from rayrec.layout import BaseEmbeddingConfig, Layout, Shard, TableLayout
 from rayrec.modules import torch_dtype
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 
 _ALIGNMENT = 32  # values of a cache line or two
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import Allocate, private_memory
-from rayrec.distributed.kernels.bands import Bags, Band, bag_sums, bands_of, shift, slot_rows
+from rayrec.distributed.kernels.bands import Band, BandBags, bag_sums, bands_of, shift, slot_rows
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.slot_rows import take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -108,7 +108,7 @@ class TorchLookup:
         return [found[shard] for shard in self.group.shards]
 
     def _pool(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Bags]
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[BandBags]
     ) -> Tensor:
         # (bags, sum of slot widths) float32; `bags` are the same ids band by band
         if self.group.key.sequence:  # one slot, and every id a bag of its own
@@ -141,7 +141,7 @@ class TorchLookup:
                 self._split(routed.ids, routed.offsets, routed.weights), self._by_band(grad)
             )
 
-    def _update_all(self, bags: Sequence[Bags], by_band: Sequence[Tensor]) -> None:
+    def _update_all(self, bags: Sequence[BandBags], by_band: Sequence[Tensor]) -> None:
         self.iteration += 1
         update = Update(self.optimizer, self.learning_rate, self.iteration)
         tasks: list[Task] = []
@@ -151,18 +151,18 @@ class TorchLookup:
         self.workers.run(tasks)
 
     def _by_band(self, grad: Tensor) -> list[Tensor]:
-        # per band (S * B, D) of gradients, in the order that `Bags.by_slot` tells
+        # per band (S * B, D) of gradients, in the order that `BandBags.by_slot` tells
         limit = self.optimizer.max_gradient
         grad = grad if limit is None else grad.clamp(-limit, limit)
         return [self._grad_of_bags(band, grad) for band in self._bands]
 
     def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
-        """Return (S * B, D): the gradients of one band's bags, as `Bags.grad_row_N` counts them."""
+        """Return (S * B, D): gradients of one band's bags, as `BandBags.grad_row_N` counts them."""
         if len(self._bands) == 1:
             return grad.view(-1, band.width)
         return torch.cat([grad[:, column : column + band.width] for column in band.columns])
 
-    def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[Bags]:
+    def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[BandBags]:
         """Return the bags of each band, with ids as rows of its buffer.
 
         Args:
@@ -206,9 +206,9 @@ class TorchLookup:
         offsets: Tensor,
         weights_N: Tensor | None,
         spans: tuple[slice, ...],
-    ) -> Bags:
+    ) -> BandBags:
         slots = len(band.slots)
-        return Bags(
+        return BandBags(
             rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1
         )
 

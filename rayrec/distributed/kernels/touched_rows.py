@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.distributed.kernels.bands import Bags, Band, bag_sums, put_rows
-from rayrec.distributed.kernels.parts import Share, cut_rows, ids_per_slot
+from rayrec.distributed.kernels.bands import Band, BandBags, bag_sums, put_rows
+from rayrec.distributed.kernels.parts import RowShare, cut_rows, ids_per_slot
 from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import complete_cumsum
@@ -36,7 +36,12 @@ class Update(NamedTuple):
 
 
 def update_tasks(
-    band: Band, bags: Bags, grad: Tensor, update: Update, slot_shards: Sequence[int], threads: int
+    band: Band,
+    bags: BandBags,
+    grad: Tensor,
+    update: Update,
+    slot_shards: Sequence[int],
+    threads: int,
 ) -> list[Task]:
     """Return the tasks that update the rows of one band, one for each thread at most.
 
@@ -51,11 +56,13 @@ def update_tasks(
     return [partial(_update_share, band, bags, grad, update, share) for share in shares]
 
 
-def _update_share(band: Band, bags: Bags, grad: Tensor, update: Update, share: Share) -> None:
+def _update_share(
+    band: Band, bags: BandBags, grad: Tensor, update: Update, share: RowShare
+) -> None:
     _update_touched(band, bags.part(share), grad, update)
 
 
-def _update_touched(band: Band, bags: Bags, grad: Tensor, update: Update) -> None:
+def _update_touched(band: Band, bags: BandBags, grad: Tensor, update: Update) -> None:
     """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
     # A stable sort keeps equal ids in their order, so that their sum repeats bit for bit.
     sorted_N, order_N = bags.rows_N.sort(stable=True)
@@ -89,7 +96,7 @@ def _update_touched(band: Band, bags: Bags, grad: Tensor, update: Update) -> Non
 
 def grad_of_weights(
     bands: Sequence[Band],
-    bags: Sequence[Bags],
+    bags: Sequence[BandBags],
     grads: Sequence[Tensor],
     weights: Tensor,
     workers: Workers,

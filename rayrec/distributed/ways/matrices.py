@@ -50,7 +50,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Owner:
+class OwnerMatrices:
     """All pooled rows that one rank looks up and that travel.
 
     Attributes:
@@ -66,13 +66,13 @@ class Owner:
     hop: Matrix
 
     @staticmethod
-    def of(rank: RankSlots, collections: Sequence[int]) -> Owner:
+    def of(rank: RankSlots, collections: Sequence[int]) -> OwnerMatrices:
         """Sort the groups that a rank has of some collections."""
         together: dict[int | None, list[LookupGroup]] = {}
         for group in rank.carried_by([POOLED, BLOCKS], collections):
             apart = group.key.collection if group.key.carrier == BLOCKS else None
             together.setdefault(apart, []).append(group)
-        return Owner(
+        return OwnerMatrices(
             tuple(Matrix(tuple(groups)) for groups in together.values()),
             Matrix(rank.carried_by([REPLICAS], collections)),
             Matrix(rank.carried_by([HOPS], collections)),

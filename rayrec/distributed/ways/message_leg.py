@@ -20,7 +20,7 @@ from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import GroupKey
 from rayrec.distributed.program.slots import Sizes, SlotTable, by_collection
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.distributed.ways.part import Part
+from rayrec.distributed.ways.message_part import MessagePart
 from rayrec.distributed.ways.pooled import Pooled
 from rayrec.distributed.ways.sequences import Sequences
 from rayrec.distributed.ways.way import Joined, Leg, Step
@@ -48,7 +48,7 @@ class MessageLeg(Leg):
     ) -> None:
         self.collections = tuple(collections)
         self.pooled, self._rank, self._slots, self._codecs = pooled, rank, slots, codecs
-        self._parts: list[Part] = [part for part in (pooled, sequence) if part is not None]
+        self._parts: list[MessagePart] = [part for part in (pooled, sequence) if part is not None]
         keys = {group.key for part in self._parts for group in part.groups}
         self.groups = tuple(group for group in slots.ranks[rank].groups if group.key in keys)
         self.weighted = tuple(group for group in self.groups if group.key.weighted)

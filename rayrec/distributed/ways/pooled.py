@@ -23,7 +23,7 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
 from rayrec.distributed.ways.compact import BlockPlan, Places, join_blocks
 from rayrec.distributed.ways.home_grads import HomeGrads
-from rayrec.distributed.ways.part import Part, Rows, stack
+from rayrec.distributed.ways.message_part import MessagePart, Rows, stack
 from rayrec.distributed.ways.spans import Received, cut_spans, plan_join
 from rayrec.distributed.ways.two_hop import TwoHop
 from rayrec.distributed.ways.way import Step
@@ -33,7 +33,7 @@ from rayrec.distributed.ways.way import Step
 _PlacesOf = Mapping[tuple[int, int], Places]
 
 
-class Pooled(Part):
+class Pooled(MessagePart):
     """The pooled rows of some collections; see the module.
 
     Args:

@@ -16,7 +16,7 @@ from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import GroupKey, LookupGroup, Slot, Use
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived, sequence_ids
-from rayrec.distributed.ways.part import Part, Rows, stack
+from rayrec.distributed.ways.message_part import MessagePart, Rows, stack
 from rayrec.distributed.ways.way import Step
 
 # Carriers of sequences; see `Address.carrier`.
@@ -32,7 +32,7 @@ class _Came(NamedTuple):
     rows: Tensor
 
 
-class Sequences(Part):
+class Sequences(MessagePart):
     """The sequences of some collections; see the module."""
 
     def __init__(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> None:

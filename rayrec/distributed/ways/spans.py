@@ -17,7 +17,7 @@ from torch import Tensor
 from rayrec.distributed.program.groups import LookupGroup, Use
 from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.ways.gather import BlockGather
-from rayrec.distributed.ways.matrices import Owner
+from rayrec.distributed.ways.matrices import OwnerMatrices
 from rayrec.sparse.ops import offsets_of
 
 
@@ -79,7 +79,7 @@ class JoinPlan:
     """
 
     rank: int
-    owners: tuple[Owner, ...]
+    owners: tuple[OwnerMatrices, ...]
     widths: dict[int, int]
     writes: dict[int, tuple[Span, ...]]
     adds: tuple[Span, ...]
@@ -105,7 +105,7 @@ def plan_join(
     Args:
         widths: the pooled collections, with the columns of their outputs.
     """
-    owners = tuple(Owner.of(of_rank, list(widths)) for of_rank in slots.ranks)
+    owners = tuple(OwnerMatrices.of(of_rank, list(widths)) for of_rank in slots.ranks)
     writes: dict[int, list[Span]] = {c: [] for c in widths}
     adds: dict[int, list[Span]] = {}
     back: list[tuple[tuple[Span, ...], ...]] = []
@@ -159,7 +159,7 @@ def _cuts(
 
 
 def _joins(
-    owners: Sequence[Owner],
+    owners: Sequence[OwnerMatrices],
     all_columns: dict[int, int],
     writes: dict[int, tuple[Span, ...]],
     with_adds: set[int],

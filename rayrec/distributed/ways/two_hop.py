@@ -21,7 +21,7 @@ from torch import Tensor
 from rayrec.comm.codec import Codecs, coded_all_to_all
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.steps.route import RoutedIds
-from rayrec.distributed.ways.matrices import Owner
+from rayrec.distributed.ways.matrices import OwnerMatrices
 
 Shapes = Sequence[tuple[int, int]]
 
@@ -69,7 +69,7 @@ class TwoHop:
         """Per local index, the home ranks with it, by host."""
         return list(zip(*self.hosts, strict=True))
 
-    def _sizes(self, owners: Sequence[Owner], routed: RoutedIds) -> _HopSizes:
+    def _sizes(self, owners: Sequence[OwnerMatrices], routed: RoutedIds) -> _HopSizes:
         mine, home = owners[self.rank].hop, []
         for ranks in self.hosts:  # all ranks of a host have the same columns and rows
             theirs = owners[ranks[0]].hop
@@ -78,7 +78,7 @@ class TwoHop:
 
     def send_home(
         self,
-        owners: Sequence[Owner],
+        owners: Sequence[OwnerMatrices],
         routed: RoutedIds,
         rows: Sequence[Tensor],
         device: torch.device,
@@ -113,7 +113,10 @@ class TwoHop:
         return [part.view(shape) for part, shape in zip(arrived, sizes.home, strict=True)]
 
     def send_back(
-        self, owners: Sequence[Owner], routed: RoutedIds, grads: Callable[[Shapes], list[Tensor]]
+        self,
+        owners: Sequence[OwnerMatrices],
+        routed: RoutedIds,
+        grads: Callable[[Shapes], list[Tensor]],
     ) -> Tensor:
         """Return (bags of all ranks, D): the gradient of this rank's two-hop columns.
 

@@ -22,15 +22,15 @@ from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.compile import Address, group_of
+from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup, Slot, Use
-from rayrec.distributed.program.options import EngineOptions
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.layout import Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.memory import Memory, Part
+from rayrec.shards.named_memory import Memory, MemoryPart
 from rayrec.shards.touched import TouchClock
 
 
@@ -61,7 +61,7 @@ class World:
     memory: Memory | None = None
     _parts: Iterator[int] = field(default_factory=count)
 
-    def part(self) -> Part | None:
+    def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""
         return None if self.memory is None else self.memory.part(f"rows{next(self._parts)}")
 

@@ -2,7 +2,7 @@
 dense part that training has changed since the publication before.
 
 publication    what a publication says of itself, and its place in the chain
-judging        whether a publication comes next: the state machine, without files
+version_policy whether a publication comes next: the state machine, without files
 row_files      the packed rows of a delta
 folder         the folder of a chain
 copies         the tables of a follower, in memory that forked processes share

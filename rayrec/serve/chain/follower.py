@@ -19,9 +19,9 @@ from rayrec.errors import ArtifactError
 from rayrec.serve.artifact import Artifact, read_artifact, read_manifest
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.judging import Position, Verdict, alike, judge
 from rayrec.serve.chain.publication import BASE, DELTA, Publication
 from rayrec.serve.chain.row_files import ChangedRows, read_rows
+from rayrec.serve.chain.version_policy import Position, Verdict, alike, judge
 from rayrec.serve.dense_file import loaded_dense
 from rayrec.serve.manifest import Manifest
 from rayrec.serve.signing import SigningKey

@@ -16,7 +16,7 @@ from dataclasses import replace
 from torch import nn
 
 from rayrec.serve.chain.follower import Follower, Version
-from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.weights import Weights
 

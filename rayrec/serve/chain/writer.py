@@ -24,8 +24,8 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.quant import PackedTable, types_of
 from rayrec.quant.types import Types
 from rayrec.serve.artifact import DENSE
+from rayrec.serve.chain.column_gather import PARTS, gather_columns, write_columns
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.handover import PARTS, assembled, hand_over
 from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication
 from rayrec.serve.chain.row_files import write_rows
 from rayrec.serve.chain.row_ranges import Changed, RowRanges
@@ -205,7 +205,7 @@ class ChainWriter:
         packed_here = self._packed_here([one.shard for one in mine], moment.plan)
 
         def begin() -> bool:
-            hand_over(hidden, mine)
+            write_columns(hidden, mine)
             (hidden / TABLES).mkdir(exist_ok=True)
             return set(packed_here) == self._ranges.shards
 
@@ -214,7 +214,7 @@ class ChainWriter:
         changes: list[Changed] = []
 
         def measure() -> dict[str, tuple[float, float]]:
-            changes.extend(assembled(hidden, mine, moment.plan))
+            changes.extend(gather_columns(hidden, mine, moment.plan))
             self._ranges.update(changes)
             return self._ranges.extremes()
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rayrec.driver.answers import death_line
+from rayrec.driver.ray_replies import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.replica import Seen, Where
 from rayrec.serve.server.settings import ServerSettings
@@ -27,7 +27,7 @@ _MOST_FAILED_STARTS = 3
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _ActorSlot:
     """State of one replica.
 
     Attributes:
@@ -65,7 +65,7 @@ class Replicas:
     """
 
     def __init__(self, actors: list[Any], path: str, settings: ServerSettings) -> None:
-        self._slots = [_Slot(number, actor) for number, actor in enumerate(actors)]
+        self._slots = [_ActorSlot(number, actor) for number, actor in enumerate(actors)]
         self._path, self._settings = path, settings
         self._version, self._was_ready = "", False
 
@@ -188,12 +188,12 @@ class Replicas:
                 )
         return first
 
-    def _serve(self, slot: _Slot) -> None:
+    def _serve(self, slot: _ActorSlot) -> None:
         # Ray repeats this call where it restarts the actor
         call = slot.actor.serve.options(max_task_retries=-1)
         slot.serving = call.remote(self._path, self._settings, self._version)
 
-    def _hear(self, slot: _Slot) -> None:
+    def _hear(self, slot: _ActorSlot) -> None:
         """Record the addresses that a replica answered, or its loss."""
         import ray
 
@@ -219,7 +219,7 @@ class Replicas:
             flush=True,
         )
 
-    def _end_if_it_hangs(self, slot: _Slot) -> None:
+    def _end_if_it_hangs(self, slot: _ActorSlot) -> None:
         """Have Ray start a replica again that is silent for too long."""
         import ray
 
@@ -228,7 +228,7 @@ class Replicas:
             slot.silent_s = 0.0
             ray.kill(slot.actor, no_restart=False)
 
-    def _lost(self, slot: _Slot, why: str) -> None:
+    def _lost(self, slot: _ActorSlot, why: str) -> None:
         """Report a lost replica, which Ray starts again.
 
         Raises:
@@ -244,7 +244,7 @@ class Replicas:
             )
         _say(f"{slot.name}{where} is lost: {why}; Ray starts it again")
 
-    def _ended(self, slot: _Slot) -> None:
+    def _ended(self, slot: _ActorSlot) -> None:
         """Schedule another start of a replica whose call of `serve` has ended.
 
         Raises:

@@ -3,8 +3,8 @@
 settings       where it listens, and how much it takes
 served         what it needs of a predictor
 untrusted      bytes from anybody as columns that are safe to read
-reading        requests are read beside the event loop
-scoring        the queue of a replica, and the thread that scores whatever waits in it
+reading_thread requests are read beside the event loop
+scoring_queue  the queue of a replica, and the thread that scores whatever waits in it
 faults         what an error is called in gRPC, in HTTP and among the metrics
 complaints     what an event loop says of itself, in a line
 metrics        what is counted for Prometheus

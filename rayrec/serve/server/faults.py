@@ -21,7 +21,7 @@ CANCELLED = "cancelled"
 _MOST_TEXT = 1000
 
 
-class Fault(NamedTuple):
+class ErrorReply(NamedTuple):
     """Codes and text of an error in an answer.
 
     Attributes:
@@ -49,12 +49,12 @@ _KINDS: dict[type[RayrecError], tuple[str, str, int]] = {
 OUTCOMES = (OK, *dict.fromkeys(kind[0] for kind in _KINDS.values()), "defect", CANCELLED)
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception) -> ErrorReply:
     """Return codes and text of an error; the traceback of a defect goes to standard error only."""
     for kind, (outcome, code, status) in _KINDS.items():
         if isinstance(error, kind):
             text = " ".join(str(error).split())
-            return Fault(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
+            return ErrorReply(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
     traceback.print_exception(error, file=sys.stderr)
     text = f"the server failed with {type(error).__name__}; its log has the traceback."
-    return Fault("defect", "INTERNAL", 500, "ServingError", text)
+    return ErrorReply("defect", "INTERNAL", 500, "ServingError", text)

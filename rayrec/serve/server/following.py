@@ -6,7 +6,7 @@ import asyncio
 from multiprocessing.connection import Connection
 
 from rayrec.serve.chain.follower import Version
-from rayrec.serve.server.leading import CHANGED, Lead, Told
+from rayrec.serve.server.leading import CHANGED, Lead, ParentMessage
 from rayrec.serve.server.metrics import Metrics
 
 
@@ -45,7 +45,7 @@ class Following:
         except (EOFError, OSError):  # the parent is gone, which ends this process, too
             self.close()
             return
-        assert isinstance(told, Told)
+        assert isinstance(told, ParentMessage)
         self._metrics.chain_is(told.state)
         if told.version is not None:
             task = self._loop.create_task(self._take(told.version))

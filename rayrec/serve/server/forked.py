@@ -11,8 +11,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from rayrec.errors import RayrecError
-from rayrec.serve.memory import populate
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.sealed_memory import populate
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.pulse import Pulses
 from rayrec.serve.server.served import tables_of

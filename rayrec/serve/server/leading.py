@@ -25,7 +25,7 @@ _LATE_S = 60.0  # a replica that has not changed over by then hangs
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ParentMessage:
     """Message of the parent to a replica.
 
     Attributes:
@@ -55,10 +55,10 @@ class Lead:
         self._waited: dict[int, float] = {}
         self._told = self.told(None)
 
-    def told(self, version: Version | None) -> Told:
+    def told(self, version: Version | None) -> ParentMessage:
         """Return the message for the replicas: the state of the chain, and a version if given."""
         one = self.predictor
-        return Told(one.verdict.value, one.trouble, version)
+        return ParentMessage(one.verdict.value, one.trouble, version)
 
     def dense_of(self, version: Version) -> Version:
         """Return a version with its dense part; called on a replica."""

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from rayrec.serve.chain.judging import Verdict
+from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.server.faults import OUTCOMES
 from rayrec.serve.server.settings import METRICS_FOLDER
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.reading_thread import ReadingThread
+from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
 
 
@@ -15,7 +15,7 @@ class Parts(NamedTuple):
     """Objects that the gRPC and the HTTP service of a replica share."""
 
     queue: ScoringQueue
-    reading: Reading
+    reading: ReadingThread
     health: Health
     settings: ServerSettings
     metrics: Metrics

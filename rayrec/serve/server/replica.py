@@ -1,9 +1,9 @@
 """`Replica`: one process that answers, from its first request to its end.
 
-Its event loop takes and sends messages; one more thread reads large ones (`reading`), and one
-scores (`scoring`). At SIGTERM it says that it is not ready, answers as before for a while, in which
-proxies and clients turn to others, takes no more requests then, answers those that it has, and ends
-with code 0.
+Its event loop takes and sends messages; one more thread reads large ones (`reading_thread`), and
+one scores (`scoring_queue`). At SIGTERM it says that it is not ready, answers as before for a
+while, in which proxies and clients turn to others, takes no more requests then, answers those that
+it has, and ends with code 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.parts import Parts
-from rayrec.serve.server.reading import Reading
-from rayrec.serve.server.scoring import ScoringQueue
+from rayrec.serve.server.reading_thread import ReadingThread
+from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
@@ -55,7 +55,7 @@ class Replica:
         metrics = Metrics(version_of(predictor)[0] if lead is None else None)
         self.queue = ScoringQueue(predictor, settings, metrics, self._fail)
         reader = RequestReader(request_columns(schema), settings.max_rows)
-        self._reading = Reading(reader, settings.queue_bytes)
+        self._reading = ReadingThread(reader, settings.queue_bytes)
         self.health = Health()
         parts = Parts(self.queue, self._reading, self.health, settings, metrics)
         self.grpc, self.http = GrpcService(parts), HttpService(parts)

@@ -72,7 +72,7 @@ def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _ProcessSlot:
     """State of one replica.
 
     Attributes:
@@ -102,7 +102,7 @@ class Supervisor:
     def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
         self._predictor, self._settings = predictor, settings
         self._context: ForkContext = multiprocessing.get_context("fork")
-        self._slots = [_Slot(number) for number in range(settings.replicas)]
+        self._slots = [_ProcessSlot(number) for number in range(settings.replicas)]
         self._pulses = Pulses(settings.replicas)
         self._lead: Lead | None = None
         if isinstance(predictor, FollowingPredictor):
@@ -132,7 +132,7 @@ class Supervisor:
         self._is_ending = True
         self._wake_writer.send(None)
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: _ProcessSlot) -> None:
         slot.said, theirs = self._context.Pipe()
         slot.process = self._context.Process(
             target=run_forked,
@@ -200,7 +200,7 @@ class Supervisor:
                 process.kill()
         lead.turn({slot.number: slot.said for slot in self._slots if slot.said is not None})
 
-    def _hear(self, slot: _Slot, name: str) -> None:
+    def _hear(self, slot: _ProcessSlot, name: str) -> None:
         assert slot.said is not None
         try:
             message = slot.said.recv_bytes()
@@ -223,7 +223,7 @@ class Supervisor:
             if not own.is_local:
                 print(f"whoever reaches {own.host} can ask, and nothing is encrypted", flush=True)
 
-    def _bury(self, slot: _Slot) -> None:
+    def _bury(self, slot: _ProcessSlot) -> None:
         """Report how a replica ended, and when it is restarted."""
         process = slot.process
         assert process is not None and process.pid is not None
@@ -247,7 +247,7 @@ class Supervisor:
         slot.process = slot.said = None
         slot.started = time.monotonic()
 
-    def _due(self, slot: _Slot) -> float:
+    def _due(self, slot: _ProcessSlot) -> float:
         return slot.started + slot.wait_s
 
     def _drain(self) -> None:

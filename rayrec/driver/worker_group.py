@@ -1,4 +1,4 @@
-"""`Crew`: the actors of a world by rank, each at a place on the cluster.
+"""`WorkerGroup`: the actors of a world by rank, each at a place on the cluster.
 
 Every rank without an actor is given one, at the start, after a failure, and where the number of
 ranks grows; the others keep theirs.
@@ -14,11 +14,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from rayrec.driver.answers import answers
 from rayrec.driver.head import head
-from rayrec.driver.hiring import end_process, hire
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.room import Place
+from rayrec.driver.rank_process import end_process, start_process
+from rayrec.driver.ray_replies import get_replies
+from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.seat import RankAddress
 
@@ -26,7 +26,7 @@ from rayrec.train.seat import RankAddress
 _FREE_S = 1.0
 
 
-class Crew:
+class WorkerGroup:
     """Actors of a world's ranks.
 
     Args:
@@ -44,17 +44,17 @@ class Crew:
     def __init__(
         self,
         scaling: ScalingConfig,
-        places: Sequence[Place],
+        places: Sequence[RankPlace],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._scaling, self._places, self._check = scaling, list(places), check
         self._actors: list[Any] = [None] * len(places)
         self._addresses: list[RankAddress | None] = [None] * len(places)
-        self.leaving: list[tuple[Any, RankAddress, Place]] = []
+        self.leaving: list[tuple[Any, RankAddress, RankPlace]] = []
         # actors that are on their way to places where no rank is yet
-        self._coming: dict[Place, tuple[Any, Any]] = {}
+        self._coming: dict[RankPlace, tuple[Any, Any]] = {}
         # last known node of each place
-        self._nodes: dict[Place, str] = {}
+        self._nodes: dict[RankPlace, str] = {}
 
     @property
     def actors(self) -> list[Any]:
@@ -67,8 +67,8 @@ class Crew:
         return tuple(address for address in self._addresses if address is not None)
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """Place of each rank on the cluster, also of ranks that `fill` has yet to start."""
+    def places(self) -> tuple[RankPlace, ...]:
+        """RankPlace of each rank on the cluster, also of ranks that `fill` has yet to start."""
         return tuple(self._places)
 
     @property
@@ -82,8 +82,8 @@ class Crew:
         return tuple(self._nodes.get(place, "") for place in self._places)
 
     def relieve(
-        self, rank: int, place: Place, node: str, actor: Any, address: RankAddress | None
-    ) -> Place:
+        self, rank: int, place: RankPlace, node: str, actor: Any, address: RankAddress | None
+    ) -> RankPlace:
         """Move a lost rank to another place, and to the actor there.
 
         Args:
@@ -98,7 +98,7 @@ class Crew:
         self._nodes[place] = node
         return before
 
-    def seat(self, places: Sequence[Place], *, part: bool = True) -> tuple[int, ...]:
+    def seat(self, places: Sequence[RankPlace], *, part: bool = True) -> tuple[int, ...]:
         """Assign one rank to each of `places`; ranks at other places lose their rank.
 
         Ranks whose place stays keep their actor and their order. Those that are leaving come back
@@ -126,14 +126,14 @@ class Crew:
         self._places = [self._places[rank] for rank in stay] + new
         return tuple(gone)
 
-    def call(self, places: Sequence[Place], task: Any) -> None:
+    def call(self, places: Sequence[RankPlace], task: Any) -> None:
         """Start actors at places that the next `fill` assigns to ranks.
 
         Args:
             task: Ray reference of the ranks' task, whose imports warm the actors up.
         """
         for place in places:
-            actor = self.hire(place)
+            actor = self.start_process(place)
             self._coming[place] = actor, actor.stand_by.remote([task])
 
     def have_come(self) -> bool:
@@ -162,8 +162,8 @@ class Crew:
                 place = self._places[rank]
                 came, _ = self._coming.pop(place, (None, None))
                 # the head is given the actor's class first
-                hired = came or head.answer(partial(self.hire, place), self._check)
-                self._actors[rank] = hired
+                actor = came or head.answer(partial(self.start_process, place), self._check)
+                self._actors[rank] = actor
         self.send_away()
         new = self.vacant
         asked = {rank: self._actors[rank].describe.remote() for rank in new}
@@ -172,7 +172,7 @@ class Crew:
             self._check()
             look()
 
-        told = answers(asked, (), len(self._actors), "start", timeout_s, check)
+        told = get_replies(asked, (), len(self._actors), "start", timeout_s, check)
         for rank, address in zip(new, told, strict=True):
             self._addresses[rank] = address
             self._nodes[self._places[rank]] = address.node_id
@@ -206,9 +206,9 @@ class Crew:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
 
-    def hire(self, place: Place) -> Any:
+    def start_process(self, place: RankPlace) -> Any:
         """Start an actor at a place, which imports torch at once, and return its handle."""
-        return hire(self._scaling, place)
+        return start_process(self._scaling, place)
 
     def _sort(self) -> None:
         import ray
@@ -235,22 +235,22 @@ def started(
     Raises:
         TrainingFailed: an actor did not come up within `timeout_s` seconds.
     """
-    places = [Place(placement, bundle) for bundle in range(scaling.least)]
-    with crew_of(scaling, places, check) as crew:
-        crew.fill(timeout_s)
-        yield RankGroup(crew, scaling, check)
+    places = [RankPlace(placement, bundle) for bundle in range(scaling.least)]
+    with worker_group(scaling, places, check) as workers:
+        workers.fill(timeout_s)
+        yield RankGroup(workers, scaling, check)
 
 
 @contextmanager
-def crew_of(
-    scaling: ScalingConfig, places: Sequence[Place], check: Callable[[], None] = lambda: None
-) -> Iterator[Crew]:
-    """Yield a crew without actors; the actors that it gets are killed at the end of the block."""
-    crew = Crew(scaling, places, check)
+def worker_group(
+    scaling: ScalingConfig, places: Sequence[RankPlace], check: Callable[[], None] = lambda: None
+) -> Iterator[WorkerGroup]:
+    """Yield a group without actors; the actors that it gets are killed at the end of the block."""
+    workers = WorkerGroup(scaling, places, check)
     try:
-        yield crew
+        yield workers
     finally:
-        crew.end()
+        workers.end()
 
 
 def neighbours(addresses: Sequence[RankAddress], here: str) -> list[int]:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.errors import RunInterrupted
 from rayrec.storage import write_whole
-from rayrec.train.told import Milestone
+from rayrec.train.events import Milestone
 
 if TYPE_CHECKING:
     from rayrec.driver import Driver, Result
     from rayrec.metrics import PlantedScores
 
 
-class Told(NamedTuple):
+class ResultReport(NamedTuple):
     """Texts and fields that one kind of run adds to the report of a result.
 
     Attributes:
@@ -49,7 +49,7 @@ class Reporting(NamedTuple):
     seed: int
 
 
-Outcome = Callable[["Result"], Told]
+Outcome = Callable[["Result"], ResultReport]
 
 
 def fit_and_report(driver: Driver, reporting: Reporting, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""`Bench`: the spare ranks of a run, which wait beside its ranks; `spares` says which is taken.
+"""`SparePool`: the spare ranks of a run, which wait beside its ranks; `spares` says which is taken.
 
 Every spare asks the cluster for a place of its own, near the ranks. Its process is made once the
 ranks train, so that it slows neither their start nor a recovery. When it takes the place of a lost
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rayrec.driver.answers import LONGEST_TURN_S
 from rayrec.driver.facts import alive_nodes, node_of
 from rayrec.driver.head import head, lost_calls
-from rayrec.driver.hiring import end_process
 from rayrec.driver.placement import NOTICE_AFTER_S, give_back
-from rayrec.driver.rank_start import Crew
-from rayrec.driver.room import Place
+from rayrec.driver.rank_process import end_process
+from rayrec.driver.ray_replies import LONGEST_TURN_S
+from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import NEXT, Sign, Stage, Standby, home, pause_s, substitutes
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.train.seat import RankAddress
 
 LOOK_S = 1.0
@@ -41,7 +41,7 @@ MOST_ASKED = 8
 class _Spare:
     """One spare worker; `asked` is the reference of its pending call, or None."""
 
-    place: Place
+    place: RankPlace
     wanted_on: str
     stage: Stage = Stage.ASKED
     node: str = ""
@@ -56,8 +56,8 @@ class _Spare:
         self.stage = NEXT[self.stage][sign]
 
 
-class Bench:
-    """The spares of one run; see `bench_for`.
+class SparePool:
+    """The spares of one run; see `spare_pool`.
 
     Args:
         heartbeat_s: seconds without an answer after which a spare is replaced.
@@ -81,36 +81,36 @@ class Bench:
         self._short_s = 0.0
         self._told = False
 
-    def look(self, crew: Crew, task: Any, now: float) -> None:
+    def look(self, workers: WorkerGroup, task: Any, now: float) -> None:
         """Keep the spares up, about once a second; it waits for nothing.
 
         Args:
-            crew: the ranks, which train.
+            workers: the ranks, which train.
             task: reference of the ranks' task; spares import the modules that it names.
             now: seconds of a steady clock.
         """
         if not self._scaling.spares or now - self._looked_at < LOOK_S:
             return
         turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
-        self._ask(crew)
+        self._ask(workers)
         waiting = [s.place for s in self._spares if s.stage in (Stage.ASKED, Stage.VACANT)]
-        nodes: dict[Place, str] = {}
+        nodes: dict[RankPlace, str] = {}
         if waiting:
             nodes = head.recent((self, "places"), partial(_nodes_of, waiting), nodes)
         for spare in self._spares:
             if spare.stage in (Stage.ASKED, Stage.VACANT):
-                self._place(spare, nodes.get(spare.place, ""), crew, now)
+                self._place(spare, nodes.get(spare.place, ""), workers, now)
             else:
                 self._hear(spare, task, turn_s, now)
         self._tell_shortage(turn_s)
 
-    def relieve(self, crew: Crew) -> frozenset[int]:
+    def relieve(self, workers: WorkerGroup) -> frozenset[int]:
         """Replace lost ranks by spares, and return the ranks that got the process of a spare.
 
         A rank whose node is gone may also get the room of a spare that has no process.
         """
-        nodes = crew.nodes
-        lost = {rank: nodes[rank] for rank in crew.vacant}
+        nodes = workers.nodes
+        lost = {rank: nodes[rank] for rank in workers.vacant}
         if not lost or not self._spares:
             return frozenset()
         there = self._usable()
@@ -118,7 +118,7 @@ class Bench:
             lost,
             [Standby(spare.stage, spare.node) for spare in there],
             # no waiting for a head that does not answer: a spare needs nothing of it
-            head.recent("nodes that live", alive_nodes, frozenset(crew.nodes)),
+            head.recent("nodes that live", alive_nodes, frozenset(workers.nodes)),
             {node for rank, node in enumerate(nodes) if rank not in lost},
             roam=not self._scaling.placement_strategy.startswith("STRICT"),
         )
@@ -129,7 +129,7 @@ class Bench:
                 relieved.add(rank)
             warm = spare.stage is Stage.WARM
             address = spare.address if warm else None
-            spare.place = crew.relieve(rank, spare.place, spare.node, spare.actor, address)
+            spare.place = workers.relieve(rank, spare.place, spare.node, spare.actor, address)
             spare.actor = spare.address = spare.asked = None
             spare.node, spare.not_before = lost[rank], 0.0
             spare.see("taken")
@@ -144,7 +144,7 @@ class Bench:
                 ray.kill(spare.actor, no_restart=True)
         give_back(self._groups)
 
-    def _ask(self, crew: Crew) -> None:
+    def _ask(self, workers: WorkerGroup) -> None:
         """Ask the cluster for places, some at a time, which `look` finds later."""
         if self._asked is not None:
             if not self._asked.done():
@@ -157,7 +157,7 @@ class Bench:
         more = min(self._scaling.spares - len(self._spares), MOST_ASKED - waiting)
         wanted_on = [spare.wanted_on for spare in self._spares]
         for _ in range(more):
-            wanted_on.append(home(crew.nodes, wanted_on))
+            wanted_on.append(home(workers.nodes, wanted_on))
         if more > 0:
             self._asked = head.aside(partial(self._ask_near, wanted_on[-more:]))
 
@@ -172,9 +172,9 @@ class Bench:
             )
             self._groups.append(group)
             # at once: the next call may be lost, and this place be held for nobody
-            self._spares.append(_Spare(place=Place(group, 0), wanted_on=node))
+            self._spares.append(_Spare(place=RankPlace(group, 0), wanted_on=node))
 
-    def _place(self, spare: _Spare, node: str, crew: Crew, now: float) -> None:
+    def _place(self, spare: _Spare, node: str, workers: WorkerGroup, now: float) -> None:
         """Follow the place of a spare without a process, and make its process."""
         spare.node = node
         if spare.stage is Stage.ASKED and spare.node:
@@ -182,10 +182,10 @@ class Bench:
         elif spare.stage is Stage.VACANT and not spare.node:
             spare.see("unplaced")
         if spare.stage is Stage.VACANT and now >= spare.not_before:
-            spare.actor = crew.hire(spare.place)
+            spare.actor = workers.start_process(spare.place)
             spare.asked = spare.actor.describe.remote()
             spare.silent_s = 0.0
-            spare.see("hired")
+            spare.see("started")
 
     def _hear(self, spare: _Spare, task: Any, turn_s: float, now: float) -> None:
         """Take the answer of a spare with a process, and ask it again."""
@@ -261,7 +261,7 @@ class Bench:
         )
 
 
-def _nodes_of(places: Sequence[Place]) -> dict[Place, str]:
+def _nodes_of(places: Sequence[RankPlace]) -> dict[RankPlace, str]:
     """Return the node of each place, without places on dead nodes."""
     alive = alive_nodes()
     nodes = {place: node_of(*place) for place in places}
@@ -280,15 +280,15 @@ def _raises(reference: Any) -> bool:
 
 
 @contextmanager
-def bench_for(
+def spare_pool(
     scaling: ScalingConfig,
     heartbeat_s: float,
     setup_timeout_s: float,
     say: Callable[[str], None] = lambda line: None,
-) -> Iterator[Bench]:
-    """Yield the bench of a run, at first without spares; they end with the block."""
-    bench = Bench(scaling, heartbeat_s, setup_timeout_s, say)
+) -> Iterator[SparePool]:
+    """Yield the spares of a run, at first without spares; they end with the block."""
+    pool = SparePool(scaling, heartbeat_s, setup_timeout_s, say)
     try:
-        yield bench
+        yield pool
     finally:
-        bench.close()
+        pool.close()

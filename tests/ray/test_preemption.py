@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def test_notices_come_before_losses(private_home: Path, tmp_path: Path) -> None:
     """In a process of its own, since it needs a cluster of several nodes."""
-    command = [sys.executable, "-m", "tests.ray.leaving_nodes", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.ray.preempted_nodes", str(tmp_path)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
     )

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.events import Evaluation
 from rayrec.train.shaping import Best
-from rayrec.train.told import Evaluation
 
 
-class OnTheWay:
+class EvaluationSchedule:
     """Evaluations during training, as a run's `EvaluationConfig` schedules them.
 
     Attributes:

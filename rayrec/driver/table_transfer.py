@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.policies import Verdict, judge
+from rayrec.driver.policies import Decision, judge
+from rayrec.driver.progress import SILENT_S
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.standing import SILENT_S
+from rayrec.driver.worker_group import WorkerGroup
 from rayrec.train.seat import RankAddress, RankTask
 
 POLL_S = 0.2
@@ -38,7 +38,7 @@ class Judging:
         """Forget earlier trouble, since the ranks begin another task."""
         self._trouble_since = None
 
-    def of(self, ranks: Sequence[Observation]) -> Verdict:
+    def of(self, ranks: Sequence[Observation]) -> Decision:
         """Return the verdict on the observations of all ranks."""
         now = time.monotonic()
         # the cause may be heard of after its symptoms, so the verdict waits for it a moment
@@ -54,39 +54,39 @@ class Judging:
         return self._heartbeat_s * self._recovery.patience
 
 
-class Joint:
-    """Actors of a crew and those that leave it, as one world; the crew's ranks come first."""
+class JointWorld:
+    """Actors of a group and those that leave it, as one world; the group's ranks come first."""
 
     keeps_memory = False
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, workers: WorkerGroup) -> None:
+        self._workers = workers
 
     @property
     def actors(self) -> list[Any]:
         """Ray handles by rank."""
-        return self._crew.actors + [actor for actor, *_ in self._crew.leaving]
+        return self._workers.actors + [actor for actor, *_ in self._workers.leaving]
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
         """Addresses of the ranks, those that stay first."""
-        return (*self._crew.addresses, *(address for _, address, _ in self._crew.leaving))
+        return (*self._workers.addresses, *(address for _, address, _ in self._workers.leaving))
 
     @property
     def generation(self) -> int:
-        """Counts the worlds of the crew."""
-        return self._crew.generation
+        """Counts the worlds of the group."""
+        return self._workers.generation
 
     @generation.setter
     def generation(self, value: int) -> None:
-        self._crew.generation = value
+        self._workers.generation = value
 
 
-class Handing:
+class TableTransfer:
     """Transfer of tables between the ranks before and after a change of their number.
 
     Args:
-        crew: actors of the ranks after the change, and those that leave.
+        workers: actors of the ranks after the change, and those that leave.
         check: called several times a second; its error ends the wait.
         judging: judges the health of the ranks meanwhile.
     Attributes:
@@ -96,19 +96,23 @@ class Handing:
     joint: RankGroup | None = None
 
     def __init__(
-        self, crew: Crew, scaling: ScalingConfig, check: Callable[[], None], judging: Judging
+        self,
+        workers: WorkerGroup,
+        scaling: ScalingConfig,
+        check: Callable[[], None],
+        judging: Judging,
     ) -> None:
-        self._crew, self._scaling, self._check = crew, scaling, check
+        self._workers, self._scaling, self._check = workers, scaling, check
         self._judging = judging
 
-    def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Verdict:
+    def look(self, task: RankTask, timeout_s: float, setup_timeout_s: float) -> Decision:
         """Begin the transfer `task`, or poll it, and return the verdict.
 
         Raises:
             TrainingFailed: a rank did not begin.
         """
         if self.joint is None:
-            joint = Joint(self._crew)
+            joint = JointWorld(self._workers)
             self.joint = RankGroup(joint, self._scaling, self._check, self._judging.silence_s)
             self._judging.begin()
             # the tables are on the CPU
@@ -121,4 +125,4 @@ class Handing:
     def give_up(self) -> None:
         """End the ranks that leave: the run goes on from what was saved."""
         self.joint = None
-        self._crew.part()
+        self._workers.part()

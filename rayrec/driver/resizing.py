@@ -1,4 +1,4 @@
-"""`Changing`: changes of the number and the places of a run's ranks, as its controller sees them.
+"""`Resizing`: changes of the number and the places of a run's ranks, as its controller sees them.
 
 A change begins with a wish: of a caller, of a cluster that has more room, or of a node that will
 go. The ranks are asked to pause, get other places, are given another plan, and train again.
@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rayrec.driver.assignment import Assignment
 from rayrec.driver.blame import Observation
-from rayrec.driver.leaving import Leaving
+from rayrec.driver.preemption import PreemptionWatch
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.seating import Seating
 from rayrec.driver.sizing import Sizing
 from rayrec.errors import RayrecError
+from rayrec.train.events import Began, Event
 from rayrec.train.outcome import FitOutcome
-from rayrec.train.told import Began, Event
 
 
-class Changing:
+class Resizing:
     """The changes of one run.
 
     Args:
-        seating: assigns ranks to places.
-        leaving: watches for nodes that will be drained.
+        assignment: assigns ranks to places.
+        preemption: watches for nodes that will be drained.
         sizing: decides the number of ranks.
     """
 
-    def __init__(self, seating: Seating, leaving: Leaving, sizing: Sizing) -> None:
-        self._seating, self._leaving, self._sizing = seating, leaving, sizing
+    def __init__(self, assignment: Assignment, preemption: PreemptionWatch, sizing: Sizing) -> None:
+        self._assignment, self._preemption, self._sizing = assignment, preemption, sizing
 
     def look(
         self, group: RankGroup, ranks: Sequence[Observation], step: int, now: float
@@ -40,10 +40,10 @@ class Changing:
             step: global steps done.
             now: seconds of a steady clock.
         """
-        wish = self._leaving.look(ranks, step, now)
+        wish = self._preemption.look(ranks, step, now)
         if wish.save:
             group.request_save()
-        goal = 0 if wish.leave else self._seating.wants_pause(ranks, group.task, now)
+        goal = 0 if wish.leave else self._assignment.wants_pause(ranks, group.task, now)
         if wish.leave or goal:
             self._sizing.pause(now, leaving=wish.leave)
             # tables that lie on a node which goes are safe only in a checkpoint
@@ -62,7 +62,7 @@ class Changing:
         # ranks that were to end meanwhile, and have not saved, do so in the next life
         paused = not is_stopping or outcome.handed_over
         if paused:
-            self._seating.paused()
+            self._assignment.paused()
         return paused
 
     def call_off(self, error: RayrecError, ranks: int) -> str:
@@ -74,7 +74,7 @@ class Changing:
         Raises:
             RayrecError: `error` itself, where no change is pending.
         """
-        keeps = self._seating.call_off()
+        keeps = self._assignment.call_off()
         if not keeps:
             raise error
         return f"cannot go on with {ranks} ranks, and keeps its {keeps}: {error}"
@@ -86,4 +86,4 @@ class Changing:
             lost: the ranks begin again after a failure.
         """
         resized = self._sizing.began(began, ranks, now, lost=lost)
-        return resized or self._leaving.began(began.step, lost=lost) or None
+        return resized or self._preemption.began(began.step, lost=lost) or None

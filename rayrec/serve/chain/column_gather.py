@@ -21,7 +21,7 @@ from rayrec.shards.copies import TouchedState
 PARTS = "parts"
 
 
-def hand_over(hidden: Path, shards: Sequence[TouchedState]) -> None:
+def write_columns(hidden: Path, shards: Sequence[TouchedState]) -> None:
     """Write the columns of a rank that another one packs.
 
     Raises:
@@ -35,7 +35,9 @@ def hand_over(hidden: Path, shards: Sequence[TouchedState]) -> None:
             np.save(f"{path}.npy", one.weight.float().contiguous().numpy())
 
 
-def assembled(hidden: Path, shards: Sequence[TouchedState], plan: ShardingPlan) -> list[Changed]:
+def gather_columns(
+    hidden: Path, shards: Sequence[TouchedState], plan: ShardingPlan
+) -> list[Changed]:
     """Join the rows of the shards that a rank packs with the columns that other ranks sent.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Place`: the data cursor of a run, an epoch and a batch, and the batches from there on.
+"""`DataCursor`: the data cursor of a run, an epoch and a batch, and the batches from there on.
 
 The pipeline reads batches ahead of the steps, so the place moves with the steps and not with the
 reading.
@@ -16,7 +16,7 @@ from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.scoring import binary_labels
 
 
-class Place:
+class DataCursor:
     """Data cursor of a rank; epoch and batch are the same on every rank.
 
     Args:
@@ -89,8 +89,8 @@ class Place:
         if self.batch >= self._per_epoch:
             self.epoch, self.batch = self.epoch + 1, 0
 
-    def cursor(self) -> dict[str, Any]:
-        """Return the cursor for a checkpoint, with the options and data that it depends on."""
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, with the options and data that it depends on."""
         return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
 
     def restore(self, cursor: Mapping[str, Any], path: str) -> None:
@@ -102,7 +102,7 @@ class Place:
         """
         if self._spec.new_data:
             return
-        check_same_place(cursor, self._meaning(), path)
+        check_cursor(cursor, self._meaning(), path)
         self.epoch, self.batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
     def go_to(self, epoch: int, batch: int) -> None:
@@ -111,12 +111,12 @@ class Place:
 
     def _meaning(self) -> dict[str, Any]:
         spec = self._spec
-        return meaning_of_place(
+        return cursor_meaning(
             spec.data, spec.global_batch_size, spec.seed, spec.shuffle, spec.drop_last
         )
 
 
-def meaning_of_place(
+def cursor_meaning(
     data: Dataset | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
 ) -> dict[str, Any]:
     """Return the options and data under which an epoch and a batch number mean the same rows.
@@ -133,12 +133,12 @@ def meaning_of_place(
     }
 
 
-def check_same_place(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
+def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
     """Check that a saved place means the same rows in this run.
 
     Args:
         cursor: data cursor of the checkpoint at `path`.
-        meaning: result of `meaning_of_place` for this run.
+        meaning: result of `cursor_meaning` for this run.
     Raises:
         ConfigError: names what differs, with both values and the remedies.
     """

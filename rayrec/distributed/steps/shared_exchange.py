@@ -21,7 +21,7 @@ Outputs = tuple[Tensor, ...]
 
 
 @dataclass(eq=False)
-class Ride:
+class SharedExchange:
     """State that one engine keeps with one KJT.
 
     Attributes:
@@ -37,14 +37,14 @@ class Ride:
     distinct: Distinct | None = None
 
     @staticmethod
-    def on(kjt: KeyedJaggedTensor, engine: object) -> Ride:
+    def on(kjt: KeyedJaggedTensor, engine: object) -> SharedExchange:
         """Return what an engine keeps with a KJT, which is empty at first."""
         carried = kjt.carried
         if engine not in carried:
-            carried[engine] = Ride()
-        ride = carried[engine]
-        assert isinstance(ride, Ride)
-        return ride
+            carried[engine] = SharedExchange()
+        shared = carried[engine]
+        assert isinstance(shared, SharedExchange)
+        return shared
 
 
 class Sharing:
@@ -57,25 +57,27 @@ class Sharing:
     def __init__(self, features: Sequence[frozenset[str]]) -> None:
         self._features = tuple(features)
         self._partners = {i: frozenset([i]) for i in range(len(features))}
-        self._last = Ride()
+        self._last = SharedExchange()
         self._first: dict[tuple[str, ...], frozenset[int]] = {}
 
-    def take(self, collection: int, ride: Ride) -> Outputs | None:
+    def take(self, collection: int, shared: SharedExchange) -> Outputs | None:
         """Return the result that waits for a collection, once; None when it is still to be made."""
-        if ride is not self._last or collection not in ride.waiting:
+        if shared is not self._last or collection not in shared.waiting:
             return None
-        ride.callers.add(collection)
-        return ride.waiting.pop(collection)
+        shared.callers.add(collection)
+        return shared.waiting.pop(collection)
 
-    def together(self, collection: int, keys: tuple[str, ...], ride: Ride) -> frozenset[int]:
+    def together(
+        self, collection: int, keys: tuple[str, ...], shared: SharedExchange
+    ) -> frozenset[int]:
         """Return the collections to run now that one is called and finds no result."""
-        self._learn(collection, ride)
-        partners = self._partners[collection] - ride.callers - {collection}
+        self._learn(collection, shared)
+        partners = self._partners[collection] - shared.callers - {collection}
         able = {partner for partner in partners if self._features[partner].issubset(keys)}
         chosen = frozenset(able | {collection})
-        if not ride.callers:
+        if not shared.callers:
             self._first[keys] = chosen
-        ride.callers.add(collection)
+        shared.callers.add(collection)
         return chosen
 
     def first_call(self, keys: tuple[str, ...]) -> frozenset[int] | None:
@@ -84,18 +86,18 @@ class Sharing:
 
     def clear(self) -> None:
         """Forget results, as after a change of plan."""
-        self._last = Ride()
+        self._last = SharedExchange()
 
-    def _learn(self, collection: int, ride: Ride) -> None:
+    def _learn(self, collection: int, shared: SharedExchange) -> None:
         for unclaimed in self._last.waiting:  # that collection no longer shares its KJT
             former = self._partners[unclaimed]
             for member in former:
                 self._partners[member] = former - {unclaimed}
             self._partners[unclaimed] = frozenset([unclaimed])
         self._last.waiting = {}
-        if ride is not self._last:
-            self._last, ride.callers, ride.waiting = ride, set(), {}
-        elif collection not in ride.callers:  # a second one on this KJT: share from the next on
-            joined = self._partners[collection].union(*(self._partners[c] for c in ride.callers))
+        if shared is not self._last:
+            self._last, shared.callers, shared.waiting = shared, set(), {}
+        elif collection not in shared.callers:  # a second one on this KJT: share from the next on
+            joined = self._partners[collection].union(*(self._partners[c] for c in shared.callers))
             for member in joined:
                 self._partners[member] = joined

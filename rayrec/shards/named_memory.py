@@ -34,12 +34,12 @@ class Memory(ABC):
     def clear(self) -> None:
         """Drop all pieces; what is mapped stays as long as somebody holds it."""
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> MemoryPart:
         """Return the pieces whose names begin with a name of its own."""
-        return Part(self, name)
+        return MemoryPart(self, name)
 
 
-class Part(Memory):
+class MemoryPart(Memory):
     """Some pieces of a memory; see `Memory.part`."""
 
     def __init__(self, whole: Memory, name: str) -> None:

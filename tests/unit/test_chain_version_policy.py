@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.chain.judging import Position, Verdict, judge
 from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication, place_of
+from rayrec.serve.chain.version_policy import Position, Verdict, judge
 from rayrec.serve.manifest import StoredFile
 
 

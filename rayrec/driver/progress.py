@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.stall import StallWatch
-from rayrec.train.told import Event
+from rayrec.train.events import Event
 
 SILENT_S = 10.0
 
 
-class Standing:
+class RunProgress:
     """Tracks the progress of the ranks of one run.
 
     Args:

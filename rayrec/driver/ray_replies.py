@@ -15,7 +15,7 @@ WAIT_TURN_S = 0.25
 LONGEST_TURN_S = 2.0
 
 
-def answers(
+def get_replies(
     references: Mapping[int, Any],
     addresses: Sequence[RankAddress],
     world_size: int,

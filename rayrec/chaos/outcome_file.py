@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rayrec.chaos.account import Account, Blow, Run
+from rayrec.chaos.account import Account, InjectedFault, Run
 from rayrec.chaos.campaign import Outcome
 from rayrec.storage import probe_output, write_whole
 
@@ -50,7 +50,7 @@ def read_out(path: str) -> Outcome:
 
 def _run(told: dict[str, Any]) -> Run:
     values = {name: value for name, value in told.items() if name != "verdict"}
-    values["blows"] = tuple(Blow(**{**b, "pids": tuple(b["pids"])}) for b in told["blows"])
+    values["blows"] = tuple(InjectedFault(**{**b, "pids": tuple(b["pids"])}) for b in told["blows"])
     account = told["account"]
     values["account"] = Account(**{**account, "waits": tuple(account["waits"])})
     return Run(**values)

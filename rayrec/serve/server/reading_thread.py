@@ -1,4 +1,4 @@
-"""`Reading`: requests are read beside the event loop, which answers health checks meanwhile.
+"""`ReadingThread`: requests are read beside the event loop, which answers health checks meanwhile.
 
 A request in JSON is Python's work, and one of megabytes has many values to check. A small Arrow
 stream is read at once, since a thread would take longer to hear of it.
@@ -17,7 +17,7 @@ from rayrec.serve.wire import ARROW_TYPE
 _SMALL_BYTES = 1 << 16
 
 
-class Reading:
+class ReadingThread:
     """Reads the requests of one replica, at most one at a time beside the event loop.
 
     Args:

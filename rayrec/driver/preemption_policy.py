@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from rayrec.train.events import Noticed
 from rayrec.train.seat import RankAddress
-from rayrec.train.told import Noticed
 
 # a window, a save and the start of other ranks take some of it
 LEAVE_S = 60.0

@@ -1,4 +1,4 @@
-"""`Room`: the places on the cluster that the ranks of a run hold, and those that it asks for.
+"""`RunPlacement`: the places on the cluster that a run's ranks hold, and those that it asks for.
 
 The smallest number of ranks shares one placement group: they get their places together or not at
 all, so that two runs never wait for each other with half of their ranks. Every further rank has a
@@ -39,8 +39,8 @@ LOOK_S = 1.0
 MOST_ASKED = 128
 
 
-class Place(NamedTuple):
-    """Place for one rank: a bundle of a placement group."""
+class RankPlace(NamedTuple):
+    """RankPlace for one rank: a bundle of a placement group."""
 
     group: Any
     bundle: int
@@ -50,8 +50,8 @@ class PlaceLost(Exception):
     """A place was lost while its rank was being started."""
 
 
-class Room:
-    """Places of one run, as `room_for` holds them.
+class RunPlacement:
+    """Places of one run, as `run_placement` holds them.
 
     Args:
         base: the placement group of the smallest number of ranks.
@@ -72,37 +72,37 @@ class Room:
         self._scaling, self._cluster, self._base = scaling, cluster, base
         self.say, self._check = notice, check
         self._single: list[Any] = []
-        self._there: tuple[Place, ...] = ()
+        self._there: tuple[RankPlace, ...] = ()
         self._told = False
         self._looked_at = 0.0
         # for how many ranks there is no room, since when; no time once that was told
         self._short: tuple[int, float | None] = (0, None)
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[RankPlace, ...]:
         """Return the places that exist now, also those that ranks hold; asks the head and waits.
 
         Nodes that will go have none, where the number of ranks may change.
         """
         return head.answer(self._find, self._check)
 
-    def seen(self) -> tuple[Place, ...]:
+    def seen(self) -> tuple[RankPlace, ...]:
         """Return the places by the head's last answer, without waiting."""
         head.recent(self, self._find)
         return self._there
 
-    def _find(self) -> tuple[Place, ...]:
+    def _find(self) -> tuple[RankPlace, ...]:
         least = self._scaling.least
         if not self._scaling.is_elastic:
-            return tuple(Place(self._base, bundle) for bundle in range(least))
+            return tuple(RankPlace(self._base, bundle) for bundle in range(least))
         # a place on a draining node does not count
         alive = alive_nodes() - draining().keys()
         there = []
         for group in (self._base, *self._single):
-            there += [Place(group, bundle) for bundle in bundles_on(group, alive)]
+            there += [RankPlace(group, bundle) for bundle in bundles_on(group, alive)]
         self._there = tuple(there)
         return self._there
 
-    def ask(self, ranks: int, taken: Collection[Place] = ()) -> None:
+    def ask(self, ranks: int, taken: Collection[RankPlace] = ()) -> None:
         """Ask the cluster for `ranks` places in all, and give surplus places back.
 
         It waits for nothing; what is asked for next knows of it.
@@ -114,12 +114,12 @@ class Room:
         """
         head.aside(partial(self._ask, ranks, tuple(taken)))
 
-    def _ask(self, ranks: int, taken: Collection[Place]) -> None:
+    def _ask(self, ranks: int, taken: Collection[RankPlace]) -> None:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         self._give_back(taken)
-        self._single.sort(key=lambda group: Place(group, 0) not in taken)
-        held = sum(Place(group, 0) in taken for group in self._single)
+        self._single.sort(key=lambda group: RankPlace(group, 0) not in taken)
+        held = sum(RankPlace(group, 0) in taken for group in self._single)
         # if the base has lost a place, more ranks than these hold a single one
         wanted = min(max(ranks - self._scaling.least, held), held + MOST_ASKED)
         for group in self._single[wanted:]:
@@ -129,14 +129,14 @@ class Room:
             bundle = dict(self._scaling.bundle)
             self._single.append(placement_group([bundle], strategy="PACK"))
 
-    def _give_back(self, taken: Collection[Place]) -> None:
+    def _give_back(self, taken: Collection[RankPlace]) -> None:
         """Give back places that no rank holds on nodes that will go; others are asked for."""
         from ray.util.placement_group import remove_placement_group
 
         nodes = draining()
         if not nodes:
             return
-        for group in [group for group in self._single if Place(group, 0) not in taken]:
+        for group in [group for group in self._single if RankPlace(group, 0) not in taken]:
             if bundles_on(group, nodes):
                 remove_placement_group(group)
                 self._single.remove(group)
@@ -151,7 +151,7 @@ class Room:
                 seen, since = there, time.monotonic()
             time.sleep(WAIT_TURN_S)
 
-    def wait_for(self, places: Sequence[Place]) -> None:
+    def wait_for(self, places: Sequence[RankPlace]) -> None:
         """Wait until lost ranks of a fixed number have their places again; see `wait_for_room`."""
         for group in dict.fromkeys(place.group for place in places):
             wanted = {place.bundle for place in places if place.group == group}
@@ -216,7 +216,7 @@ class Room:
                 "meanwhile, and grows when there is room."
             )
 
-    def check_places(self, taken: Collection[Place]) -> None:
+    def check_places(self, taken: Collection[RankPlace]) -> None:
         """Check about once a second that the places of ranks that start still exist.
 
         Raises:
@@ -234,7 +234,7 @@ class Room:
         give_back(self._single)
 
 
-def choose(there: Sequence[Place], taken: Sequence[Place], ranks: int) -> list[Place]:
+def choose(there: Sequence[RankPlace], taken: Sequence[RankPlace], ranks: int) -> list[RankPlace]:
     """Choose places for `ranks` ranks: first those that ranks hold, in the order of the ranks.
 
     Args:
@@ -248,12 +248,12 @@ def choose(there: Sequence[Place], taken: Sequence[Place], ranks: int) -> list[P
 
 
 @contextmanager
-def room_for(
+def run_placement(
     scaling: ScalingConfig,
     cluster: Cluster,
     notice: Callable[[str], None] = lambda line: None,
     check: Callable[[], None] = lambda: None,
-) -> Iterator[Room]:
+) -> Iterator[RunPlacement]:
     """Hold places for the ranks of a run inside the block; they are given back at its end.
 
     Args:
@@ -264,11 +264,11 @@ def room_for(
             `scaling` allows.
     """
     with placed(scaling, cluster, notice, check) as base:
-        room = Room(scaling, cluster, base, notice, check)
+        placement = RunPlacement(scaling, cluster, base, notice, check)
         try:
             if scaling.is_elastic:
-                room.ask(scaling.most)
-                room.settle()
-            yield room
+                placement.ask(scaling.most)
+                placement.settle()
+            yield placement
         finally:
-            room.close()
+            placement.close()

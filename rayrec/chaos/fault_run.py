@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rayrec.chaos.account import Blow, Run, account
+from rayrec.chaos.account import InjectedFault, Run, account
 from rayrec.chaos.cluster import PrivateCluster
 from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
@@ -45,7 +45,7 @@ class Bounds(NamedTuple):
     moments: tuple[str, ...] = ()
 
 
-class ShakenRun:
+class FaultRun:
     """Run of the job, with the injection of its faults.
 
     Args:
@@ -70,7 +70,7 @@ class ShakenRun:
         self._faults, self._say, self._signals = faults, say, signals
         self._command = job.command(folder, waits=cluster.nodes > 1)
         self.output = cluster.folder / f"{folder.name}.log"
-        self._blows: list[Blow] = []
+        self._blows: list[InjectedFault] = []
         self._steps = NewestStep(folder / NAME)
         self._moments = Moments(bounds.moments, bounds.faults)
         self._gcs_until: float | None = None
@@ -180,7 +180,7 @@ class ShakenRun:
         if struck:
             moment = at_hand.moment
             self._moments.struck(moment)
-            self._blows.append(Blow(at=at, kind=fault.kind, pids=struck, moment=moment))
+            self._blows.append(InjectedFault(at=at, kind=fault.kind, pids=struck, moment=moment))
             who = " and ".join(map(str, struck))
             what = WHAT.get(fault.kind, f"SIG{fault.kind}")
             when = f"after step {self._steps.newest}" + (f", at {moment}" if moment else "")

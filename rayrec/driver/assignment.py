@@ -1,6 +1,7 @@
-"""`Seating`: assigns the ranks of a run to places, whose number may change between attempts.
+"""`Assignment`: assigns the ranks of a run to places, whose number may change between attempts.
 
-It takes the places of `Room` and the number that `sizing` decides, and seats the `Crew` by them.
+It takes the places of `RunPlacement` and the number that `sizing` decides, and seats the
+`WorkerGroup` by them.
 """
 
 from __future__ import annotations
@@ -9,27 +10,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rayrec.driver.bench import Bench
 from rayrec.driver.blame import Observation
-from rayrec.driver.rank_start import Crew
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.room import Place, PlaceLost, Room, choose
+from rayrec.driver.run_placement import PlaceLost, RankPlace, RunPlacement, choose
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
+from rayrec.driver.spare_pool import SparePool
 from rayrec.driver.stall import StallWatch
-from rayrec.train.told import Event
+from rayrec.driver.worker_group import WorkerGroup
+from rayrec.train.events import Event
 
 # how long new ranks may take to come before the others pause without them
 COMING_S = 60.0
 
 
-class Seating:
+class Assignment:
     """Assignment of the ranks of one run to places.
 
     Args:
-        room: places of the cluster.
-        crew: actors of the ranks.
-        bench: spares of the ranks.
+        placement: places of the cluster.
+        workers: actors of the ranks.
+        spares: spares of the ranks.
         sizing: decides the number of ranks.
         recovery: records which lost ranks were replaced, and which the run goes on without.
         watch: watches for stalls; knows when waiting is expected.
@@ -38,25 +39,26 @@ class Seating:
     def __init__(
         self,
         scaling: ScalingConfig,
-        room: Room,
-        crew: Crew,
-        bench: Bench,
+        placement: RunPlacement,
+        workers: WorkerGroup,
+        spares: SparePool,
         sizing: Sizing,
         recovery: Recovery,
         watch: StallWatch,
     ) -> None:
-        self._scaling, self._room, self._crew, self._sizing = scaling, room, crew, sizing
-        self._bench, self._recovery, self._watch = bench, recovery, watch
+        self._scaling, self._placement, self._workers = scaling, placement, workers
+        self._sizing = sizing
+        self._spares, self._recovery, self._watch = spares, recovery, watch
         self._short_since: float | None = None
         # with how many ranks the run goes on once new ones have come, and until when it waits
         self._growing: tuple[int, float] | None = None
         # places of the ranks when they paused, and True if they go back there
-        self._former: tuple[Place, ...] = ()
+        self._former: tuple[RankPlace, ...] = ()
         self._goes_back = False
 
     def say_how_many(self, say: Callable[[Event], None]) -> None:
         """Report the number of ranks at the start of a run that may have more."""
-        ranks, most = len(self._crew.places), self._scaling.most
+        ranks, most = len(self._workers.places), self._scaling.most
         if ranks < most:
             say(f"starts with {ranks} of at most {most} ranks; the cluster is asked for the rest")
 
@@ -69,22 +71,22 @@ class Seating:
             ConfigError: the smallest number of ranks has no room, and does not get it in time.
             TrainingFailed: a process did not come up.
         """
-        crew, room, self._growing = self._crew, self._room, None
+        workers, placement, self._growing = self._workers, self._placement, None
         relieved: frozenset[int] = frozenset()
         if self._scaling.is_elastic:
             if not self._seat(part):
                 return False
         elif self._recovery.under_way:
-            relieved = self._bench.relieve(crew)
+            relieved = self._spares.relieve(workers)
             self._recovery.relieved(relieved)
             self._watch.at("waiting for room for the lost ranks", patient=True)
-            room.wait_for([crew.places[rank] for rank in crew.vacant])
+            placement.wait_for([workers.places[rank] for rank in workers.vacant])
         self._watch.at("starting the ranks' actors")
         try:
-            new = crew.fill(setup_timeout_s, lambda: room.check_places(crew.places))
+            new = workers.fill(setup_timeout_s, lambda: placement.check_places(workers.places))
         except PlaceLost:
-            for rank in crew.vacant:
-                crew.dismiss(rank)
+            for rank in workers.vacant:
+                workers.dismiss(rank)
             return False
         if self._recovery.under_way and not self._scaling.is_elastic:
             self._recovery.replaced(set(new) - relieved)
@@ -92,11 +94,11 @@ class Seating:
 
     def stand_by(self, task: Any, now: float) -> None:
         """Keep the spares of ranks that train; `task` is a reference to what they do."""
-        self._bench.look(self._crew, task, now)
+        self._spares.look(self._workers, task, now)
 
     def paused(self) -> None:
         """Record that all ranks have paused for a change; it may be called off until they train."""
-        self._former, self._goes_back = self._crew.places, False
+        self._former, self._goes_back = self._workers.places, False
 
     def call_off(self) -> int:
         """Have the next `fill` undo a change, and return the number of ranks that the run keeps.
@@ -113,14 +115,14 @@ class Seating:
 
     def part(self) -> None:
         """End the ranks that leave the run, and give their places back."""
-        if self._crew.leaving:
-            self._crew.part()
-            self._room.ask(self._sizing.wanted, self._crew.places)
+        if self._workers.leaving:
+            self._workers.part()
+            self._placement.ask(self._sizing.wanted, self._workers.places)
 
     def _seat(self, part: bool) -> bool:
         """Give every rank a place, and end ranks that get none; return False while places lack."""
-        room, crew = self._room, self._crew
-        there, ranks, now = room.places(), len(crew.places), time.monotonic()
+        placement, workers = self._placement, self._workers
+        there, ranks, now = placement.places(), len(workers.places), time.monotonic()
         self._short_since = self._short_since or now
         waited_s, wanted = now - self._short_since, self._sizing.wanted
         if self._goes_back:
@@ -128,23 +130,23 @@ class Seating:
             wanted = len(self._former)
         # a run that leaves a node in time does not stand still for another one
         at_once = len(there) >= ranks or self._sizing.leaving
-        shrink_after_s = 0.0 if at_once else room.shrink_after_s(ranks)
+        shrink_after_s = 0.0 if at_once else placement.shrink_after_s(ranks)
         seated = seats(ranks, wanted, self._scaling.least, len(there), waited_s, shrink_after_s)
         if seated is None:
             self._watch.at("waiting for room for the ranks", patient=True)
-            room.wait_on(len(there), ranks, waited_s)
+            placement.wait_on(len(there), ranks, waited_s)
             return False
         self._short_since = None
-        chosen = choose(there, self._former if self._goes_back else crew.places, seated)
-        lost = set(crew.vacant)
-        gone = sorted(lost & set(crew.seat(chosen, part=part)))
+        chosen = choose(there, self._former if self._goes_back else workers.places, seated)
+        lost = set(workers.vacant)
+        gone = sorted(lost & set(workers.seat(chosen, part=part)))
         # a rank whose place is another one now has not left the run
         dropped = set(gone[: max(0, ranks - seated)])
         if self._recovery.under_way:
             self._recovery.dropped(dropped)
             self._recovery.replaced(lost - dropped)
         # the places of those that leave are needed until they are ended
-        room.ask(wanted, [*chosen, *(place for *_, place in crew.leaving)])
+        placement.ask(wanted, [*chosen, *(place for *_, place in workers.leaving)])
         return True
 
     def wants_pause(self, ranks: Sequence[Observation], task: Any, now: float) -> int:
@@ -159,21 +161,23 @@ class Seating:
         polls = [rank.poll for rank in ranks]
         if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
             return 0
-        there: tuple[Place, ...] | None = None
+        there: tuple[RankPlace, ...] | None = None
         if sizing.looks(size, now):
-            self._room.ask(sizing.wanted, self._crew.places)
-            there = self._room.seen()
+            self._placement.ask(sizing.wanted, self._workers.places)
+            there = self._placement.seen()
             if sizing.asked:
-                self._room.tell_short(sizing.wanted, len(there), now)
+                self._placement.tell_short(sizing.wanted, len(there), now)
         goal = sizing.goal(size, None if there is None else len(there), now)
         if goal < size:
             self._forget_growth()
             return goal
         if self._growing is None and there is not None and goal > size:
-            chosen = choose(there, self._crew.places, goal)
-            self._crew.call([place for place in chosen if place not in self._crew.places], task)
+            chosen = choose(there, self._workers.places, goal)
+            self._workers.call(
+                [place for place in chosen if place not in self._workers.places], task
+            )
             self._growing = goal, now + COMING_S
-            self._room.say(
+            self._placement.say(
                 f"room for {goal} ranks: new ones start, and the {size} go on with them from the "
                 "end of a window"
             )
@@ -182,11 +186,11 @@ class Seating:
         goal, latest = self._growing
         if sizing.wanted < goal:
             self._forget_growth()
-        elif self._crew.have_come() or now > latest:
+        elif self._workers.have_come() or now > latest:
             self._growing = None
             return goal
         return 0
 
     def _forget_growth(self) -> None:
         self._growing = None
-        self._crew.send_away()
+        self._workers.send_away()

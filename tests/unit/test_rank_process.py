@@ -9,7 +9,7 @@ import types
 import pytest
 from ray import cloudpickle
 
-from rayrec.driver import hiring
+from rayrec.driver import rank_process
 from rayrec.errors import ConfigError
 
 
@@ -19,11 +19,11 @@ def test_another_module_in_place_of_the_actors_is_named_in_one_line(monkeypatch)
     monkeypatch.setitem(sys.modules, "actors", other)
     monkeypatch.delitem(sys.modules, "actors.rank", raising=False)
     with pytest.raises(ConfigError, match=r"^the module 'actors' is /srv/other/actors\.py.*\.$"):
-        hiring._rank_actor.__wrapped__()
+        rank_process._rank_actor.__wrapped__()
 
 
 def test_a_rank_needs_no_module_of_its_actor(monkeypatch):
-    hiring._rank_actor()
+    rank_process._rank_actor()
     from actors.rank import RankActor
 
     shipped = cloudpickle.dumps(RankActor)

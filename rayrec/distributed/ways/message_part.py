@@ -18,7 +18,7 @@ from rayrec.distributed.ways.way import Step
 Rows = Mapping[GroupKey, Tensor]
 
 
-class Part(ABC):
+class MessagePart(ABC):
     """The rows of some collections within the messages of a step.
 
     In the forward pass a message from an owner to a home rank holds the rows that the home rank

@@ -1,6 +1,6 @@
 """Runs whose node is drained amid training, and taken away when its time is over.
 
-`python -m tests.ray.leaving_nodes FOLDER` prints what the runs said, and "equal tables" for each
+`python -m tests.ray.preempted_nodes FOLDER` prints what the runs said, and "equal tables" for each
 that ends as one that nothing happened to. It needs a process and a cluster of its own, as
 `lost_node`. Nodes are drained as a cloud does it: by `ray drain-node`, and by SIGTERM to
 `ray start --block`.
@@ -22,7 +22,7 @@ from typing import Any
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.machine.spot_notice import drain_command
 from rayrec.train.callbacks import Callback
-from rayrec.train.told import Noticed, Recovered, Resized, Saved
+from rayrec.train.events import Noticed, Recovered, Resized, Saved
 from tests.clicks import write_clicks
 from tests.ray.heads import BIN
 from tests.ray.lost_node import HEALTH, Moment

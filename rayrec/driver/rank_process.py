@@ -10,13 +10,13 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from rayrec.driver.room import Place
+from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.train.seat import RankAddress
 
 
-def hire(scaling: ScalingConfig, place: Place) -> Any:
+def start_process(scaling: ScalingConfig, place: RankPlace) -> Any:
     """Start an actor at a place, which imports torch at once, and return its handle."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

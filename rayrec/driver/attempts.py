@@ -1,4 +1,4 @@
-"""`Lives`: from where a run goes on after a failure or a pause, as the spec that its ranks get.
+"""`Attempts`: from where a run goes on after a failure or a pause, as the spec that its ranks get.
 
 A run goes on from its newest whole checkpoint, with older ones to fall back on. Without any it
 begins as its first life did. What stood in the run's folder before the run and is not of its past
@@ -19,10 +19,10 @@ from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.start import Start, passed_over
 from rayrec.errors import CheckpointError
 from rayrec.train.config import SyncPoints, TrainSpec
+from rayrec.train.events import Began
 from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask, TrainLoop
 from rayrec.train.tasks import FitTask, Scorer
-from rayrec.train.told import Began
 
 
 def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:
@@ -32,7 +32,7 @@ def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> 
     return FitTask(spec=spec, scorer=scorer)
 
 
-class Lives:
+class Attempts:
     """Attempts of one run: each begins from the newest checkpoint after a failure or a change.
 
     Args:
@@ -123,7 +123,7 @@ class Lives:
         own = bool(paths)
         if not own:
             paths, step = self._start.resume_from, self._start.step
-        changes: dict[str, Any] = {"resume_from": paths, "life_began": self._start.step}
+        changes: dict[str, Any] = {"resume_from": paths, "run_began": self._start.step}
         if own:
             # the place of such a checkpoint lies in the data of this run
             changes["new_data"] = False

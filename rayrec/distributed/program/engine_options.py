@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rayrec.comm.codec import Codecs
-from rayrec.shards.memory import Memory
+from rayrec.shards.named_memory import Memory
 
 
 @dataclass(frozen=True, kw_only=True)

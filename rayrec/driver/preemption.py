@@ -1,8 +1,8 @@
-"""`Leaving`: has the ranks of a run leave nodes that will go, or save before they are gone.
+"""`PreemptionWatch`: has the ranks of a run leave nodes that will go, or save before they are gone.
 
-It asks Ray about once a second, and the rule of `notice` what to do. To leave, ranks pause as for a
-change of their number: they save and end their task, `Seating` gives them places on nodes that
-stay, and the run goes on from there. None of this is a failure.
+It asks Ray about once a second, and the rule of `preemption_policy` what to do. To leave, ranks
+pause as for a change of their number: they save and end their task, `Assignment` gives them places
+on nodes that stay, and the run goes on from there. None of this is a failure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from rayrec.driver.blame import Observation
 from rayrec.driver.facts import draining
 from rayrec.driver.head import head
-from rayrec.driver.notice import Answer, Going, answer_to, going
-from rayrec.driver.rank_start import Crew
-from rayrec.driver.room import Room
+from rayrec.driver.preemption_policy import Answer, Going, answer_to, going
+from rayrec.driver.run_placement import RunPlacement
 from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
 from rayrec.driver.sizing import Sizing
-from rayrec.train.told import Noticed
+from rayrec.driver.worker_group import WorkerGroup
+from rayrec.train.events import Noticed
 
 LOOK_S = 1.0
 
@@ -38,20 +38,25 @@ class Wish(NamedTuple):
     leave: bool = False
 
 
-class Leaving:
+class PreemptionWatch:
     """Watches the nodes of one run.
 
     Args:
-        room: places of the cluster.
-        crew: actors of the ranks.
+        placement: places of the cluster.
+        workers: actors of the ranks.
         sizing: decides the number of ranks.
         keeps: the run keeps checkpoints.
     """
 
     def __init__(
-        self, scaling: ScalingConfig, room: Room, crew: Crew, sizing: Sizing, keeps: bool
+        self,
+        scaling: ScalingConfig,
+        placement: RunPlacement,
+        workers: WorkerGroup,
+        sizing: Sizing,
+        keeps: bool,
     ) -> None:
-        self._scaling, self._room, self._crew = scaling, room, crew
+        self._scaling, self._placement, self._workers = scaling, placement, workers
         self._sizing, self._keeps = sizing, keeps
         self._looked_at = 0.0
         # by node: when its notice came, the answers that were told, and whether the last save
@@ -77,19 +82,19 @@ class Leaving:
 
         here = ray.get_runtime_context().get_node_id()
         ends = head.recent("nodes that will go", draining, {})
-        nodes = going(ends, self._crew.addresses, here, time.time())
+        nodes = going(ends, self._workers.addresses, here, time.time())
         if not nodes:
             return Wish()
         return self._wish(nodes, step, now)
 
     def _wish(self, nodes: Sequence[Going], step: int, now: float) -> Wish:
         """Return the response to the given draining nodes, and ask the cluster for other places."""
-        size, elsewhere = len(self._crew.places), 0
+        size, elsewhere = len(self._workers.places), 0
         if self._scaling.is_elastic:
             # an autoscaler sees what is asked for, and brings another node meanwhile
             gone = sum(len(node.ranks) for node in nodes)
-            self._room.ask(self._sizing.wanted + gone, self._crew.places)
-            elsewhere = len(self._room.seen())
+            self._placement.ask(self._sizing.wanted + gone, self._workers.places)
+            elsewhere = len(self._placement.seen())
         save = False
         told: list[Noticed] = []
         answers: dict[str, Answer] = {}
