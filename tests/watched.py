@@ -1,4 +1,4 @@
-"""A small run as the driver tells it to a callback, and the reader of W&B's files."""
+"""A small run as the driver tells it to a callback, its metrics' names, and W&B's files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rayrec.train.told import (
     Resized,
     Saved,
 )
+from rayrec.watch.metric_names import METRICS
 
 WINDOW = 50  # steps
 BLOCK = 32 * 1024  # bytes, of a W&B file
@@ -114,6 +115,11 @@ def tell(
             path = f"/runs/{name}/step-{step:08d}"
             callback.on_checkpoint(Saved(step=step, path=path, seconds=0.25, best=ended))
     callback.on_end(error)
+
+
+def exported(name: str) -> str:
+    """The name under which Prometheus finds a metric of `METRICS`."""
+    return f"ray_{name}_total" if METRICS[name].kind == "counter" else f"ray_{name}"
 
 
 def wandb_records(folder: Path) -> list[Any]:

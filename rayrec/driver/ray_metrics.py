@@ -1,7 +1,7 @@
 """`RayMetrics`: a run's numbers among Ray's own metrics, for Prometheus and Grafana.
 
 Every node of a Ray cluster exports metrics over HTTP; those set here appear at the driver's node
-within ten seconds. `rayrec.watch.metric_names` lists them, `rayrec dashboards` writes a Grafana
+within ten seconds. `rayrec.watch.metric_names` lists them, and `deploy/monitoring` has a Grafana
 board for them. Ray forgets a gauge that is not set again for two of its report intervals, so a
 thread sets all of them every `REFRESH_S` seconds while the run trains, also while it stands still.
 After the end the values last for those two intervals (20 s by default), or less where the driver's

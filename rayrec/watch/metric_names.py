@@ -1,7 +1,8 @@
 """The metrics of a run for Prometheus: what each is called, what it means, and its labels.
 
-`rayrec.driver.RayMetrics` sets them, and the Grafana board and the alerts query them. Ray puts
-`ray_` before every name, and Prometheus expects `_total` behind a counter. Standard library only.
+`rayrec.driver.RayMetrics` sets them. The Grafana board and the alerts in `deploy/monitoring` query
+them, and a test compares the names. Ray puts `ray_` before every name, and `_total` behind a
+counter. Standard library only.
 """
 
 from __future__ import annotations
@@ -43,8 +44,3 @@ METRICS = {
     # A counter that first appears with 1 has no increase for Prometheus, so this is a gauge.
     "rayrec_failed": Metric("gauge", "1 when the run ended by an error, else 0"),
 }
-
-
-def exported(name: str) -> str:
-    """The name under which Prometheus finds a metric of `METRICS`."""
-    return f"ray_{name}_total" if METRICS[name].kind == "counter" else f"ray_{name}"

@@ -15,10 +15,10 @@ from rayrec.driver import CheckpointConfig, EvaluationConfig, RayMetrics, Result
 from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.told import Evaluation
-from rayrec.watch.metric_names import METRICS, exported
+from rayrec.watch.metric_names import METRICS
 from rayrec.watch.numbers import only_scores, train_scores
 from tests.ray import worlds
-from tests.watched import info
+from tests.watched import exported, info
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -134,14 +134,6 @@ def test_runs_are_shown_on_one_page(
     assert f"there is no run at {tmp_path}/c" in capsys.readouterr().err
 
 
-def test_dashboards_are_written_where_one_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["dashboards", f"{tmp_path}/boards"]) == 0
-    written = [line.removeprefix("written: ") for line in capsys.readouterr().out.splitlines()]
-    assert sorted(written) == sorted(map(str, (tmp_path / "boards").iterdir())) != []
-
-
 def test_where_takes_a_part_of_the_rows(
     clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
