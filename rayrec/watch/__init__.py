@@ -17,7 +17,7 @@ _HOME = {
     "TensorBoardCallback": "rayrec.watch.trackers",
     "WandbCallback": "rayrec.watch.trackers",
     "read_events": "rayrec.watch.events",
-    "write_run_page": "rayrec.watch.page",
+    "write_run_page": "rayrec.watch.run_page",
 }
 __all__ = sorted(_HOME)
 __getattr__ = lazy_names(__name__, _HOME)

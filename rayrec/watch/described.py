@@ -17,7 +17,7 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.layout.units import aligned, fit
 from rayrec.storage import resolve
 from rayrec.watch.events import files_of, read_events
-from rayrec.watch.page import facts_of
+from rayrec.watch.story import facts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

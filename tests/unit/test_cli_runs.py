@@ -15,7 +15,7 @@ import pytest
 from jobs import train_dlrm
 from rayrec.cli.main import main
 from rayrec.watch import read_events
-from rayrec.watch.page import trained_s
+from rayrec.watch.story import trained_s
 from tests.clicks import write_clicks
 
 ROOT = Path(__file__).parents[2]
