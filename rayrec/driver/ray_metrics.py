@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rayrec.errors import ConfigError, RunInterrupted
@@ -77,7 +78,7 @@ class RayMetrics(Callback):
         self._rows = report.rows
         self._set("rayrec_rows_per_second", report.rows_per_s)
         self._set("rayrec_loss", report.loss)
-        self._set_all("rayrec_train_score", "score", train_scores(report))
+        self._set_all("rayrec_train_score", "score", train_scores(asdict(report)))
         self._set_all("rayrec_learning_rate", "optimizer", report.learning_rates)
         self._set_all("rayrec_step_part_seconds", "part", report.step_s)
         self._set_all("rayrec_data_wait_ratio", "rank", _by_rank(report.data_wait))

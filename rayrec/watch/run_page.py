@@ -26,7 +26,7 @@ from rayrec.report.charts import COLORS, LEFT, RIGHT, WIDTH, draw
 from rayrec.report.elements import beside, cell, figure, fold, grid, legend, page, section, table
 from rayrec.report.plan_page import plan_sections
 from rayrec.storage import probe_output, write_whole
-from rayrec.watch.curves import NamedRun, charts_of, marks_of, step_areas, step_parts
+from rayrec.watch.curves import DrawnRun, charts_of, drawn_run, marks_of, step_areas, step_parts
 from rayrec.watch.events import RunEvents, read_events
 from rayrec.watch.story import clock, facts_of, words_of
 
@@ -69,9 +69,9 @@ def run_page(runs: Sequence[RunEvents]) -> str:
     Raises:
         InputError: the plan of a run is broken.
     """
-    named = [NamedRun(name, run) for name, run in zip(run_names(runs), runs, strict=True)]
+    named = [drawn_run(name, run) for name, run in zip(run_names(runs), runs, strict=True)]
     last_step = max(event.step for run in runs for event in run.kept)
-    marks = marks_of(runs)
+    marks = list(marks_of(named))
     areas = [draw(chart, last_step) for chart in step_areas(named)]
     keys = [(f"s{number}", part) for number, part in enumerate(step_parts(named))]
     body = [
@@ -119,7 +119,7 @@ def run_names(runs: Sequence[RunEvents]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def _table_of_runs(runs: Sequence[NamedRun]) -> str:
+def _table_of_runs(runs: Sequence[DrawnRun]) -> str:
     """How the runs went: a column for each, so that the table is as wide as there are runs."""
     facts = [facts_of(run.events) for run in runs]
     rows = [_row(name, facts) for name in dict.fromkeys(name for one in facts for name in one)]
@@ -155,7 +155,7 @@ def _flat(values: Mapping[str, object], within: str) -> Iterator[tuple[str, str]
             yield f"{within}{name}", f"{fit(text, LONGEST)}{digest}"
 
 
-def _keys(runs: Sequence[NamedRun]) -> str:
+def _keys(runs: Sequence[DrawnRun]) -> str:
     """The legend: a box for every run that hides it, and the meaning of the signs."""
     keys = []
     for number, run in enumerate(runs):
@@ -170,7 +170,7 @@ def _section(title: str, note: str, figures: Sequence[str], keys: str = "") -> s
     return section(title, keys, grid(shown), note=note) if shown else ""
 
 
-def _figure(number: int, run: NamedRun, drawing: str) -> str:
+def _figure(number: int, run: DrawnRun, drawing: str) -> str:
     return drawing and figure(run.name, drawing, f"run-{number}")
 
 
@@ -201,7 +201,7 @@ def _parts(run: RunEvents) -> str:
     return table(["part", "predicted ms", "measured ms", "measured / predicted"], rows)
 
 
-def _plan(number: int, run: NamedRun) -> str:
+def _plan(number: int, run: DrawnRun) -> str:
     data = run.events.start.values["plan"]
     if data is None:
         return ""
@@ -213,7 +213,7 @@ def _plan(number: int, run: NamedRun) -> str:
     return fold(f"Plan of {run.name}", *plan_sections(plan), kind=f"run-{number}")
 
 
-def _events(number: int, run: NamedRun) -> str:
+def _events(number: int, run: DrawnRun) -> str:
     """A table of everything but windows, also of what a later life took back."""
     kept = set(map(id, run.events.kept))
     story = [event for event in run.events.events if event.kind != "window"]
