@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from rayrec.driver.ray_metrics import METRICS
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.train.callbacks import Callback, RunInfo
@@ -20,7 +21,6 @@ from rayrec.train.told import (
     Resized,
     Saved,
 )
-from rayrec.watch.metric_names import METRICS
 
 WINDOW = 50  # steps
 BLOCK = 32 * 1024  # bytes, of a W&B file

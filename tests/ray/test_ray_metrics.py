@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import CheckpointConfig, EvaluationConfig, RayMetrics, Result
+from rayrec.driver.ray_metrics import METRICS
 from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.told import Evaluation
-from rayrec.watch.metric_names import METRICS
 from rayrec.watch.numbers import only_scores, train_scores
 from tests.ray import worlds
 from tests.watched import exported, info

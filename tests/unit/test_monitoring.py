@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayrec.watch.metric_names import METRICS
+from rayrec.driver.ray_metrics import METRICS
 from tests.watched import exported
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
