@@ -70,6 +70,6 @@ class EventCallback(Callback, ABC):
 
 
 def outcome_of(error: BaseException | None) -> str:
-    """How training ended: done, stopped or failed."""
+    """Return how training ended: done, stopped or failed."""
     stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
     return "stopped" if stopped else "done" if error is None else "failed"

@@ -16,13 +16,13 @@ SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed}
 
 
 def outcome_of(run: RunEvents) -> str:
-    """How the newest life ended; one without an end still trains or was killed."""
+    """Return how the newest life ended; one without an end still trains or was killed."""
     last = run.events[-1]
     return str(last.values["outcome"]) if last.kind == "end" else "runs, or was killed"
 
 
 def facts_of(run: RunEvents) -> dict[str, str]:
-    """How a run went, by names for people."""
+    """Return how a run went, by names for people."""
     start, windows = run.start, run.of("window")
     facts = {
         "outcome": outcome_of(run),
@@ -48,7 +48,7 @@ def facts_of(run: RunEvents) -> dict[str, str]:
 
 
 def words_of(event: RunEvent) -> str:
-    """What an event other than a window says."""
+    """Return an event other than a window as words."""
     values = event.values
     if event.kind in SAID:
         kind = SAID[event.kind]
@@ -69,12 +69,12 @@ def words_of(event: RunEvent) -> str:
 
 
 def clock(at: float) -> str:
-    """Seconds since 1970 as a date and a time."""
+    """Return seconds since 1970 as a date and a time."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def trained_s(run: RunEvents) -> float:
-    """The seconds of the kept windows, as a result counts them: without the making of tables,
+    """Seconds of the kept windows, as a result counts them: without the making of tables,
     evaluation and saving.
     """
     seconds, life, before = 0.0, 0, 0
