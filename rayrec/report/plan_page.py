@@ -63,12 +63,12 @@ def _facts(plan: ShardingPlan) -> str:
     ]
     e = plan.estimates
     if e is not None:
-        fullest = max(range(plan.world_size), key=lambda r: e.ranks[r].memory_bytes)
-        taken = format_bytes(e.ranks[fullest].memory_bytes)
+        fullest, limits = e.fullest_rank, e.topology.memory_bytes
+        taken = f"{format_bytes(e.ranks[fullest].memory_bytes)} of {format_bytes(limits[fullest])}"
         named += [
             ("predicted step", f"{format_ms(e.step_s)} ms"),
-            ("slowest / mean rank", f"{e.step_s / e.mean_s if e.mean_s else 1.0:.2f}x"),
-            ("fullest rank", f"{taken} of {format_bytes(e.topology.memory_bytes[fullest])}"),
+            ("slowest / mean rank", f"{e.imbalance:.2f}x"),
+            ("fullest rank", taken),
             ("rows per rank", f"{e.batch_size}"),
             ("optimizer", e.sparse_optimizer),
         ]
