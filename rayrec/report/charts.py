@@ -188,7 +188,8 @@ def _stack(series: Sequence[Series]) -> list[tuple[Points, Points]]:
     size = max(1, ceil(len(steps) / MAX_POINTS))
     firsts = range(0, len(steps), size)
     ends = [steps[min(first + size, len(steps)) - 1] for first in firsts]
-    base, areas = [0.0] * len(ends), []
+    base = [0.0] * len(ends)
+    areas: list[tuple[Points, Points]] = []
     for layer in series:
         groups = [[value for _, value in layer.points[first : first + size]] for first in firsts]
         top = [low + sum(group) / len(group) for low, group in zip(base, groups, strict=True)]
