@@ -15,7 +15,7 @@ from rayrec.watch.numbers import only_scores
 SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed}
 
 
-def outcome_of(run: RunEvents) -> str:
+def _outcome(run: RunEvents) -> str:
     """Return how the newest life ended; one without an end still trains or was killed."""
     last = run.events[-1]
     return str(last.values["outcome"]) if last.kind == "end" else "runs, or was killed"
@@ -25,7 +25,7 @@ def facts_of(run: RunEvents) -> dict[str, str]:
     """Return how a run went, by names for people."""
     start, windows = run.start, run.of("window")
     facts = {
-        "outcome": outcome_of(run),
+        "outcome": _outcome(run),
         "steps": f"{max(e.step for e in run.kept):,} of {start.values['steps']:,}",
         "ranks": str(start.values["world_size"]),
         "lives": str(start.life + 1),
