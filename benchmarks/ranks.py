@@ -255,7 +255,7 @@ class Ranks:
 def _profiled(step: ModelStep, rank: int, first: int, path: str) -> str:
     """The page of a profile of steps from `first` on."""
     from rayrec.observe.profile import Profiler
-    from rayrec.report.profile_page import check_folder
+    from rayrec.observe.profile_summary import check_folder
     from rayrec.train.profile_config import ProfileConfig
     from rayrec.train.window import gather_objects
 

@@ -1,4 +1,4 @@
-"""A small run as the driver tells it to a callback, and the reader of W&B's files."""
+"""A small run as the driver tells it to a callback, its metrics' names, and W&B's files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from rayrec.driver.ray_metrics import METRICS
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, Topology
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.train.callbacks import Callback, RunInfo
@@ -114,6 +115,11 @@ def tell(
             path = f"/runs/{name}/step-{step:08d}"
             callback.on_checkpoint(Saved(step=step, path=path, seconds=0.25, best=ended))
     callback.on_end(error)
+
+
+def exported(name: str) -> str:
+    """The name under which Prometheus finds a metric of `METRICS`."""
+    return f"ray_{name}_total" if METRICS[name].kind == "counter" else f"ray_{name}"
 
 
 def wandb_records(folder: Path) -> list[Any]:

@@ -34,7 +34,6 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "smoke": "see whether a cluster is fit to train",
     "chaos": "run a job under faults, and compare its tables",
     "make-data": "write click data whose best possible scores are known",
-    "dashboards": "write boards and alerts for the metrics of runs",
     "completion": "print the completion script of a shell",
 }
 

@@ -20,7 +20,7 @@ from rayrec.driver.specs import check_values, local_files, total_steps, train_sp
 from rayrec.driver.start import find_start
 from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology
-from rayrec.report.profile_page import check_folder
+from rayrec.observe.profile_summary import check_folder
 from rayrec.train.config import Dataset
 from rayrec.watch.event_log import with_event_log
 

@@ -1,26 +1,63 @@
 """`RayMetrics`: a run's numbers among Ray's own metrics, for Prometheus and Grafana.
 
 Every node of a Ray cluster exports metrics over HTTP; those set here appear at the driver's node
-within ten seconds. `rayrec.watch.metric_names` lists them, `rayrec dashboards` writes a Grafana
-board for them. Ray forgets a gauge that is not set again for two of its report intervals, so a
-thread sets all of them every `REFRESH_S` seconds while the run trains, also while it stands still.
-After the end the values last for those two intervals (20 s by default), or less where the driver's
-process ends before.
+within ten seconds. `METRICS` lists them, and the board and the alerts in `deploy/monitoring` query
+them: Ray puts ray_ before every name, and _total behind a counter. Ray forgets a gauge that is not
+set again for two of its report intervals, so a thread sets all of them every `REFRESH_S` seconds
+while the run trains, also while it stands still. After the end the values last for those two
+intervals (20 s by default), or less where the driver's process ends before.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
 
-from rayrec.errors import ConfigError, RunInterrupted
+from rayrec.errors import ConfigError
 from rayrec.train.callbacks import Callback, RunInfo
 from rayrec.train.events import Evaluation, ProgressReport, Saved
-from rayrec.watch.metric_names import METRICS
+from rayrec.watch.event_callback import outcome_of
 from rayrec.watch.numbers import finite, only_scores, train_scores
 
 REFRESH_S = 2.0
+
+
+class RayMetric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        kind: a gauge is set, a counter only grows.
+        about: what it is, with its unit.
+        labels: besides `run`, the name of the run.
+    """
+
+    kind: Literal["gauge", "counter"]
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS = {
+    "rayrec_running": RayMetric("gauge", "1 while the run trains, 0 after its end"),
+    "rayrec_step": RayMetric("gauge", "global steps done"),
+    "rayrec_steps_planned": RayMetric("gauge", "global steps at which the run ends"),
+    "rayrec_rows": RayMetric("counter", "rows trained on"),
+    "rayrec_rows_per_second": RayMetric("gauge", "rows per second of the last window"),
+    "rayrec_loss": RayMetric("gauge", "mean loss of the last window"),
+    "rayrec_train_score": RayMetric("gauge", "score of the last window's rows", ("score",)),
+    "rayrec_eval_score": RayMetric("gauge", "score of the last evaluation", ("score",)),
+    "rayrec_eval_seconds": RayMetric("gauge", "seconds of the last evaluation"),
+    "rayrec_step_part_seconds": RayMetric("gauge", "seconds of a mean step by part", ("part",)),
+    "rayrec_data_wait_ratio": RayMetric("gauge", "share of time in wait for data", ("rank",)),
+    "rayrec_memory_bytes": RayMetric("gauge", "resident bytes of a rank's process", ("rank",)),
+    "rayrec_learning_rate": RayMetric("gauge", "learning rate of the last step", ("optimizer",)),
+    "rayrec_checkpoints": RayMetric("counter", "checkpoints that are complete"),
+    "rayrec_checkpoint_step": RayMetric("gauge", "step of the newest checkpoint of this life"),
+    "rayrec_checkpoint_seconds": RayMetric("gauge", "standstill for the last checkpoint, seconds"),
+    # A counter that first appears with 1 has no increase for Prometheus, so this is a gauge.
+    "rayrec_failed": RayMetric("gauge", "1 when the run ended by an error, else 0"),
+}
 
 
 class RayMetrics(Callback):
@@ -77,7 +114,7 @@ class RayMetrics(Callback):
         self._rows = report.rows
         self._set("rayrec_rows_per_second", report.rows_per_s)
         self._set("rayrec_loss", report.loss)
-        self._set_all("rayrec_train_score", "score", train_scores(report))
+        self._set_all("rayrec_train_score", "score", train_scores(asdict(report)))
         self._set_all("rayrec_learning_rate", "optimizer", report.learning_rates)
         self._set_all("rayrec_step_part_seconds", "part", report.step_s)
         self._set_all("rayrec_data_wait_ratio", "rank", _by_rank(report.data_wait))
@@ -99,8 +136,7 @@ class RayMetrics(Callback):
         if not self._metrics:
             return
         self._set("rayrec_running", 0)
-        stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
-        self._set("rayrec_failed", error is not None and not stopped)
+        self._set("rayrec_failed", outcome_of(error) == "failed")
         self._over.set()
 
     def _refresh(self, over: threading.Event) -> None:

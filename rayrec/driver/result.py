@@ -13,7 +13,7 @@ from rayrec.driver.prepared import Ran
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
-from rayrec.report.profile_page import Profile
+from rayrec.observe.profile_summary import Profile
 from rayrec.storage import probe_output
 from rayrec.train.callbacks import Callback, Hooks
 from rayrec.train.config import Dataset

@@ -105,6 +105,12 @@ class PlanEstimates:
         return self.ranks[self.slowest_rank].total_s
 
     @property
-    def mean_s(self) -> float:
-        """Seconds of the mean rank; step_s over this is the imbalance."""
-        return sum(rank.total_s for rank in self.ranks) / len(self.ranks)
+    def imbalance(self) -> float:
+        """Seconds of the slowest rank over those of the mean rank; 1 where nothing takes time."""
+        total_s = sum(rank.total_s for rank in self.ranks)
+        return self.step_s * len(self.ranks) / total_s if total_s else 1.0
+
+    @property
+    def fullest_rank(self) -> int:
+        """The rank with the most memory in use."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].memory_bytes)

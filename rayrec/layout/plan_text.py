@@ -34,12 +34,11 @@ def _headline(plan: ShardingPlan) -> str:
     head = f"Plan: {tables} on {ranks} ({hosts})"
     if estimates is None:
         return head
-    worst = max(estimates.ranks, key=lambda rank: rank.memory_bytes)
-    imbalance = estimates.step_s / estimates.mean_s if estimates.mean_s else 1.0
+    worst = estimates.ranks[estimates.fullest_rank]
     return (
         f"{head}, {estimates.batch_size} rows per rank, {estimates.sparse_optimizer}\n"
         f"Predicted without dense layers: {format_ms(estimates.step_s)} ms a step "
-        f"(rank {estimates.slowest_rank}, {imbalance:.2f}x the mean); "
+        f"(rank {estimates.slowest_rank}, {estimates.imbalance:.2f}x the mean); "
         f"at most {format_bytes(worst.memory_bytes)} a rank"
     )
 

@@ -19,10 +19,10 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from rayrec.errors import ConfigError
+from rayrec.observe.profile_summary import Operator, Profile
 from rayrec.observe.step_times import StepTimes
 from rayrec.observe.timer import RANGE, StepTimer
 from rayrec.observe.times import RankTimes
-from rayrec.report.profile_page import Operator, Profile
 
 OPERATORS = 15
 

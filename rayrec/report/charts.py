@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from math import ceil
 from typing import Literal
 
 from rayrec.layout.units import format_bytes, format_count
-from rayrec.report.drawing import text_at
+from rayrec.report.elements import text_at
 from rayrec.report.scales import MAX_POINTS, Points, thinned, ticks, value_range
 
 WIDTH, HEIGHT = 530, 176
@@ -25,7 +25,7 @@ COLORS = 8  # of runs; further runs take them again
 MAX_MARKS = 200  # of a kind and a run; of more, some are left out evenly
 MarkKind = Literal["checkpoint", "best", "failure", "resume"]
 Unit = Literal["number", "rate", "ms", "percent", "bytes"]
-_FORMATS: dict[str, Callable[[float], str]] = {
+_FORMATS: dict[Unit, Callable[[float], str]] = {
     "number": lambda value: f"{value:.6g}",
     "rate": format_count,
     "ms": lambda value: f"{value:.4g} ms",
@@ -78,29 +78,31 @@ class Chart:
     series: Sequence[Series]
     from_zero: bool = False
     stacked: bool = False
-    marks: Sequence[Mark] = field(default=())
 
 
-def draw(chart: Chart, last_step: int) -> str:
-    """A chart as a figure with its numbers for the script.
+def draw(chart: Chart, last_step: int, marks: Sequence[Mark] = ()) -> str:
+    """Return a chart as a figure with its numbers for the script.
 
     Args:
         last_step: at the right edge of every chart of the page.
+        marks: below and across the curves.
     """
     areas = _stack(chart.series) if chart.stacked else []
     low, high, outside = value_range(_values(chart, areas), chart.from_zero)
     place = _Place(max(last_step, 1), low, high)
-    inner = [*_bands(chart, place), *_areas(areas, place)]
-    inner += [] if chart.stacked else [_line(series, place) for series in chart.series]
+    shapes = [_area(f"s{part}", *edges, place) for part, edges in enumerate(areas)]
+    if not chart.stacked:
+        shapes = [_band(series, place) for series in chart.series if len(series.band) > 1]
+        shapes += [_line(series, place) for series in chart.series]
     far = f"{outside} far value{'s' if outside > 1 else ''} outside"
     note = f" <small>({far})</small>" if outside else ""
-    head = f"<figcaption>{escape(chart.title)}{note}</figcaption>"
     plot = f'x="{LEFT}" y="{TOP}" width="{place.width}" height="{place.height}"'
     return (
-        f'<figure class="chart" data-last="{place.last}" data-unit="{chart.unit}">{head}'
+        f'<figure class="chart" data-last="{place.last}" data-unit="{chart.unit}">'
+        f"<figcaption>{escape(chart.title)}{note}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{_axes(place, chart.unit)}'
-        f'<svg {plot} overflow="hidden">{"".join(inner)}</svg>'
-        f"{''.join(_mark(mark, place) for mark in chart.marks)}"
+        f'<svg {plot} overflow="hidden">{"".join(shapes)}</svg>'
+        f"{''.join(_mark(mark, place) for mark in _fewer(marks))}"
         f'<line class="cursor" y1="{TOP}" y2="{TOP + place.height}"/></svg>'
         f'<script type="application/json">{_numbers(chart)}</script></figure>'
     )
@@ -108,7 +110,7 @@ def draw(chart: Chart, last_step: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where steps and values lie in the plot, in pixels from its upper left corner."""
+    """Maps steps and values to pixels from the upper left corner of the plot."""
 
     last: int
     low: float
@@ -126,42 +128,41 @@ class _Place:
         return " ".join(f"{self.x(step):.1f},{self.y(value):.1f}" for step, value in points)
 
 
-def _values(chart: Chart, areas: Sequence[_Area]) -> list[float]:
+def _values(chart: Chart, areas: Sequence[tuple[Points, Points]]) -> list[float]:
     """All values that the scale of a chart shall show."""
     if chart.stacked:
-        return [value for _, value in areas[-1].top] if areas else []
+        return [value for _, value in areas[-1][1]] if areas else []
     values = [value for series in chart.series for _, value in series.points]
     for series in chart.series:
         values += [value for _, *edges in series.band for value in edges]
     return values
 
 
-def _axes(place: _Place, unit: str) -> str:
+def _axes(place: _Place, unit: Unit) -> str:
     parts = []
     for value in ticks(place.low, place.high):
         y = TOP + place.y(value)
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        parts.append(text_at(f"{LEFT - 5}", f"{y + 4:.1f}", "end", _FORMATS[unit](value)))
+        parts.append(text_at(LEFT - 5, y + 4, "end", _FORMATS[unit](value)))
     for value in ticks(0, place.last, 5):
         # A tick between two steps is no step.
         if value == int(value):
             x = LEFT + place.x(int(value))
             anchor = "end" if x > WIDTH - 30 else "middle"
-            parts.append(text_at(f"{x:.1f}", f"{HEIGHT - 5}", anchor, f"{int(value):,}"))
+            parts.append(text_at(x, HEIGHT - 5, anchor, f"{int(value):,}"))
     return "".join(parts)
 
 
-def _bands(chart: Chart, place: _Place) -> list[str]:
-    shapes = []
-    for series in chart.series:
-        if len(series.band) > 1:
-            least = thinned([(step, value) for step, value, _ in series.band])
-            most = thinned([(step, value) for step, _, value in series.band])
-            points = place.path([*most, *reversed(least)])
-            shapes.append(f'<polygon class="band {_color(series)}" points="{points}"/>')
-    return shapes
+def _area(kind: str, lower: Points, upper: Points, place: _Place) -> str:
+    return f'<polygon class="{kind}" points="{place.path([*upper, *reversed(lower)])}"/>'
+
+
+def _band(series: Series, place: _Place) -> str:
+    least = thinned([(step, value) for step, value, _ in series.band])
+    most = thinned([(step, value) for step, _, value in series.band])
+    return _area(f"band {_color(series)}", least, most, place)
 
 
 def _line(series: Series, place: _Place) -> str:
@@ -180,39 +181,21 @@ def _color(series: Series) -> str:
     return "" if series.run is None else f"run-{series.run} c{series.run % COLORS}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Area:
-    """One layer of a stack: its lower and its upper edge."""
-
-    part: int
-    bottom: Points
-    top: Points
-
-
-def _stack(series: Sequence[Series]) -> list[_Area]:
+def _stack(series: Sequence[Series]) -> list[tuple[Points, Points]]:
+    """The lower and the upper edge of every layer."""
     steps = [step for step, _ in series[0].points] if series else []
     # Layers must share their steps, so every group of points becomes its mean.
     size = max(1, ceil(len(steps) / MAX_POINTS))
-    base = [0.0] * ceil(len(steps) / size)
-    areas = []
-    for part, layer in enumerate(series):
-        top, ends = [], []
-        for number, first in enumerate(range(0, len(steps), size)):
-            group = layer.points[first : first + size]
-            top.append(base[number] + sum(value for _, value in group) / len(group))
-            ends.append(group[-1][0])
-        edges = [list(zip(ends, edge, strict=True)) for edge in (base, top)]
-        areas.append(_Area(part, *edges))
+    firsts = range(0, len(steps), size)
+    ends = [steps[min(first + size, len(steps)) - 1] for first in firsts]
+    base = [0.0] * len(ends)
+    areas: list[tuple[Points, Points]] = []
+    for layer in series:
+        groups = [[value for _, value in layer.points[first : first + size]] for first in firsts]
+        top = [low + sum(group) / len(group) for low, group in zip(base, groups, strict=True)]
+        areas.append((list(zip(ends, base, strict=True)), list(zip(ends, top, strict=True))))
         base = top
     return areas
-
-
-def _areas(areas: Sequence[_Area], place: _Place) -> list[str]:
-    shapes = []
-    for area in areas:
-        points = place.path([*area.top, *reversed(area.bottom)])
-        shapes.append(f'<polygon class="s{area.part}" points="{points}"/>')
-    return shapes
 
 
 def _fewer(marks: Sequence[Mark]) -> list[Mark]:
@@ -222,8 +205,7 @@ def _fewer(marks: Sequence[Mark]) -> list[Mark]:
         groups.setdefault((mark.kind, mark.run), []).append(mark)
     kept = []
     for group in groups.values():
-        every = ceil(len(group) / MAX_MARKS)
-        kept += group[::-1][::every]
+        kept += group[:: -ceil(len(group) / MAX_MARKS)][::-1]
     return kept
 
 
@@ -232,15 +214,12 @@ def _mark(mark: Mark, place: _Place) -> str:
     title = f"<title>{escape(mark.text)}</title>"
     kind = f'class="{mark.kind} run-{mark.run} c{mark.run % COLORS}"'
     if mark.kind in ("failure", "resume"):
+        cross = f'<path d="M{x - 4:.1f} {TOP}l8 8m0 -8l-8 8"/>' if mark.kind == "failure" else ""
         line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{base}"/>'
-        cross = f"M{x - 4:.1f} {TOP}l8 8m0 -8l-8 8"
-        return f"<g {kind}>{title}{line}" + (
-            f'<path d="{cross}"/></g>' if mark.kind == "failure" else "</g>"
-        )
+        return f"<g {kind}>{title}{line}{cross}</g>"
     size = 5 if mark.kind == "best" else 3
-    return (
-        f'<path {kind} d="M{x:.1f} {base - 2 * size}l{size} {2 * size}h{-2 * size}z">{title}</path>'
-    )
+    path = f"M{x:.1f} {base - 2 * size}l{size} {2 * size}h{-2 * size}z"
+    return f'<path {kind} d="{path}">{title}</path>'
 
 
 def _numbers(chart: Chart) -> str:

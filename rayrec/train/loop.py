@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from rayrec.observe.profile import Profiler
+from rayrec.observe.profile_summary import Profile, check_folder
 from rayrec.observe.step_times import StepTimes
 from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
-from rayrec.report.profile_page import Profile, check_folder
 from rayrec.train.config import TrainSpec
 from rayrec.train.events import Event
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rayrec.observe.profile_summary import Profile
 from rayrec.observe.times import RankTimes
-from rayrec.report.profile_page import Profile
 from rayrec.train.rank_run import RankRun
 from rayrec.train.shaping import Best
 

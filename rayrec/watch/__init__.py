@@ -1,4 +1,4 @@
-"""Watching a run: the log of its events, its page, boards, and the trackers that people use.
+"""Watching a run: the log of its events, its page, and the trackers that people use.
 
 Everything here is told of a run by the driver through `rayrec.train.callbacks.Callback`, or reads
 what such a callback wrote. Heavy names load on first use. `rayrec.driver.RayMetrics`, which needs
@@ -17,8 +17,7 @@ _HOME = {
     "TensorBoardCallback": "rayrec.watch.trackers",
     "WandbCallback": "rayrec.watch.trackers",
     "read_events": "rayrec.watch.events",
-    "write_dashboards": "rayrec.watch.dashboards",
-    "write_run_page": "rayrec.watch.page",
+    "write_run_page": "rayrec.watch.run_page",
 }
 __all__ = sorted(_HOME)
 __getattr__ = lazy_names(__name__, _HOME)

@@ -1,160 +1,140 @@
-"""The charts of a page of runs: which curves of events lie in which picture."""
+"""The charts of a page of runs: their curves and their marks.
+
+A curve is that of a tracker, by the same name (`rayrec.watch.numbers`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rayrec.observe.times import STEP_PARTS
-from rayrec.report.charts import Chart, Mark, Series, Unit
+from rayrec.report.charts import Chart, Mark, MarkKind, Series, Unit
 from rayrec.watch.events import RunEvents
-from rayrec.watch.numbers import only_scores
+from rayrec.watch.numbers import numbers_of
+from rayrec.watch.story import words_of
 
 Points = list[tuple[int, float]]
+NO_SCORES = ("train/loss", "train/rows", "eval/seconds")
 
 
-def curve(run: RunEvents, kind: str, value: Callable[[Any], float | None]) -> Points:
-    """(step, value) of the kept events of a kind that have the value."""
-    points = []
-    for event in run.of(kind):
-        number = value(event.values)
-        if number is not None:
-            points.append((event.step, float(number)))
-    return points
+class DrawnRun(NamedTuple):
+    """A run by its name on the page, and its curves by theirs."""
+
+    name: str
+    events: RunEvents
+    curves: dict[str, Points]
 
 
-def charts_of(
-    runs: Sequence[RunEvents], names: Sequence[str], marks: Sequence[Mark]
-) -> list[Chart]:
+def drawn_run(name: str, run: RunEvents) -> DrawnRun:
+    """Return a run with the curves of its kept events."""
+    curves: dict[str, Points] = {}
+    for event in run.kept:
+        numbers = numbers_of(event.kind, event.values)
+        parts = [seconds for curve, seconds in numbers.items() if curve.startswith("step_s/")]
+        numbers |= {"step_ms": 1e3 * sum(parts)} if parts else {}
+        for curve, value in numbers.items():
+            curves.setdefault(curve, []).append((event.step, value))
+    return DrawnRun(name, run, curves)
+
+
+def charts_of(runs: Sequence[DrawnRun]) -> list[Chart]:
     """Loss, scores, speed, learning rates, waits and memory, every run in one color."""
-    charts = [_windows("Loss", "number", runs, names, lambda window: window["loss"])]
-    charts += _scores(runs, names)
-    charts += [
-        _windows("Rows per second", "rate", runs, names, lambda w: w["rows_per_s"], from_zero=True),
-        _windows("Step", "ms", runs, names, _step_ms, from_zero=True),
-        _windows(
-            "Waiting for data, slowest rank",
-            "percent",
-            runs,
-            names,
-            lambda window: max(numbers(window["data_wait"]), default=None),
-            from_zero=True,
+    charts = [
+        _chart("Loss", "number", runs, "train/loss"),
+        *_scores(runs),
+        _chart("Rows per second", "rate", runs, "speed/rows_per_s", from_zero=True),
+        _chart("Step", "ms", runs, "step_ms", from_zero=True),
+        _chart("Waiting for data, slowest rank", "percent", runs, "data_wait/max", from_zero=True),
+        _memory(runs),
+        *(
+            _chart(f"Learning rate: {optimizer}", "number", runs, f"learning_rate/{optimizer}")
+            for optimizer in _named(runs, "learning_rate/")
         ),
-        _memory(runs, names),
     ]
-    for rate in _keys(runs, "window", "learning_rates"):
-        charts.append(
-            _windows(
-                f"Learning rate: {rate}", "number", runs, names, _named("learning_rates", rate)
-            )
-        )
-    return [
-        Chart(
-            title=chart.title,
-            unit=chart.unit,
-            series=chart.series,
-            from_zero=chart.from_zero,
-            marks=marks,
-        )
-        for chart in charts
-        if any(series.points for series in chart.series)
-    ]
+    return [chart for chart in charts if any(series.points for series in chart.series)]
 
 
-def step_areas(runs: Sequence[RunEvents], names: Sequence[str]) -> list[Chart]:
+def step_parts(runs: Sequence[DrawnRun]) -> list[str]:
+    """The parts of a step that any of the runs measured, in the order of a step."""
+    measured = set(_named(runs, "step_s/"))
+    known = [part for part in STEP_PARTS if part in measured]
+    return known + sorted(measured - set(known))
+
+
+def step_areas(runs: Sequence[DrawnRun]) -> list[Chart]:
     """The parts of a step, one chart for each run that measured them; all have the same parts."""
-    measured = set(_keys(runs, "window", "step_s"))
-    parts = [part for part in STEP_PARTS if part in measured]
-    parts += sorted(measured - set(parts))
     charts = []
-    for run, name in zip(runs, names, strict=True):
-        windows = [event for event in run.of("window") if event.values["step_s"]]
+    for run in runs:
+        measured = [dict(run.curves.get(f"step_s/{part}", ())) for part in step_parts(runs)]
+        steps = sorted({step for seconds in measured for step in seconds})
         layers = []
-        for part in parts:
-            seconds = [(w.step, w.values["step_s"].get(part) or 0.0) for w in windows]
-            points = [(step, 1e3 * value) for step, value in seconds]
+        for part, seconds in zip(step_parts(runs), measured, strict=True):
+            points = [(step, 1e3 * seconds.get(step, 0.0)) for step in steps]
             layers.append(Series(name=part, run=None, points=points))
-        if windows:
-            charts.append(Chart(title=name, unit="ms", series=layers, from_zero=True, stacked=True))
+        if steps:
+            stacked = Chart(title=run.name, unit="ms", series=layers, from_zero=True, stacked=True)
+            charts.append(stacked)
     return charts
 
 
-def numbers(values: Sequence[float | None]) -> list[float]:
-    """Those that are known."""
-    return [value for value in values if value is not None]
+def marks_of(runs: Sequence[DrawnRun]) -> Iterator[Mark]:
+    """Checkpoints, failures, and the steps from which runs went on."""
+    for number, (_, run, _) in enumerate(runs):
+        # each was the best when it was saved; the last of them is
+        best = next((e for e in reversed(run.of("checkpoint")) if e.values["best"]), None)
+        for event in run.kept:
+            kind: MarkKind | None = None
+            if event.kind == "checkpoint":
+                kind = "best" if event is best else "checkpoint"
+            elif event.kind == "failure":
+                kind = "failure"
+            elif event.kind == "recovery" or (event.kind == "start" and event.life > 0):
+                kind = "resume"
+            if kind is not None:
+                words = f"step {event.step:,}: {words_of(event)}"
+                yield Mark(kind=kind, run=number, step=event.step, text=words)
 
 
-def _windows(
-    title: str,
-    unit: Unit,
-    runs: Sequence[RunEvents],
-    names: Sequence[str],
-    value: Callable[[Any], float | None],
-    from_zero: bool = False,
+def _chart(
+    title: str, unit: Unit, runs: Sequence[DrawnRun], curve: str, from_zero: bool = False
 ) -> Chart:
-    series = []
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        series.append(Series(name=name, run=number, points=curve(run, "window", value)))
+    """A curve of every run."""
+    series = [
+        Series(name=run.name, run=number, points=run.curves.get(curve, ()))
+        for number, run in enumerate(runs)
+    ]
     return Chart(title=title, unit=unit, series=series, from_zero=from_zero)
 
 
-def _scores(runs: Sequence[RunEvents], names: Sequence[str]) -> list[Chart]:
+def _scores(runs: Sequence[DrawnRun]) -> Iterator[Chart]:
     """A chart for every score, of training and of evaluation."""
-    charts = []
-    scores = ["auc", "ne", *_keys(runs, "window", "scores"), *_keys(runs, "evaluation", "scores")]
-    for score in only_scores(dict.fromkeys(scores, 0.0)):
+    for score in dict.fromkeys([*_named(runs, "train/"), *_named(runs, "eval/")]):
         series = []
-        for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-            trained = curve(run, "window", _train_score(score))
-            evaluated = curve(run, "evaluation", _named("scores", score))
-            series.append(Series(name=f"{name}, training", run=number, points=trained))
-            series.append(
-                Series(name=f"{name}, evaluation", run=number, points=evaluated, dashed=True)
-            )
-        series = [each for each in series if each.points]
-        charts.append(Chart(title=f"Score: {score}", unit="number", series=series))
-    return charts
+        for number, run in enumerate(runs):
+            for prefix, when in (("train", "training"), ("eval", "evaluation")):
+                points, name = run.curves.get(f"{prefix}/{score}"), f"{run.name}, {when}"
+                if points:
+                    dashed = prefix == "eval"
+                    series.append(Series(name=name, run=number, points=points, dashed=dashed))
+        yield Chart(title=f"Score: {score}", unit="number", series=series)
 
 
-def _memory(runs: Sequence[RunEvents], names: Sequence[str]) -> Chart:
+def _memory(runs: Sequence[DrawnRun]) -> Chart:
     series = []
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        points, band = [], []
-        for event in run.of("window"):
-            ranks = numbers(event.values["memory_bytes"])
+    for number, run in enumerate(runs):
+        band = []
+        for event in run.events.of("window"):
+            ranks = [value for value in event.values["memory_bytes"] if value is not None]
             if ranks:
-                points.append((event.step, float(max(ranks))))
                 band.append((event.step, float(min(ranks)), float(max(ranks))))
-        series.append(Series(name=name, run=number, points=points, band=band))
+        points = [(step, most) for step, _, most in band]
+        series.append(Series(name=run.name, run=number, points=points, band=band))
     title = "Memory, fullest rank and the range of all"
     return Chart(title=title, unit="bytes", series=series, from_zero=True)
 
 
-def _step_ms(window: Any) -> float | None:
-    parts = numbers(list(window["step_s"].values()))
-    return 1e3 * sum(parts) if parts else None
-
-
-def _train_score(score: str) -> Callable[[Any], float | None]:
-    def value(window: Any) -> float | None:
-        named: float | None = window["scores"].get(score)
-        return named if named is not None or score not in ("auc", "ne") else window[score]
-
-    return value
-
-
-def _named(field: str, name: str) -> Callable[[Any], float | None]:
-    def value(values: Any) -> float | None:
-        number: float | None = values[field].get(name)
-        return number
-
-    return value
-
-
-def _keys(runs: Sequence[RunEvents], kind: str, field: str) -> list[str]:
-    """The names in a field of all events of a kind, in the order in which they first appear."""
-    names: dict[str, None] = {}
-    for run in runs:
-        for event in run.of(kind):
-            names |= dict.fromkeys(event.values[field])
-    return list(names)
+def _named(runs: Sequence[DrawnRun], prefix: str) -> list[str]:
+    """The curves with a prefix, without it, in the order in which they first appear."""
+    names = dict.fromkeys(name for run in runs for name in run.curves if name not in NO_SCORES)
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

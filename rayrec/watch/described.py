@@ -1,4 +1,4 @@
-"""What the folder of a run holds, in a few lines: how the run went, and its checkpoints.
+"""The folder of a run in a few lines: how the run went, and its checkpoints.
 
 It reads the run's events and lists the folder, so it works while a run trains and after it was
 killed. `rayrec report` draws the curves.
@@ -17,12 +17,12 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.layout.units import aligned, fit
 from rayrec.storage import resolve
 from rayrec.watch.events import files_of, read_events
-from rayrec.watch.page import facts_of
+from rayrec.watch.story import facts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What `describe_run` found.
+    """The summary of a run's folder.
 
     Attributes:
         path: the run's folder.
@@ -58,7 +58,7 @@ class RunReport:
 
 
 def describe_run(path: str) -> RunReport | None:
-    """Look at the folder of a run; None where `path` is something else.
+    """Return the summary of a run's folder; None where `path` is something else.
 
     Raises:
         InputError: a line of its events is broken.

@@ -1,4 +1,4 @@
-"""Where the lines of a run's events go: one growing file on a disk, parts in an object store.
+"""The files of a run's events: one that grows on a disk, parts in an object store.
 
 A local file is appended to, one write for each line, so a crash costs at most the line that was
 being written. Object stores cannot append. There the lines go to numbered parts,
@@ -13,7 +13,7 @@ import re
 import time
 import warnings
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import pyarrow as pa
 from pyarrow import fs
@@ -25,20 +25,6 @@ NAME = "events.jsonl"
 PART = re.compile(r"events-(\d{6,})\.jsonl")
 FLUSH_S = 30.0
 PART_BYTES = 1_000_000
-
-
-class EventFile(Protocol):
-    """Takes lines, in order."""
-
-    def add(self, line: bytes, at_once: bool) -> None:
-        """Append a line that ends with a newline.
-
-        Raises:
-            OSError, pyarrow.ArrowException: it was not written; the next call writes it, too.
-        """
-
-    def close(self) -> None:
-        """Write what was not written yet."""
 
 
 class LocalFile:
@@ -59,7 +45,11 @@ class LocalFile:
                 self._pending += b"" if written.read(1) == b"\n" else b"\n"
 
     def add(self, line: bytes, at_once: bool) -> None:
-        """Append a line."""
+        """Append a line that ends with a newline.
+
+        Raises:
+            OSError: it was not written; the next call writes it, too.
+        """
         self._pending += line
         self._drain()
 
@@ -90,7 +80,11 @@ class PartFiles:
         self._written, self._written_at = 0, 0.0
 
     def add(self, line: bytes, at_once: bool) -> None:
-        """Append a line; it is in the store at once or within `FLUSH_S` seconds of lines."""
+        """Append a line; it is in the store at once or within `FLUSH_S` seconds of lines.
+
+        Raises:
+            OSError, pyarrow.ArrowException: it was not written; the next call writes it, too.
+        """
         self._part += line
         if at_once or time.monotonic() - self._written_at >= FLUSH_S:
             self._write()
@@ -115,9 +109,9 @@ class PartFiles:
 
 
 class Patient:
-    """Hands lines to an event file; a failure is a warning, once for every time of trouble."""
+    """Hands lines to a file of events; a failure is a warning, once for every time of trouble."""
 
-    def __init__(self, file: EventFile, where: str) -> None:
+    def __init__(self, file: LocalFile | PartFiles, where: str) -> None:
         self._file, self._where, self._troubled = file, where, False
 
     def add(self, line: bytes, at_once: bool) -> None:
@@ -144,8 +138,8 @@ class Patient:
         self._troubled = True
 
 
-def open_events(folder: str) -> EventFile:
-    """The events of a run's folder, to append to.
+def open_events(folder: str) -> LocalFile | PartFiles:
+    """Open the events of a run's folder, to append to.
 
     Args:
         folder: local folder or URI.
@@ -159,7 +153,7 @@ def open_events(folder: str) -> EventFile:
 
 
 def check_events(folder: str) -> None:
-    """See that events can be written to a run's folder; on a disk the attempt leaves nothing.
+    """Try to write events to a run's folder; on a disk the attempt leaves nothing.
 
     Raises:
         ConfigError: they cannot.

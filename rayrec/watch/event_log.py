@@ -14,30 +14,22 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
 from rayrec.checks import lasting_path
-from rayrec.errors import CheckpointError, RunInterrupted, SaveError, TrainingFailed
+from rayrec.errors import CheckpointError, SaveError, TrainingFailed
 from rayrec.storage import one_line
 from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.events import (
-    Evaluation,
-    Failure,
-    Noticed,
-    ProgressReport,
-    Recovered,
-    Resized,
-    Saved,
-)
 from rayrec.version import VERSION
+from rayrec.watch.event_callback import EventCallback, outcome_of
 from rayrec.watch.event_file import Patient, check_events, open_events
 from rayrec.watch.schema import FORMAT, plain
 
 
-class EventLog(Callback):
+class EventLog(EventCallback):
     """Writes events.jsonl.
 
     Args:
@@ -80,61 +72,27 @@ class EventLog(Callback):
         self._file = Patient(file, self.path)
 
     def on_step(self, step: int, trainer: Any = None) -> None:
-        """Know how far the run is, for the lines of a failure and of the end."""
+        """Take note of how far the run is, for the lines of a failure and of the end."""
         self._step = max(self._step, step)
 
-    def on_window(self, report: ProgressReport, trainer: Any = None) -> None:
-        """Write a window."""
-        self._write("window", report)
-
-    def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
-        """Write an evaluation."""
-        self._write("evaluation", evaluation)
-
-    def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
-        """Write a checkpoint."""
-        self._write("checkpoint", saved)
-
-    def on_failure(self, failure: Failure) -> None:
-        """Write a failure that the run recovers from."""
-        self._write("failure", failure)
-
-    def on_recovery(self, recovered: Recovered) -> None:
-        """Write where the run goes on; lines of later steps follow once more."""
-        self._step = recovered.step
-        self._write("recovery", recovered)
-
-    def on_resize(self, resized: Resized) -> None:
-        """Write the new number of ranks."""
-        self._write("resize", resized)
-
-    def on_notice(self, noticed: Noticed) -> None:
-        """Write that a node will go."""
-        self._write("notice", noticed)
+    def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Write a line."""
+        # a recovery goes back, and lines of later steps follow once more
+        self._step = step if kind == "recovery" else max(self._step, step)
+        if self._file is not None:
+            self._file.add(self._line(kind, step, values), kind != "window")
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """Write the failure, if there is one, and the end."""
         if self._file is None:
             return
-        stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
         outcome = "done" if self._step >= self._steps else "stopped"
-        if error is not None and not stopped:
+        if error is not None and outcome_of(error) == "failed":
             outcome = "failed"
             self._file.add(self._line("failure", self._step, _failure(error)), True)
         self._file.add(self._line("end", self._step, {"outcome": outcome}), True)
         self._file.close()
         self._file = None
-
-    def _write(
-        self,
-        event: str,
-        values: ProgressReport | Evaluation | Saved | Failure | Recovered | Resized | Noticed,
-    ) -> None:
-        self._step = max(self._step, values.step)
-        if self._file is None:
-            return
-        named = {f.name: getattr(values, f.name) for f in fields(values) if f.name != "step"}
-        self._file.add(self._line(event, values.step, named), event != "window")
 
     @staticmethod
     def _line(event: str, step: int, values: Mapping[str, Any]) -> bytes:

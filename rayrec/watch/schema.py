@@ -1,4 +1,4 @@
-"""What a line of events.jsonl holds: the fields of every event, and their check.
+"""The fields of every event in events.jsonl, and their check.
 
 Every line is a JSON object with `event`, `at` (seconds of the wall clock since 1970) and `step`
 (global steps done). The other fields follow from the event. A number that is not finite is written
@@ -120,7 +120,7 @@ _CHECKS = {
 
 
 def trouble(line: Any) -> str:
-    """What is wrong with a line that was read as JSON, or "".
+    """Return the mistake in a line that was read as JSON, or "".
 
     Events of a kind that is not known are left to the reader, who passes over them: a later version
     may write more kinds.

@@ -1,8 +1,8 @@
 """TensorBoard, MLflow and Weights & Biases: a run's curves in the tracker that a team uses.
 
-Each is a few lines over `Tracker`, which hands out flat numbers (`rayrec.watch.numbers`). A tracker
-that cannot be reached when training starts ends the run at once. One that fails later is a
-warning, since an outage of a service shall not end a training. The packages are extras.
+Each is a few lines over `Tracker`, which hands out the numbers of events (`rayrec.watch.numbers`).
+A tracker that cannot be reached when training starts ends the run at once. One that fails later is
+a warning, since an outage of a service shall not end a training. The packages are extras.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import os
 import re
 import time
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from rayrec.checks import is_uri, lasting_path
-from rayrec.errors import ConfigError, RunInterrupted
+from rayrec.errors import ConfigError
 from rayrec.storage import one_line, probe_output
-from rayrec.train.callbacks import Callback, RunInfo
-from rayrec.train.events import Evaluation, ProgressReport, Saved
-from rayrec.watch.numbers import evaluation_numbers, window_numbers
+from rayrec.train.callbacks import RunInfo
+from rayrec.watch.event_callback import EventCallback, outcome_of
+from rayrec.watch.numbers import numbers_of
 from rayrec.watch.schema import plain
 
 # bounds of MLflow's interface for one call, and for the value of a parameter
 BATCH, PARAMETER_BATCH, PARAMETER_LENGTH = 1000, 100, 500
 
 
-class Tracker(Callback, ABC):
+class Tracker(EventCallback):
     """Base of trackers: `_begin`, `_log` and `_end` say how to talk to one."""
 
     _begun, _troubled = False, False
@@ -51,25 +51,18 @@ class Tracker(Callback, ABC):
             ) from error
         self._begun, self._troubled = True, False
 
-    def on_window(self, report: ProgressReport, trainer: Any = None) -> None:
-        """Log a window."""
-        self._try(self._log, window_numbers(report), report.step)
-
-    def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
-        """Log an evaluation."""
-        self._try(self._log, evaluation_numbers(evaluation), evaluation.step)
-
-    def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
-        """Log how long training stood still for a checkpoint."""
-        self._try(self._log, {"checkpoint/seconds": saved.seconds}, saved.step)
+    def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Log the numbers of an event."""
+        numbers = numbers_of(kind, values)
+        if numbers:
+            self._try(self._log, numbers, step)
 
     def on_end(self, error: BaseException | None, trainer: Any = None) -> None:
         """End the run of the tracker as done, stopped or failed, where one had begun."""
         if not self._begun:
             return
         self._begun = False
-        stopped = isinstance(error, RunInterrupted | KeyboardInterrupt)
-        self._try(self._end, "stopped" if stopped else "done" if error is None else "failed")
+        self._try(self._end, outcome_of(error))
 
     def _try(self, action: Any, *arguments: Any) -> None:
         try:

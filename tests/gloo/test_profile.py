@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rayrec.observe.profile_summary import Profile
 from rayrec.observe.times import STEP_PARTS
-from rayrec.report.profile_page import Profile
 from rayrec.train import CheckpointConfig, ProfileConfig, RankTrainer
 from tests.clicks import write_clicks
 from tests.gloo.trainers import numbers, spec_of

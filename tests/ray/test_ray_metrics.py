@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import CheckpointConfig, EvaluationConfig, RayMetrics, Result
+from rayrec.driver.ray_metrics import METRICS
 from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import Evaluation
-from rayrec.watch.metric_names import METRICS, exported
 from rayrec.watch.numbers import only_scores, train_scores
 from tests.ray import worlds
-from tests.watched import info
+from tests.watched import exported, info
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -97,7 +98,7 @@ def test_prometheus_sees_every_number_of_a_run(clicks: SyntheticPaths, tmp_path:
         ("rayrec_failed", ""): 0,
     }
     by_label = {
-        "rayrec_train_score": train_scores(last),
+        "rayrec_train_score": train_scores(asdict(last)),
         "rayrec_eval_score": only_scores(evaluation.scores),
         "rayrec_step_part_seconds": last.step_s,
         "rayrec_data_wait_ratio": {"0": last.data_wait[0]},

@@ -15,7 +15,7 @@ import pytest
 from jobs import train_dlrm
 from rayrec.cli.main import main
 from rayrec.watch import read_events
-from rayrec.watch.page import trained_s
+from rayrec.watch.story import trained_s
 from tests.clicks import write_clicks
 
 ROOT = Path(__file__).parents[2]
@@ -132,14 +132,6 @@ def test_runs_are_shown_on_one_page(
     assert text.startswith("<!doctype html>") and ">a<" in text and ">b<" in text
     assert main(["report", f"{tmp_path}/c", "--out", str(page)]) == 2
     assert f"there is no run at {tmp_path}/c" in capsys.readouterr().err
-
-
-def test_dashboards_are_written_where_one_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["dashboards", f"{tmp_path}/boards"]) == 0
-    written = [line.removeprefix("written: ") for line in capsys.readouterr().out.splitlines()]
-    assert sorted(written) == sorted(map(str, (tmp_path / "boards").iterdir())) != []
 
 
 def test_where_takes_a_part_of_the_rows(

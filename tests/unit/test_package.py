@@ -81,7 +81,8 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(package: Package):
         for top in ("rayrec", "actors", "jobs")
         for path in (ROOT / top).rglob("*.py")
     }
-    assert modules == sources | {"rayrec/py.typed"}
+    of_pages = {"page.css", "curves.js", "filter.js"}
+    assert modules == sources | {"rayrec/py.typed", *(f"rayrec/report/{n}" for n in of_pages)}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -91,6 +92,7 @@ def test_the_source_distribution_holds_what_the_tests_and_the_site_need(package:
     needed = {"README.md", "LICENSE", "Makefile", "mkdocs.yml", "cluster.yaml", "CONTRIBUTING.md"}
     needed |= {"docs/walkthrough.md", "docs/site/hooks.py", "tests/conftest.py"}
     needed |= {"examples/own_model.py", "benchmarks/step.py"}
+    needed |= {"deploy/monitoring/grafana-rayrec.json", "deploy/monitoring/alerts.yml"}
     assert needed <= names
 
 
@@ -122,3 +124,5 @@ def test_the_installed_copy_trains_from_another_folder(package: Package, tmp_pat
     printed = call(sys.executable, *train, cwd=tmp_path, path=path)
     assert "done: step 8, 4000 rows" in printed
     assert (tmp_path / "runs/first/step-00000008/manifest.json").is_file()
+    call(sys.executable, rayrec, "report", "runs/first", cwd=tmp_path, path=path)
+    assert "const charts = " in (tmp_path / "report.html").read_text()

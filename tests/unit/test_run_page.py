@@ -15,12 +15,16 @@ from pathlib import Path
 import pytest
 
 from rayrec.errors import ConfigError, InputError, TrainingFailed
-from rayrec.report.charts import Chart, Series, draw
-from rayrec.report.drawing import stacks
+from rayrec.layout import KINDS
+from rayrec.observe.times import STEP_PARTS
+from rayrec.report.bars import stacks
+from rayrec.report.charts import COLORS, Chart, Series, draw
+from rayrec.report.elements import beside
+from rayrec.report.plan_page import TIME_PARTS
 from rayrec.report.scales import thinned, ticks, value_range
 from rayrec.train.events import Saved
 from rayrec.watch import EventLog, read_events, write_run_page
-from rayrec.watch.page import run_names
+from rayrec.watch.run_page import run_names
 from tests.watched import info, report, tell
 
 VOID = {"meta", "link", "input", "line", "rect", "path", "polyline", "polygon", "circle"}
@@ -223,12 +227,23 @@ def test_a_long_run_has_a_small_page_and_keeps_its_spikes(tmp_path: Path):
     for step in range(50, 500_001, 50):
         window = report(step)
         log.on_window(replace(window, loss=0.9) if step == 250_000 else window)
+        log.on_checkpoint(Saved(step=step, path=f"/long/step-{step}", seconds=0.1))
     log.on_end(None)
     text = Path(write_run_page([tmp_path / "long"], tmp_path / "long.html")).read_text()
     (loss,) = curves(text, "Loss")
     assert len(loss["steps"]) <= 700 and len(text) < 700_000
     assert (250_000, 0.9) in zip(loss["steps"], loss["values"], strict=True)
     assert loss["steps"][-1] == 500_000
+    marked = re.findall(r'<path class="checkpoint [^>]*><title>step ([\d,]+)', text)
+    assert len(marked) <= 200 * text.count('<figure class="chart"') and "500,000" in marked
+
+
+def test_every_kind_of_table_and_every_part_of_a_step_has_a_color():
+    colored = set(re.findall(r"^\.([\w-]+) { --c: #", beside("page.css"), re.MULTILINE))
+    assert {f"k-{kind}" for kind in (*KINDS, "product_grid")} <= colored
+    assert {f"s{part}" for part in range(len(STEP_PARTS))} <= colored
+    assert {f"p{part}" for part in range(len(TIME_PARTS))} <= colored
+    assert {f"c{run}" for run in range(COLORS)} <= colored
 
 
 def test_mistakes_are_one_line_before_anything_is_written(tmp_path: Path, three: list[Path]):

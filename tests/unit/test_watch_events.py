@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
+from rayrec.driver.ray_metrics import METRICS
 from rayrec.errors import ConfigError, InputError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.layout import ShardingPlan
 from rayrec.watch import EventLog, event_file, read_events
 from rayrec.watch.event_log import with_event_log
-from rayrec.watch.metric_names import METRICS
 from rayrec.watch.schema import FIELDS, OUTCOMES, trouble
 from tests.watched import info, planned, report, tell
 

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.train.events import Evaluation
 from rayrec.watch import MLflowCallback, TensorBoardCallback, WandbCallback
-from rayrec.watch.numbers import evaluation_numbers, window_numbers
+from rayrec.watch.numbers import numbers_of
 from tests.watched import info, report, tell, wandb_curve, wandb_records
 
 FAILED = TrainingFailed("rank 1 of 2 failed", 1, "10.0.0.2", "OSError: gone")
@@ -186,8 +186,9 @@ def test_what_is_told_beside_scores_is_no_curve():
     told = replace(
         report(50), scores={"auc": 0.7, "rows": 512.0, "buy/rows": 3.0, "auc_error": 0.1}
     )
-    numbers = window_numbers(told)
+    numbers = numbers_of("window", asdict(told))
     assert numbers["train/rows"] == told.rows and numbers["train/auc"] == 0.7
     assert not {"train/buy/rows", "train/auc_error"} & set(numbers)
     scored = Evaluation(step=50, scores={"click/auc": 0.6, "click/rows": 9}, rows=9, seconds=2.0)
-    assert evaluation_numbers(scored) == {"eval/click/auc": 0.6, "eval/seconds": 2.0}
+    numbers = numbers_of("evaluation", asdict(scored))
+    assert numbers == {"eval/click/auc": 0.6, "eval/seconds": 2.0}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rayrec.errors import ConfigError
+from rayrec.observe.profile_summary import Operator, Profile, check_folder
 from rayrec.observe.times import STEP_PARTS, PartTimes, RankTimes
-from rayrec.report.profile_page import Operator, Profile, check_folder
 from rayrec.train.profile_config import ProfileConfig
 
 MS = 1e-3

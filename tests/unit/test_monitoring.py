@@ -1,4 +1,4 @@
-"""The Grafana board and the alerts ask for metrics that a run exports, in PromQL that parses."""
+"""deploy/monitoring asks for metrics that a run exports, in PromQL that parses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from rayrec.errors import ConfigError
-from rayrec.watch import dashboards, panels, write_dashboards
-from rayrec.watch.metric_names import METRICS, exported
+from rayrec.driver.ray_metrics import METRICS
+from tests.watched import exported
 
+FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
+BOARD = json.loads((FOLDER / "grafana-rayrec.json").read_text())
+RULES = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+TARGETS = [target for panel in PANELS for target in panel["targets"]]
+QUERIES = [*(target["expr"] for target in TARGETS), *(rule["expr"] for rule in RULES)]
 EXPORTED = {exported(name): metric for name, metric in METRICS.items()}
-QUERIES = [
-    *(query.expression for panel in panels.panels() for query in panel.queries),
-    *(expression for expression, _, _ in dashboards.alerts().values()),
-]
 
 
 def plain_query(expression: str) -> str:
@@ -55,52 +57,48 @@ def test_every_query_parses_and_asks_for_exported_metrics_by_their_labels(query:
             assert "run" in grouped and grouped <= {"run", *EXPORTED[metric].labels}
 
 
-def test_names_in_queries_are_exported_and_every_metric_is_on_the_board():
-    asked = set(re.findall(r"ray_rayrec_\w+", json.dumps(dashboards.board())))
+def test_names_in_the_files_are_exported_and_every_metric_is_on_the_board():
+    asked = set(re.findall(r"ray_rayrec_\w+", json.dumps(BOARD)))
     assert asked == set(EXPORTED)
-    assert set(re.findall(r"ray_rayrec_\w+", " ".join(QUERIES))) == set(EXPORTED)
+    for file in FOLDER.iterdir():
+        assert set(re.findall(r"(?:ray_)?rayrec_\w+", file.read_text())) <= set(EXPORTED)
 
 
 def test_a_legend_shows_only_labels_that_its_query_keeps():
-    for panel in panels.panels():
-        for query in panel.queries:
-            kept = set(re.search(r"by \(([\w, ]+)\)", query.expression)[1].split(", "))
-            assert set(re.findall(r"{{(\w+)}}", query.legend)) <= kept
+    for target in TARGETS:
+        kept = set(re.search(r"by \(([\w, ]+)\)", target["expr"])[1].split(", "))
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= kept
 
 
 def test_the_panels_of_the_board_fill_its_grid_without_overlap():
-    board = dashboards.board()
     cells, rows = set(), 0
-    for panel in board["panels"]:
+    for panel in BOARD["panels"]:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
         own = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert not own & cells
         cells |= own
         rows = max(rows, at["y"] + at["h"])
-        if panel["type"] != "row":
-            assert panel["targets"] and all(target["expr"] for target in panel["targets"])
-    ids = {panel["id"] for panel in board["panels"]}
-    assert len(ids) == len(board["panels"]) == len(panels.panels()) + len(panels.sections())
+    assert all(panel["targets"] for panel in PANELS)
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
     # what repeats grows into the empty cells beside it
-    (repeated,) = [panel for panel in board["panels"] if "maxPerRow" in panel]
+    (repeated,) = [panel for panel in PANELS if "maxPerRow" in panel]
     assert len(cells) + (24 - repeated["gridPos"]["w"]) * repeated["gridPos"]["h"] == 24 * rows
 
 
 def test_every_variable_is_known_and_what_repeats_asks_for_its_own_value():
-    board = dashboards.board()
-    variables = {variable["name"] for variable in board["templating"]["list"]}
-    used = set(re.findall(r"\$(?:{)?([a-z]\w*)", json.dumps(board))) - {"labels"}
+    variables = {variable["name"] for variable in BOARD["templating"]["list"]}
+    used = set(re.findall(r"\$(?:{)?([a-z]\w*)", json.dumps(BOARD))) - {"labels"}
     assert used == variables == {"datasource", "run", "score"}
-    repeats = {item["title"]: item["repeat"] for item in board["panels"] if "repeat" in item}
+    repeats = {item["title"]: item["repeat"] for item in BOARD["panels"] if "repeat" in item}
     assert repeats == {"$score": "score", "Run $run": "run"}
-    (score,) = [panel for panel in panels.panels() if panel.repeat == "score"]
-    assert all('score=~"$score"' in query.expression for query in score.queries)
+    (score,) = [panel for panel in PANELS if panel.get("repeat") == "score"]
+    assert all('score=~"$score"' in target["expr"] for target in score["targets"])
 
 
 def test_the_options_of_a_panel_are_whole():
     """Grafana's types require these fields, and only its own defaults hide that one is missing."""
-    for panel in dashboards.board()["panels"]:
+    for panel in PANELS:
         if panel["type"] == "timeseries":
             assert set(panel["options"]) == {"tooltip", "legend"}
             assert set(panel["options"]["tooltip"]) == {"mode", "sort"}
@@ -110,32 +108,29 @@ def test_the_options_of_a_panel_are_whole():
 
 
 def test_curves_of_several_runs_are_not_stacked_on_each_other():
-    for section in panels.sections():
-        for panel in section.panels:
-            assert not panel.stacked or section.repeat == "run"
+    row = {}
+    for panel in BOARD["panels"]:
+        row = panel if panel["type"] == "row" else row
+        custom = panel.get("fieldConfig", {}).get("defaults", {}).get("custom", {})
+        if custom.get("stacking", {}).get("mode") == "normal":
+            assert row["repeat"] == "run"
 
 
-def test_the_files_are_written_and_written_anew(tmp_path: Path):
-    for _ in range(2):
-        paths = write_dashboards(tmp_path / "new" / "boards")
-        assert sorted(Path(p).name for p in paths) == [
-            "alerts.yml",
-            "grafana-rayrec.json",
-            "prometheus.yml",
-        ]
-        assert json.loads((tmp_path / "new/boards/grafana-rayrec.json").read_text())["panels"]
-    yaml = pytest.importorskip("yaml")
-    rules = yaml.safe_load((tmp_path / "new/boards/alerts.yml").read_text())["groups"][0]["rules"]
-    assert {rule["alert"]: rule["expr"] for rule in rules} == {
-        name: expression for name, (expression, _, _) in dashboards.alerts().items()
+def test_the_line_of_the_board_is_the_limit_of_the_alert():
+    (wait,) = [panel for panel in PANELS if panel["title"] == "Waiting for data by rank"]
+    limit = wait["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+    (rule,) = [rule for rule in RULES if rule["alert"] == "RayrecWaitsForData"]
+    assert f"> {limit})" in rule["expr"] and 0 < limit < 1
+
+
+def test_prometheus_reads_the_alerts_and_what_ray_lists():
+    read = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    assert [(FOLDER / name).is_file() for name in read["rule_files"]] == [True]
+    assert {rule["alert"] for rule in RULES} == {
+        "RayrecRunStandsStill",
+        "RayrecWaitsForData",
+        "RayrecRunFailed",
     }
-    scrape = yaml.safe_load((tmp_path / "new/boards/prometheus.yml").read_text())
-    assert scrape["rule_files"] == ["alerts.yml"]
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot write dashboards to .*file/a/"):
-        write_dashboards(tmp_path / "file" / "a")
-    with pytest.raises(ConfigError, match="'s3://b/c' is a URI"):
-        write_dashboards("s3://b/c")
+    (scraped,) = read["scrape_configs"]
+    (files,) = scraped["file_sd_configs"]
+    assert files["files"] == ["/tmp/ray/prom_metrics_service_discovery.json"]

@@ -1,23 +1,17 @@
-"""Bars, legends and words of the pages, as inline SVG and HTML. Standard library only."""
+"""Stacked bars, one for each rank, as inline SVG. Standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
 
+from rayrec.report.elements import text_at
+
 CHART_WIDTH, CHART_HEIGHT = 1060, 190
 LEFT = 64  # of a chart, for its scale
 WIDEST = 64  # with its gap; few ranks would be blocks that look like areas
 # a limit this many times above the tallest bar would flatten the bars, and is told in words
 FAR = 3
-
-
-def legend(names: Sequence[str]) -> str:
-    keys = []
-    for i, name in enumerate(names):
-        style = "limit" if name == "limit" else f"p{i}"
-        keys.append(f'<span><i class="{style}"></i>{name}</span>')
-    return f'<div class="legend">{"".join(keys)}</div>'
 
 
 def stacks(
@@ -28,7 +22,7 @@ def stacks(
     limits: Sequence[float] = (),
     width: int = CHART_WIDTH,
 ) -> str:
-    """Stacked bars, one per rank, with a scale and, where given, a line at each rank's limit."""
+    """Return stacked bars with a scale and, where given, a line at each rank's limit."""
     # Bars must have a scale even where all of them are 0.
     top = max([sum(column) for column in columns] + [0.0]) or 1.0
     near = [limit for limit in limits if limit <= FAR * top]
@@ -42,7 +36,7 @@ def stacks(
         y = CHART_HEIGHT * (1 - fraction)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/>')
         below = y + (10 if fraction == 1 else 0)  # the topmost would be cut off above its line
-        out.append(text_at(f"{LEFT - 6}", f"{below:.1f}", "end", show(top * fraction)))
+        out.append(text_at(LEFT - 6, below, "end", show(top * fraction)))
     # At most 32 ranks of a wide chart get a number, so that the numbers do not overlap.
     every = max(1, -(-len(columns) * CHART_WIDTH // (32 * width)))
     for rank, column in enumerate(columns):
@@ -63,10 +57,5 @@ def stacks(
             out.append(f'<line class="limit" {place}/>')
         out.append("</g>")
         if rank % every == 0:
-            middle = f"{x + (step - gap) / 2:.1f}"
-            out.append(text_at(middle, f"{CHART_HEIGHT + 15}", "middle", f"{rank}"))
+            out.append(text_at(x + (step - gap) / 2, CHART_HEIGHT + 15, "middle", f"{rank}"))
     return "".join([*out, "</svg>"])
-
-
-def text_at(x: str, y: str, anchor: str, text: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'

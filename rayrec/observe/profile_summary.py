@@ -1,4 +1,4 @@
-"""What a profile found, as one page of text and as JSON.
+"""The result of a profile, as one page of text and as JSON.
 
 It shows milliseconds by part and rank, and the largest operators. Waiting for other ranks has a row
 of its own and is left out of the parts, so that parts, wait and rest add up to the step. What
@@ -77,7 +77,7 @@ class Profile:
         return [*lines, f"{'part':<10}{'share':>6}" + "".join(f"{head:>9}" for head in heads)]
 
     def _steps(self) -> list[str]:
-        """What adds up to the step, and below it what does not."""
+        """Rows that add up to the step, and below them those that do not."""
         ranks, lines = self.ranks, []
         for part, what in STEP_PARTS.items():
             # Waiting is taken out of every part and shown once, so that a slow rank does not make
@@ -168,7 +168,7 @@ def _line(
 
 
 def check_folder(path: str) -> None:
-    """Make the folder of a profile, and see that it can be written to.
+    """Make the folder of a profile, and try to write to it.
 
     Raises:
         ConfigError: it cannot.

@@ -1,0 +1,104 @@
+"""How a run went, in words and figures for people, made of its events."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import UTC, datetime
+from statistics import median
+
+from rayrec.layout.units import format_count
+from rayrec.train.events import Noticed, Recovered, Resized
+from rayrec.watch.events import RunEvent, RunEvents
+from rayrec.watch.numbers import only_scores
+
+# the driver says these on the terminal; the page says the same
+SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed}
+
+
+def _outcome(run: RunEvents) -> str:
+    """Return how the newest life ended; one without an end still trains or was killed."""
+    last = run.events[-1]
+    return str(last.values["outcome"]) if last.kind == "end" else "runs, or was killed"
+
+
+def facts_of(run: RunEvents) -> dict[str, str]:
+    """Return how a run went, by names for people."""
+    start, windows = run.start, run.of("window")
+    facts = {
+        "outcome": _outcome(run),
+        "steps": f"{max(e.step for e in run.kept):,} of {start.values['steps']:,}",
+        "ranks": str(start.values["world_size"]),
+        "lives": str(start.life + 1),
+        "began (UTC)": clock(run.events[0].at),
+        "trained for": _span(trained_s(run)),
+        "took": _span(_lasted_s(run)),
+    }
+    speeds = [w.values["rows_per_s"] for w in windows if w.values["rows_per_s"] is not None]
+    if speeds:
+        facts["rows/s, median"] = format_count(median(speeds))
+    losses = [w.values["loss"] for w in windows if w.values["loss"] is not None]
+    if losses:
+        facts["last loss"] = f"{losses[-1]:.5f}"
+    evaluations = run.of("evaluation")
+    if evaluations:
+        scores = only_scores(evaluations[-1].values["scores"]).items()
+        shown = [f"{score} {value:.4f}" for score, value in scores]
+        facts["last evaluation"] = ", ".join(shown[:4])
+    return facts
+
+
+def words_of(event: RunEvent) -> str:
+    """Return an event other than a window as words."""
+    values = event.values
+    if event.kind in SAID:
+        kind = SAID[event.kind]
+        known = {f.name: values[f.name] for f in fields(kind) if f.name in values}
+        return str(kind(step=event.step, **known))
+    if event.kind == "start":
+        verb = "continued" if event.step else "started"
+        return f"{verb} on {values['world_size']} ranks with rayrec {values['rayrec']}"
+    if event.kind == "evaluation":
+        scores = [f"{n} {v:.5g}" for n, v in only_scores(values["scores"]).items()]
+        return ", ".join(scores) + f", of {values['rows']:,} rows"
+    if event.kind == "checkpoint":
+        return f"{'best so far, ' if values['best'] else ''}{values['path']}"
+    if event.kind == "failure":
+        where = "" if values["rank"] is None else f"rank {values['rank']} on {values['host']}: "
+        return f"{where}{values['cause']}"
+    return str(values["outcome"])
+
+
+def clock(at: float) -> str:
+    """Return seconds since 1970 as a date and a time."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def trained_s(run: RunEvents) -> float:
+    """Seconds of the kept windows, as a result counts them: without the making of tables,
+    evaluation and saving.
+    """
+    seconds, life, before = 0.0, 0, 0
+    for event in run.of("window"):
+        rows, speed = event.values["rows"], event.values["rows_per_s"]
+        before = before if event.life == life else 0
+        if speed:
+            seconds += max(0, rows - before) / speed
+        life, before = event.life, rows
+    return seconds
+
+
+def _lasted_s(run: RunEvents) -> float:
+    """The time of all lives, from the start to the last event of each."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for event in run.events:
+        first.setdefault(event.life, event.at)
+        last[event.life] = event.at
+    return sum(max(0.0, last[life] - first[life]) for life in first)
+
+
+def _span(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{seconds / 60:.1f} min"
