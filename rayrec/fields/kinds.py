@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 NONE = "none"  # what a run file writes for None, since TOML has no word for it
 TYPE = "type"  # the key that says which of several dataclasses a table means
+STATED = {"stated": True}  # metadata of a field that JSON must say, although it has a default
 SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 SCALARS |= {Path: "a path"}
 
@@ -163,9 +164,12 @@ def wanted(kind: Any, words: Words) -> str:
 def _wanted(kind: Any, words: Words) -> str:
     if kind in SCALARS:
         return words.flag if kind is bool else SCALARS[kind]
-    if get_origin(kind) is Literal or is_enum(kind):
-        values = get_args(kind) or [member.value for member in kind]
-        return f"one of {', '.join(map(repr, values))}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if is_enum(kind):
+        # as JSON is written
+        names = (one.name.lower() if words is IN_JSON else one.value for one in kind)
+        return f"one of {', '.join(map(repr, names))}"
     items, pair = item_types(kind), mapping_types(kind)
     if items is not None and items[-1] is ...:
         return "a list" if items[0] is Any else f"a list, each item {wanted(items[0], words)}"

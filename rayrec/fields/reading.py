@@ -139,14 +139,11 @@ def _form(kind: Any) -> Callable[[Any], bool]:
 
 
 def _member(kind: Any, value: Any) -> Any:
-    """The member of an enum that a word means, by its value or its name; JSON has it in small
-    letters.
-    """
-    for member in kind:
-        names = {member.value, member.name, member.name.lower()}
-        if isinstance(value, str) and value in names:
-            return member
-    return None
+    """The member of an enum that a word means, by its value or, in any case, by its name."""
+    if not isinstance(value, str):
+        return None
+    known = (one for one in kind if value == one.value or value.upper() == one.name.upper())
+    return next(known, None)
 
 
 def _reader_of_one(kind: Any, whole: Any, notation: Notation) -> _Read:
@@ -314,8 +311,8 @@ def _shape_of(kind: type, notation: Notation) -> _Shape:
         name = field.name
         if name in types and name not in code:
             one = types[name]
-            given = kinds.default_of(field) is _MISSING
-            drops_null = not (notation.lends or given or kinds.takes_none(one))
+            needed = kinds.default_of(field) is _MISSING
+            drops_null = not (notation.lends or needed or kinds.takes_none(one))
             slots.append(_Slot(name, one, _reader(one, notation), field, drops_null))
     return _Shape(tuple(slots), frozenset(slot.name for slot in slots), code)
 
@@ -351,7 +348,7 @@ def _read_table(
         for name, one, _, field, _ in shape.slots:
             if name not in values:
                 value = _lent(field, base, kind)
-                if value is _MISSING:
+                if value is _MISSING or (field.metadata and not notation.lends):
                     raise notation.missing_key(name, one)
                 values[name] = value
     try:

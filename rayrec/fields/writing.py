@@ -1,14 +1,16 @@
-"""From dataclasses to the tables of a run file; `reading` gives the same values back.
+"""From dataclasses to plain data; `reading` gives the same values back.
 
-None is left out where the field is None without the file, and is the word "none" elsewhere, since
-TOML has no null. Fields that hold code are left out while they have their default.
+In both notations None is left out where the field is None without the file. Elsewhere a run file
+has the word "none", since TOML has no null; it leaves fields that hold code out while they have
+their default. JSON has every other field, in their order.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,77 @@ def _plain(value: Any, kind: Any, base: Any, name: str) -> Any:
     # A reader makes a float of it, and would write that otherwise.
     as_float = type(value) is int and float in kinds.alternatives(kind)
     return float(value) if as_float and int not in kinds.alternatives(kind) else value
+
+
+def record_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as data for JSON, which `reading.read_record` reads.
+
+    Values that `json` writes as a reader wants them, such as tuples of numbers, stay as they are.
+    """
+    return _record_writer(type(value))(value)
+
+
+@cache
+def _record_writer(kind: type) -> Callable[[Any], dict[str, Any]]:
+    types = kinds.field_types(kind)
+    fields = [
+        (field.name, _writer(types[field.name]), kinds.default_of(field) is None)
+        for field in dataclasses.fields(kind)
+        if field.name in types and not kinds.is_code(types[field.name])
+    ]
+
+    def write(value: Any) -> dict[str, Any]:
+        record = {}
+        for name, one, is_none_without in fields:
+            item = getattr(value, name)
+            if item is not None:
+                record[name] = item if one is None else one(item)
+            elif not is_none_without:
+                record[name] = None
+        return record
+
+    return write
+
+
+def _writer(kind: Any) -> Callable[[Any], Any] | None:
+    """What turns a value of a type into data; None where it is data."""
+    ones = kinds.alternatives(kind)
+    if len(ones) > 1:
+        return None if not any(map(_writer, ones)) else _written
+    items, pair = kinds.item_types(ones[0]), kinds.mapping_types(ones[0])
+    if items is not None and ones[0] is not range:
+        return _writer_of_items(items)
+    if pair is not None:
+        return _writer_of_mapping(_writer(pair[1]))
+    if dataclasses.is_dataclass(ones[0]) or kinds.is_enum(ones[0]) or ones[0] in (range, Path):
+        return _written
+    return None
+
+
+def _writer_of_mapping(one: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    if one is None:
+        return dict
+    return lambda table: {key: one(each) for key, each in table.items()}
+
+
+def _writer_of_items(items: tuple[Any, ...]) -> Callable[[Any], Any] | None:
+    of_each = [_writer(one) for one in items if one is not ...]
+    first = of_each[0] if of_each else None
+    if first is not None and items[-1] is ...:
+        return lambda values: [first(each) for each in values]
+    if not any(of_each):
+        return None
+    return lambda values: [
+        each if one is None else one(each) for one, each in zip(of_each, values, strict=True)
+    ]
+
+
+def _written(value: Any) -> Any:
+    """One of several types as data."""
+    if dataclasses.is_dataclass(value):
+        return record_of(value)
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, range):
+        return [value.start, value.stop]
+    return str(value) if isinstance(value, Path) else value

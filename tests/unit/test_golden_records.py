@@ -77,6 +77,7 @@ RANK = RankEstimate(
     update_s=1.0,
     overhead_s=1e-3,
 )
+NO_OTHER: Any = {"runner_up": None, "runner_up_work_s": None}
 ESTIMATES = PlanEstimates(
     topology=TOPOLOGY,
     batch_size=128,
@@ -84,7 +85,12 @@ ESTIMATES = PlanEstimates(
     ranks=(RANK,) * 4,
     tables={
         "user": TableEstimate(
-            kind="row_wise", data_type="FP32", weight_bytes=25600, why="least work", work_s=1e-4
+            kind="row_wise",
+            data_type="FP32",
+            weight_bytes=25600,
+            why="least work",
+            work_s=1e-4,
+            **NO_OTHER,
         ),
         "größe": TableEstimate(
             kind="data_parallel",
@@ -96,7 +102,12 @@ ESTIMATES = PlanEstimates(
             runner_up_work_s=2.5,
         ),
         "item": TableEstimate(
-            kind="table_wise", data_type="BF16", weight_bytes=1, why="forced", work_s=0.0
+            kind="table_wise",
+            data_type="BF16",
+            weight_bytes=1,
+            why="forced",
+            work_s=0.0,
+            **NO_OTHER,
         ),
     },
 )

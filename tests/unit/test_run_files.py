@@ -173,7 +173,7 @@ def test_what_is_printed_is_read_as_the_same_run(
         (["run.global_batch_size=0"], r"run\.toml with --set .*: \[run\] .*at least 1"),
         (["run.steps.x=1"], r"^--set run.steps.x=1: run.steps is 40 and no table"),
         (["scaling.num_workers=-1"], r"\[scaling\] ScalingConfig has num_workers=-1"),
-        (["plan.constraints.t_cat_0.kind=1"], r"\[plan\] constraints: table 't_cat_0' .*kind"),
+        (["plan.constraints.t_cat_0.kind=1"], r"\[plan\] constraints: t_cat_0 has .* 'kind'"),
         (["plan.constraints=nowhere.json"], r"cannot read constraints .*nowhere\.json"),
         (["data.train="], r"\[data\] train=''; it must be a path"),
         (["steps=5"], r"--set steps=5 must be SECTION\.KEY=VALUE"),
