@@ -35,13 +35,13 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.optim import Adam
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
-from rayrec.quant import PackedTable, QuantType
+from rayrec.quant import QuantType
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.run_file import DataSection, PlanSection, RunFile
 from rayrec.serve.chain.publication import ChangedTable, Publication
 from rayrec.serve.compiled import Target
 from rayrec.serve.manifest import Manifest as ArtifactManifest
-from rayrec.serve.manifest import StoredCollection, StoredFile, StoredTable
+from rayrec.serve.manifest import StoredCode, StoredCollection, StoredFile, StoredTable
 from rayrec.spec.schedule import WarmupPolicy, WarmupStage
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -209,15 +209,12 @@ def _file(path: str, size: int) -> StoredFile:
     return StoredFile(path, size, f"{size:064x}")
 
 
-_PACKED = PackedTable("user", 100, 64, QuantType.INT8, power=3)
 EXPORTED: dict[str, Any] = {
     "step": 1200,
     "source": "/runs/a/step-00001200",
     "tables": (
-        StoredTable(_PACKED, 640, _file("tables/0000-user.arrow", 8000)),
-        StoredTable(
-            PackedTable("größe", 7, 16, QuantType.FP32), 64, _file("tables/0001-x.arrow", 600)
-        ),
+        StoredTable("user", 100, 64, QuantType.INT8, 3, 640, _file("tables/0000-user.arrow", 8000)),
+        StoredTable("größe", 7, 16, QuantType.FP32, 0, 64, _file("tables/0001-x.arrow", 600)),
     ),
     "collections": (
         StoredCollection("ebc", "bags", True, False, (("user", ("user", "seen"), "SUM"),)),
@@ -231,7 +228,9 @@ ARTIFACT = ArtifactManifest(
     outputs=(("click", "binary"), ("stars", "multiclass")),
     program=_file("dense.pt2", 999),
     no_program="",
-    compiled=(_file("compiled.pt2", 1001), Target(torch="2.13.0+cpu", processor=("avx2", "fma"))),
+    compiled=StoredCode(
+        _file("compiled.pt2", 1001), Target(torch="2.13.0+cpu", processor=("avx2", "fma"))
+    ),
     schema=_file("schema.json", 77),
     recipe={"model": "dlrm", "schema": "{}", "dense_layers": [64], "init_bound": None},
 ).sealed()
@@ -245,7 +244,9 @@ BARE_ARTIFACT = ArtifactManifest(
     recipe=None,
 ).sealed()
 LINK: dict[str, Any] = {"run": "9f", "artifact": "cd" * 32, "time": 1760000000.25}
-BASE = Publication(**LINK, kind="base", seq=1, parent="", from_step=0, to_step=1200).sealed()
+BASE = Publication(
+    **LINK, kind="base", seq=1, parent="", from_step=0, to_step=1200, dense=None
+).sealed()
 DELTA = Publication(
     **LINK,
     kind="delta",
