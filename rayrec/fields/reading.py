@@ -206,22 +206,31 @@ def _reader_of_numbers(whole: Any, notation: Notation) -> _Read:
 
 
 def _reader_of_items(kind: Any, items: tuple[Any, ...], whole: Any, notation: Notation) -> _Read:
-    make, of_any_length = _maker(kind, notation), items[-1] is ...
-    reads = [_reader(one, notation) for one in (items[:1] if of_any_length else items)]
-    count = len(reads)
+    make, count = _maker(kind, notation), None if items[-1] is ... else len(items)
+    of_each = [one for one in items if one is not ...]
+    reads = [_reader(one, notation) for one in of_each]
+    are_integers = set(of_each) == {int}
+    sames = [_as_it_is(one) for one in of_each]
 
     def read(values: Any, base: Any) -> Any:
-        if type(values) is not list or not (of_any_length or len(values) == count):
+        if type(values) is not list or count not in (None, len(values)):
             raise notation.wrong(values, whole)
+        if are_integers:  # most of large files, so they are looked at without a call for each
+            for value in values:
+                if type(value) is not int or not -MAX_INTEGER <= value <= MAX_INTEGER:
+                    break
+            else:
+                return make(values)
         made: list[Any] = []
         try:
-            if of_any_length:
-                (one,) = reads
+            if count is None:
+                (way,) = reads
                 for value in values:
-                    made.append(one(value, None))
+                    made.append(way(value, None))
             else:
-                for each, value in zip(reads, values, strict=True):
-                    made.append(each(value, None))
+                for way, same, value in zip(reads, sames, values, strict=True):
+                    fits = type(value) is same and (same is not int or abs(value) <= MAX_INTEGER)
+                    made.append(value if fits else way(value, None))
         except Misfit as error:
             raise error.at(len(made)) from error.__cause__
         return make(made)
@@ -263,12 +272,58 @@ def _reader_of_mapping(kind: Any, whole: Any, notation: Notation) -> _Read:
 
 
 def _reader_of_table(classes: list[type], whole: Any, notation: Notation) -> _Read:
+    if not notation.lends and len(classes) == 1:
+        return _reader_of_record(classes[0], whole)
+
     def read(table: Any, base: Any) -> Any:
         if not isinstance(table, Mapping):
             raise notation.wrong(table, whole)
         return _read_table(classes, table, base, notation)
 
     return read
+
+
+def _reader_of_record(kind: type, whole: Any) -> _Read:
+    """The way of most of JSON: a table of one class that fits it.
+
+    All others go through `_read_table`, which finds out what is wrong.
+    """
+    # worked out when the first is read, since a dataclass may hold others of its kind
+    ways: list[tuple[str, _Read, type | None]] = []
+    needed: set[str] = set()
+
+    def read(table: Any, base: Any) -> Any:
+        if type(table) is not dict:
+            raise JSON.wrong(table, whole)
+        if not ways:
+            slots = _record_shape(kind).slots
+            ways.extend((one.name, one.read, _as_it_is(one.kind)) for one in slots)
+            needed.update(one.name for one in slots if _is_needed(one.field))
+        values = {}
+        try:
+            for name, way, same in ways:
+                if name in table:
+                    value = table[name]
+                    fits = type(value) is same and (same is not int or abs(value) <= MAX_INTEGER)
+                    values[name] = value if fits else way(value, None)
+            # as many values as keys: none is unknown
+            if len(values) == len(table) and (len(values) == len(ways) or needed <= values.keys()):
+                return kind(**values)
+        except (RayrecError, TypeError, ValueError):
+            pass
+        return _read_table([kind], table, base, JSON)
+
+    return read
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    """Whether JSON must say a field."""
+    return kinds.default_of(field) is _MISSING or bool(field.metadata)
+
+
+def _as_it_is(kind: Any) -> type | None:
+    """The class whose values a field takes as they are, or None; an int must not be too large."""
+    return kind if kind in (str, bool, int) else None
 
 
 class _Slot(NamedTuple):
@@ -348,7 +403,7 @@ def _read_table(
         for name, one, _, field, _ in shape.slots:
             if name not in values:
                 value = _lent(field, base, kind)
-                if value is _MISSING or (field.metadata and not notation.lends):
+                if value is _MISSING or (not notation.lends and _is_needed(field)):
                     raise notation.missing_key(name, one)
                 values[name] = value
     try:

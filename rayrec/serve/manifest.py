@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 from rayrec.errors import ArtifactError
@@ -53,7 +52,7 @@ class StoredFile:
             raise ValueError(f"file {self.path!r} has {self.bytes} bytes")
         if b"\0" in self.path.encode():
             raise ValueError(f"file {self.path!r} has a null character")
-        if self.path.startswith("/") or ".." in PurePosixPath(self.path).parts:
+        if self.path.startswith("/") or ".." in self.path.split("/"):
             raise ArtifactError(
                 f"{where} names file {self.path!r}, which lies outside of the {folder}. Copy it "
                 "again from where it was written."

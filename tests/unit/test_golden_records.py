@@ -176,6 +176,8 @@ def _shard(number: int, rows: range, cols: range, **of_increment: Any) -> FileEn
         rows=rows,
         cols=cols,
         columns=columns,
+        bytes=1500,
+        crc32=7,
         batch_rows=20,
         marks=(Mark(512, 123456789), Mark(1024, 4294967295), Mark(1500, 7)),
         **of_increment,
