@@ -18,6 +18,7 @@ import hashlib
 import json
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 from rayrec.checkpoint.entries import DenseEntry, FileEntry, Json, Parent, TableEntry, tile
 from rayrec.errors import CheckpointError, DamagedCheckpointError
@@ -91,7 +92,7 @@ class Manifest:
             CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
         """
         version = WHOLE if self.parent is None else INCREMENT
-        body = {"format": FORMAT, "version": version} | record_of(self)
+        body: dict[str, Any] = {"format": FORMAT, "version": version, **record_of(self)}
         for key in _FREE:
             try:
                 # as it will be read: JSON makes text of keys, and the crc32 sees those

@@ -79,11 +79,12 @@ def record_of(value: Any) -> dict[str, Any]:
 
     Values that `json` writes as a reader wants them, such as tuples of numbers, stay as they are.
     """
-    return _record_writer(type(value))(value)
+    kind: Any = type(value)
+    return _record_writer(kind)(value)
 
 
 @cache
-def _record_writer(kind: type) -> Callable[[Any], dict[str, Any]]:
+def _record_writer(kind: Any) -> Callable[[Any], dict[str, Any]]:
     types = kinds.field_types(kind)
     fields = [
         (field.name, _writer(types[field.name]), kinds.default_of(field) is None)
