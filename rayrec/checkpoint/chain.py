@@ -154,7 +154,7 @@ class _Increment:
 
     def within(self, rows: range) -> Iterator[dict[str, Tensor]]:
         """The touched rows in a range of the table's rows, in parts."""
-        firsts = self._entry.firsts
+        firsts = self._entry.firsts or ()
         index = max(0, bisect_right(firsts, rows.start) - 1)
         while index < len(firsts) and firsts[index] < rows.stop:
             data = self._batch(index)
@@ -177,8 +177,9 @@ def check_row_numbers(rows: Tensor, entry: FileEntry, index: int, where: str) ->
     Raises:
         DamagedCheckpointError: they are not.
     """
-    ends = [*entry.firsts[1:], entry.rows.stop]
-    right = int(rows[0]) == entry.firsts[index] and int(rows[-1]) < ends[index]
+    firsts = entry.firsts or ()
+    ends = [*firsts[1:], entry.rows.stop]
+    right = int(rows[0]) == firsts[index] and int(rows[-1]) < ends[index]
     if not right or not bool((rows.diff() > 0).all()):
         raise DamagedCheckpointError(
             f"{where}/{entry.path} has row numbers in batch {index} that are not those of its "

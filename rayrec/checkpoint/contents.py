@@ -125,7 +125,7 @@ def inspect_checkpoint(path: str) -> CheckpointReport:
         step=manifest.step,
         world_size=manifest.world_size,
         tables=tuple(tables),
-        dense_bytes=manifest.dense.num_bytes,
+        dense_bytes=manifest.dense.bytes,
         num_bytes=sum(manifest.paths().values()),
         cursor=manifest.cursor,
         settings=manifest.extras,

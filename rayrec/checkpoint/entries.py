@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayrec.layout.geometry import Shard
 
@@ -13,8 +13,7 @@ Json = Mapping[str, Any]
 ROW = "row"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a shard file: `width` values of `dtype` per row; 0 means one plain value."""
 
     name: str
@@ -22,8 +21,7 @@ class Column:
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checksum:
+class Checksum(NamedTuple):
     """The first `end` bytes of a file have this crc32."""
 
     end: int
@@ -37,10 +35,10 @@ class FileEntry:
     Every record batch holds `batch_rows` rows; the last may hold fewer.
 
     `firsts` has the first row number of every record batch of an increment, and `held` is how many
-    rows it holds; in a file with all rows, `firsts` is empty and `held` is None.
+    rows it holds; in a file with all rows, both are None.
 
     `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes
-    from mark i-1 (or 0) to mark i.
+    from mark i-1 (or 0) to mark i. `bytes` and `crc32` repeat the last mark for people.
     """
 
     path: str
@@ -48,10 +46,12 @@ class FileEntry:
     rows: range
     cols: range
     columns: tuple[Column, ...]
+    bytes: int
+    crc32: int
     batch_rows: int
     marks: tuple[Checksum, ...]
     held: int | None = None
-    firsts: tuple[int, ...] = ()
+    firsts: tuple[int, ...] | None = None
 
     @property
     def shard(self) -> Shard:
@@ -79,7 +79,7 @@ class DenseEntry:
     """The file of dense parameters and dense optimizer state."""
 
     path: str
-    num_bytes: int
+    bytes: int
     crc32: int
 
 
@@ -108,39 +108,9 @@ class Parent:
 
 def tile(files: Sequence[FileEntry], num_rows: int, num_cols: int) -> bool:
     """Return True if the files are the cells of a product grid over the table, each once."""
-    rows = sorted({(f.rows.start, f.rows.stop) for f in files})
-    cols = sorted({(f.cols.start, f.cols.stop) for f in files})
+    cells = {(f.rows.start, f.rows.stop, f.cols.start, f.cols.stop) for f in files}
+    rows, cols = sorted({cell[:2] for cell in cells}), sorted({cell[2:] for cell in cells})
     for ranges, size in ((rows, num_rows), (cols, num_cols)):
         if [0, *(stop for _, stop in ranges)] != [*(start for start, _ in ranges), size]:
             return False
-    return len({(f.rows, f.cols) for f in files}) == len(files) == len(rows) * len(cols)
-
-
-def file_json(entry: FileEntry) -> dict[str, object]:
-    increment = {} if entry.held is None else {"held": entry.held, "firsts": list(entry.firsts)}
-    return {
-        "path": entry.path,
-        "table": entry.table,
-        "rows": [entry.rows.start, entry.rows.stop],
-        "cols": [entry.cols.start, entry.cols.stop],
-        "columns": [[column.name, column.dtype, column.width] for column in entry.columns],
-        "bytes": entry.num_bytes,
-        "crc32": entry.marks[-1].crc32,
-        "batch_rows": entry.batch_rows,
-        "marks": [[mark.end, mark.crc32] for mark in entry.marks],
-        **increment,
-    }
-
-
-def file_from_json(entry: Json) -> FileEntry:
-    return FileEntry(
-        path=entry["path"],
-        table=entry["table"],
-        rows=range(*entry["rows"]),
-        cols=range(*entry["cols"]),
-        columns=tuple(Column(*column) for column in entry["columns"]),
-        batch_rows=entry["batch_rows"],
-        marks=tuple(Checksum(*mark) for mark in entry["marks"]),
-        held=entry.get("held"),
-        firsts=tuple(entry.get("firsts", ())),
-    )
+    return len(cells) == len(files) == len(rows) * len(cols)

@@ -17,21 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass
 from typing import Any
 
-from rayrec.checkpoint.entries import (
-    DenseEntry,
-    FileEntry,
-    Json,
-    Parent,
-    TableEntry,
-    file_from_json,
-    file_json,
-    tile,
-)
+from rayrec.checkpoint.entries import DenseEntry, FileEntry, Json, Parent, TableEntry, tile
 from rayrec.errors import CheckpointError, DamagedCheckpointError
+from rayrec.fields.misfit import Misfit
+from rayrec.fields.reading import read_record
+from rayrec.fields.writing import record_of
 from rayrec.layout.plan import ShardingPlan
 
 MANIFEST = "manifest.json"
@@ -48,26 +41,26 @@ class Manifest:
     Attributes:
         step: global steps done.
         world_size: ranks that wrote it.
-        tables: the saved tables.
-        files: one entry per rectangle; the rectangles of a table tile it exactly once.
-        dense: the dense part.
+        parent: what an increment adds to; None where all rows are here.
         plan: the sharding plan as JSON; `sharding_plan()` parses it.
         cursor: place in the data at which a run goes on.
         optimizers: table name -> sparse optimizer, as JSON.
         extras: seeds and whatever else the run wants back.
-        parent: checkpoint that an increment adds to; None where all rows are here.
+        tables: the saved tables.
+        dense: the dense part.
+        files: one entry per rectangle; the rectangles of a table tile it exactly once.
     """
 
     step: int
     world_size: int
-    tables: tuple[TableEntry, ...]
-    files: tuple[FileEntry, ...]
-    dense: DenseEntry
+    parent: Parent | None = None
     plan: Json
     cursor: Json
     optimizers: Json
     extras: Json
-    parent: Parent | None = None
+    tables: tuple[TableEntry, ...]
+    dense: DenseEntry
+    files: tuple[FileEntry, ...]
 
     def sharding_plan(self) -> ShardingPlan:
         """The plan that the ranks which wrote it obeyed.
@@ -90,7 +83,7 @@ class Manifest:
 
     def paths(self) -> dict[str, int]:
         """Path of every file but the manifest -> its size in bytes."""
-        return {**{f.path: f.num_bytes for f in self.files}, self.dense.path: self.dense.num_bytes}
+        return {**{f.path: f.num_bytes for f in self.files}, self.dense.path: self.dense.bytes}
 
     def to_bytes(self) -> bytes:
         """The text of manifest.json.
@@ -98,26 +91,17 @@ class Manifest:
         Raises:
             CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
         """
-        free = {name: getattr(self, name) for name in _FREE}
-        for key, value in free.items():
+        version = WHOLE if self.parent is None else INCREMENT
+        body: dict[str, Any] = {"format": FORMAT, "version": version, **record_of(self)}
+        for key in _FREE:
             try:
-                json.dumps(value, allow_nan=False)
+                # as it will be read: JSON makes text of keys, and the crc32 sees those
+                body[key] = json.loads(json.dumps(body[key], allow_nan=False))
             except (TypeError, ValueError) as error:
                 raise CheckpointError(
                     f"{key} cannot be written as JSON: {error}. Use numbers, strings, lists and "
                     "dicts."
                 ) from error
-        dense = {"path": self.dense.path, "bytes": self.dense.num_bytes, "crc32": self.dense.crc32}
-        version = WHOLE if self.parent is None else INCREMENT
-        head: dict[str, Any] = {"format": FORMAT, "version": version, "step": self.step}
-        head["world_size"] = self.world_size
-        if self.parent is not None:
-            head["parent"] = asdict(self.parent)
-        tables = [asdict(table) for table in self.tables]
-        files = [file_json(entry) for entry in self.files]
-        whole = {**head, **free, "tables": tables, "dense": dense, "files": files}
-        # as it will be read: JSON makes lists of tuples and text of keys, and the crc32 sees those
-        body = json.loads(json.dumps(whole))
         crc32 = _fingerprint(body)
         entries = ",\n  ".join(json.dumps(entry) for entry in body.pop("files"))
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
@@ -151,17 +135,14 @@ class Manifest:
                     f"{where}/{MANIFEST} is damaged: crc32 {_fingerprint(body)}, it should be "
                     f"{crc32}. Restore an earlier one."
                 )
-            dense = body["dense"]
-            manifest = cls(
-                **{key: body[key] for key in ("step", "world_size", *_FREE)},
-                tables=tuple(TableEntry(**table) for table in body["tables"]),
-                files=tuple(file_from_json(entry) for entry in body["files"]),
-                dense=DenseEntry(dense["path"], dense["bytes"], dense["crc32"]),
-                parent=Parent(**body["parent"]) if body["version"] == INCREMENT else None,
-            )
+            if (body["version"] == INCREMENT) != ("parent" in body):
+                raise ValueError("an increment has a parent, and only an increment")
+            del body["format"], body["version"]
+            manifest: Manifest = read_record(cls, body)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = str(error) if isinstance(error, Misfit) else f"{error!r}."
             raise DamagedCheckpointError(
-                f"{where}/{MANIFEST} cannot be read: {error!r}. Restore an earlier checkpoint."
+                f"{where}/{MANIFEST} cannot be read: {what} Restore an earlier checkpoint."
             ) from error
         manifest.check(where)
         return manifest
@@ -177,14 +158,15 @@ class Manifest:
             CheckpointError: names the path or the table.
         """
         for path in self.paths():
-            if path.startswith("/") or ".." in PurePosixPath(path).parts:
+            if path.startswith("/") or ".." in path.split("/"):
                 raise CheckpointError(
                     f"{where}/{MANIFEST} names file {path!r}, which lies outside of the checkpoint."
                 )
         name = None if self.parent is None else self.parent.name
         if name is not None and (not name or "/" in name or name in (".", "..")):
             raise CheckpointError(f"{where}/{MANIFEST} has a parent {name!r}, which is no folder.")
-        if any((entry.held is None) == (name is not None) for entry in self.files):
+        kinds = {(entry.held is None, entry.firsts is None) for entry in self.files}
+        if kinds - {(name is None, name is None)}:
             raise CheckpointError(
                 f"{where}/{MANIFEST} mixes files of an increment with files of all rows; it was "
                 "edited or written wrongly. Restore an earlier checkpoint."

@@ -114,11 +114,21 @@ def write_shard(
     batch_rows = max(1, batch_bytes // row_bytes)
     path = shard_path(shard)
     marks = _write_batches(store, path, schema_of(columns), tensors, range(0, rows, batch_rows))
-    firsts: tuple[int, ...] = ()
+    firsts: tuple[int, ...] | None = None
     if isinstance(state, TouchedState):
         firsts = tuple(state.rows[::batch_rows].tolist())
     return FileEntry(
-        path, shard.table, shard.rows, shard.cols, columns, batch_rows, marks, held, firsts
+        path=path,
+        table=shard.table,
+        rows=shard.rows,
+        cols=shard.cols,
+        columns=columns,
+        bytes=marks[-1].end,
+        crc32=marks[-1].crc32,
+        batch_rows=batch_rows,
+        marks=marks,
+        held=held,
+        firsts=firsts,
     )
 
 

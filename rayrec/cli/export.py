@@ -138,7 +138,7 @@ def summary(out: str, manifest: Manifest) -> str:
         parity += f", ne {told['ne']:.5f} ({told['ne_difference']:+.5f})"
     lines.append(parity)
     if manifest.compiled is not None:
-        lines.append(f"compiled for torch {manifest.compiled[1].torch} and this processor")
+        lines.append(f"compiled for torch {manifest.compiled.target.torch} and this processor")
     if manifest.no_program:
         lines.append(f"no torch.export program: {manifest.no_program}")
     return "\n".join(lines)

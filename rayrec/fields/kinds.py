@@ -15,12 +15,26 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 NONE = "none"  # the word for None in a run file, since TOML has none
 TYPE = "type"  # the key that says which of several dataclasses a table means
+STATED = {"stated": True}  # metadata of a field that JSON must say, although it has a default
 SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 SCALARS |= {Path: "a path"}
+
+
+class Words(NamedTuple):
+    """How errors call what a field takes: in a program, in a run file or in JSON."""
+
+    none: str
+    flag: str
+    table: str
+
+
+IN_PYTHON = Words("None", "True or False", "")
+IN_RUN_FILE = Words(f'"{NONE}"', SCALARS[bool], "a table")
+IN_JSON = Words("null", SCALARS[bool], "an object")
 
 
 class Code:
@@ -95,6 +109,8 @@ def item_types(kind: Any) -> tuple[Any, ...] | None:
     origin, args = get_origin(kind) or kind, get_args(kind)
     if not isinstance(origin, type) or issubclass(origin, str | bytes):
         return None
+    if issubclass(origin, tuple) and hasattr(origin, "_fields"):
+        return tuple(get_type_hints(origin).values())
     if issubclass(origin, tuple) and args:
         return args
     if issubclass(origin, Sequence | set | frozenset):
@@ -137,35 +153,34 @@ def of_word(kind: Any, word: Any, base: Any) -> Any:
     return kind.of_word(word, base) if takes and isinstance(word, str) else None
 
 
-def wanted(kind: Any, in_python: bool = False) -> str:
-    """Return the values that a type allows, in words that complete "it must be ...".
-
-    Args:
-        in_python: describe values of a program; else those of a run file.
-    """
+def wanted(kind: Any, words: Words) -> str:
+    """Return the values that a type allows, in words that complete "it must be ..."."""
+    in_python = words is IN_PYTHON
     kinds = [one for one in alternatives(kind) if in_python or not _is_code(one)]
-    words = dict.fromkeys(_wanted(one, in_python) for one in kinds)
-    none = "None" if in_python else f'"{NONE}"'
-    return " or ".join([*words, none] if takes_none(kind) else words)
+    found = dict.fromkeys(_wanted(one, words) for one in kinds)
+    return " or ".join([*found, words.none] if takes_none(kind) else found)
 
 
-def _wanted(kind: Any, in_python: bool) -> str:
+def _wanted(kind: Any, words: Words) -> str:
     if kind in SCALARS:
-        return "True or False" if in_python and kind is bool else SCALARS[kind]
-    if get_origin(kind) is Literal or is_enum(kind):
-        values = get_args(kind) or [member.value for member in kind]
-        return f"one of {', '.join(map(repr, values))}"
+        return words.flag if kind is bool else SCALARS[kind]
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if is_enum(kind):
+        # as JSON is written
+        names = (one.name.lower() if words is IN_JSON else one.value for one in kind)
+        return f"one of {', '.join(map(repr, names))}"
     items, pair = item_types(kind), mapping_types(kind)
     if items is not None and items[-1] is ...:
-        return "a list" if items[0] is Any else f"a list, each item {wanted(items[0], in_python)}"
+        return "a list" if items[0] is Any else f"a list, each item {wanted(items[0], words)}"
     if items is not None:
-        return f"a list of {len(items)}: {', '.join(wanted(one, in_python) for one in items)}"
+        return f"a list of {len(items)}: {', '.join(wanted(one, words) for one in items)}"
     if kind is Any:
         return "anything"
-    if not in_python:
-        return "a table"
+    if words.table:
+        return words.table
     if pair is not None:
-        return "a mapping" if pair[1] is Any else f"a mapping, each value {wanted(pair[1], True)}"
+        return "a mapping" if pair[1] is Any else f"a mapping, each value {wanted(pair[1], words)}"
     return "a function" if get_origin(kind) is Callable else _call(kind)
 
 

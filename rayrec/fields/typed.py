@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def _wrong(owner: str, name: str, value: Any, kind: Any) -> ConfigError:
-    wanted = kinds.wanted(kind, in_python=True)
+    wanted = kinds.wanted(kind, kinds.IN_PYTHON)
     return ConfigError(f"{owner} has {name}={shown(value)}; it must be {wanted}.")
 
 

@@ -13,25 +13,70 @@ every field has its type checked and every layout must tile.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rayrec.errors import ConfigError, PlanError
-from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
-from rayrec.layout.geometry import Layout, Replicated, TableLayout
-from rayrec.layout.jsonfields import Fields, parse_object
+from rayrec.errors import PlanError
+from rayrec.fields.json_text import json_object, of_json
+from rayrec.fields.writing import record_of
+from rayrec.layout.estimates import PlanEstimates
+from rayrec.layout.geometry import Replicated, TableLayout
 from rayrec.layout.kinds import kind_of
 from rayrec.layout.plan import ShardingPlan, Storage, TablePlacement
-from rayrec.layout.topology import Topology
 
 FORMAT = "rayrec.plan"
 VERSION = 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tiled:
+    """A table in blocks, as a plan's file has it."""
+
+    kind: Any = None
+    row_cuts: tuple[int, ...]
+    col_cuts: tuple[int, ...]
+    owners: tuple[tuple[int, ...], ...]
+    storage: Storage
+
+    def placement(self) -> TablePlacement:
+        return TablePlacement(TableLayout(self.row_cuts, self.col_cuts, self.owners), self.storage)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Copied:
+    """A table on every rank, as a plan's file has it."""
+
+    kind: Any = None
+    shape: tuple[int, int]
+    replicated: tuple[int, ...]
+    storage: Storage
+
+    def placement(self) -> TablePlacement:
+        if min(self.shape) < 1:
+            raise PlanError(
+                f"shape={list(self.shape)} must be [num_embeddings, embedding_dim], both positive."
+            )
+        return TablePlacement(Replicated(*self.shape, self.replicated), self.storage)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlanFile:
+    """A plan's file."""
+
+    format: str
+    version: int
+    world_size: int
+    hosts: tuple[tuple[int, ...], ...]
+    tables: Mapping[str, _Tiled | _Copied]
+    estimates: PlanEstimates | None = None
+
+
 def plan_to_json(plan: ShardingPlan) -> str:
     """The plan as text that `plan_from_json` reads; ends with a newline."""
     entries = {
-        name: _table_to_data(placement, plan.hosts) for name, placement in plan.tables.items()
+        name: record_of(_table_record(placement, plan.hosts))
+        for name, placement in plan.tables.items()
     }
     lines = [
         "{",
@@ -42,20 +87,29 @@ def plan_to_json(plan: ShardingPlan) -> str:
         f'  "tables": {_one_per_line(entries)}' + ("," if plan.estimates else ""),
     ]
     if plan.estimates:
-        lines += _estimates_lines(plan.estimates)
+        lines += _estimates_lines(record_of(plan.estimates))
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _estimates_lines(estimates: PlanEstimates) -> list[str]:
-    ranks = ",".join(f"\n      {json.dumps(asdict(rank))}" for rank in estimates.ranks)
-    tables = {name: asdict(table) for name, table in estimates.tables.items()}
+def _table_record(
+    placement: TablePlacement, hosts: tuple[tuple[int, ...], ...]
+) -> _Tiled | _Copied:
+    layout, storage = placement.layout, placement.storage
+    kind = kind_of(layout, hosts)
+    if isinstance(layout, Replicated):
+        return _Copied(kind=kind, shape=layout.shape, replicated=layout.ranks, storage=storage)
+    cuts = {"row_cuts": layout.row_cuts, "col_cuts": layout.col_cuts}
+    return _Tiled(kind=kind, **cuts, owners=layout.owners, storage=storage)
+
+
+def _estimates_lines(estimates: dict[str, Any]) -> list[str]:
+    ranks = ",".join(f"\n      {json.dumps(rank)}" for rank in estimates.pop("ranks"))
+    tables = _one_per_line(estimates.pop("tables"), indent=4)
     return [
         '  "estimates": {',
-        f'    "topology": {estimates.topology.to_json()},',
-        f'    "batch_size": {estimates.batch_size},',
-        f'    "sparse_optimizer": {json.dumps(estimates.sparse_optimizer)},',
+        *(f"    {json.dumps(name)}: {json.dumps(value)}," for name, value in estimates.items()),
         f'    "ranks": [{ranks}\n    ],',
-        f'    "tables": {_one_per_line(tables, indent=4)}',
+        f'    "tables": {tables}',
         "  }",
     ]
 
@@ -66,17 +120,6 @@ def _one_per_line(entries: dict[str, dict[str, Any]], indent: int = 2) -> str:
     return "{" + ",".join(lines) + f"\n{pad}" + "}"
 
 
-def _table_to_data(placement: TablePlacement, hosts: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
-    layout = placement.layout
-    data: dict[str, Any] = {"kind": kind_of(layout, hosts)}
-    if isinstance(layout, Replicated):
-        data |= {"shape": layout.shape, "replicated": layout.ranks}
-    else:
-        data |= asdict(layout)
-    storage = asdict(placement.storage).items()
-    return {**data, "storage": {name: value for name, value in storage if value is not None}}
-
-
 def plan_from_json(text: str, source: str) -> ShardingPlan:
     """Read a plan.
 
@@ -85,113 +128,49 @@ def plan_from_json(text: str, source: str) -> ShardingPlan:
     Raises:
         PlanError: names `source`, the table and the field.
     """
-    root = parse_object(text, source)
+    data = json_object(text, source, PlanError)
     # The format and the version come first: of another file no other message would help.
-    if (form := root.text("format")) != FORMAT:
+    if data.get("format") != FORMAT:
         raise PlanError(
-            f"{source}: format is {form!r}, expected {FORMAT!r}; this is no sharding plan."
+            f"{source}: format is {data.get('format')!r}, expected {FORMAT!r}; this is no sharding "
+            "plan."
         )
-    if (version := root.integer("version")) != VERSION:
-        raise PlanError(f"{source}: version is {version}, this release reads version {VERSION}.")
-    world_size, hosts = root.integer("world_size"), root.int_rows("hosts")
-    entries = root.child("tables")
-    names = entries.keys()
-    tables = {name: _table_from_fields(_named(entries, name, source)) for name in names}
-    estimates = root.optional("estimates", root.child)
-    predicted = _estimates_from_fields(estimates, tuple(tables)) if estimates else None
-    # Unknown fields are refused before the plan is checked: a misspelt name explains more than the
-    # error that follows from it.
-    root.finish()
-    try:
-        plan = ShardingPlan(world_size=world_size, tables=tables, hosts=hosts, estimates=predicted)
-    except PlanError as error:
-        raise PlanError(f"{source}: {error}") from None
-    if predicted and {predicted.topology.world_size, len(predicted.ranks)} != {world_size}:
+    if data.get("version") != VERSION:
         raise PlanError(
-            f"{source}: estimates are for {len(predicted.ranks)} ranks, the plan has "
-            f"world_size={world_size}."
+            f"{source}: version is {data.get('version')!r}, this release reads version {VERSION}."
+        )
+    file = of_json(_PlanFile, data, source, PlanError)
+    place = ""
+    try:
+        tables = {}
+        for name, table in file.tables.items():
+            place = f": tables.{name}"
+            tables[name] = table.placement()
+        place = ""
+        estimates = _ordered(file.estimates, tuple(tables))
+        plan = ShardingPlan(
+            world_size=file.world_size, tables=tables, hosts=file.hosts, estimates=estimates
+        )
+    except PlanError as error:
+        raise PlanError(f"{source}{place}: {error}") from None
+    if estimates and {estimates.topology.world_size, len(estimates.ranks)} != {plan.world_size}:
+        raise PlanError(
+            f"{source}: estimates are for {len(estimates.ranks)} ranks, the plan has "
+            f"world_size={plan.world_size}."
         )
     return plan
 
 
-def _named(entries: Fields, name: str, source: str) -> Fields:
-    child = entries.child(name)
-    child.where = f"{source}: table {name!r}"
-    return child
-
-
-def _table_from_fields(entry: Fields) -> TablePlacement:
-    entry.skip("kind")
-    try:
-        storage = _storage_from_fields(entry.child("storage"))
-        layout = _layout_from_fields(entry)
-    except (PlanError, ConfigError) as error:
-        # Errors of a field name the place already; errors of a layout or a storage do not know it.
-        where = "" if str(error).startswith(entry.where) else f"{entry.where}: "
-        raise PlanError(f"{where}{error}") from None
-    entry.skip("storage")
-    entry.finish()
-    return TablePlacement(layout, storage)
-
-
-def _storage_from_fields(entry: Fields) -> Storage:
-    kind = entry.text("kind")
-    factor = entry.optional("load_factor", entry.number)
-    entry.finish()
-    return Storage(kind, factor)  # type: ignore[arg-type]  # Storage checks it
-
-
-def _layout_from_fields(entry: Fields) -> Layout:
-    if not entry.has("replicated"):
-        return TableLayout(entry.ints("row_cuts"), entry.ints("col_cuts"), entry.int_rows("owners"))
-    shape = entry.ints("shape")
-    if len(shape) != 2 or min(shape) < 1:
-        raise PlanError(
-            f"shape={list(shape)} must be [num_embeddings, embedding_dim], both positive."
-        )
-    return Replicated(*shape, entry.ints("replicated"))
-
-
-def _estimates_from_fields(entry: Fields, names: tuple[str, ...]) -> PlanEstimates:
-    per_table = entry.child("tables")
+def _ordered(estimates: PlanEstimates | None, names: tuple[str, ...]) -> PlanEstimates | None:
+    """The estimates with their tables in the order of the plan's."""
+    if estimates is None:
+        return None
     # The report reads an estimate for every table, so a plan whose tables were edited needs new
     # estimates or none.
-    if set(per_table.keys()) != set(names):
-        odd = sorted(set(per_table.keys()) ^ set(names))
+    odd = sorted(set(estimates.tables) ^ set(names))
+    if odd:
         raise PlanError(
-            f"{per_table.where}: table {odd[0]!r} is in the plan or in the estimates, but not in "
+            f"estimates.tables: table {odd[0]!r} is in the plan or in the estimates, but not in "
             "both."
         )
-    estimates = PlanEstimates(
-        topology=Topology.from_fields(entry.child("topology")),
-        batch_size=entry.integer("batch_size"),
-        sparse_optimizer=entry.text("sparse_optimizer"),
-        ranks=tuple(_rank_from_fields(rank) for rank in entry.children("ranks")),
-        tables={name: _table_estimate_from_fields(per_table.child(name)) for name in names},
-    )
-    entry.finish()
-    return estimates
-
-
-def _rank_from_fields(entry: Fields) -> RankEstimate:
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(RankEstimate)):
-        # The suffix of a field gives its unit, and the unit its type: bytes are whole, seconds are
-        # not.
-        values[name] = entry.integer(name) if name.endswith("_bytes") else entry.number(name)
-    entry.finish()
-    return RankEstimate(**values)
-
-
-def _table_estimate_from_fields(entry: Fields) -> TableEstimate:
-    estimate = TableEstimate(
-        kind=entry.text("kind"),
-        data_type=entry.text("data_type"),
-        weight_bytes=entry.integer("weight_bytes"),
-        why=entry.text("why"),
-        work_s=entry.number("work_s"),
-        runner_up=entry.optional("runner_up", entry.text),
-        runner_up_work_s=entry.optional("runner_up_work_s", entry.number),
-    )
-    entry.finish()
-    return estimate
+    return replace(estimates, tables={name: estimates.tables[name] for name in names})

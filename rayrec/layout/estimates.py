@@ -73,8 +73,8 @@ class TableEstimate:
     weight_bytes: int
     why: str
     work_s: float
-    runner_up: str | None = None
-    runner_up_work_s: float | None = None
+    runner_up: str | None
+    runner_up_work_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from rayrec.errors import ConfigError, PlanError
+from rayrec.fields.kinds import STATED
 from rayrec.layout.estimates import PlanEstimates
 from rayrec.layout.geometry import Layout, Replicated, Shard
 from rayrec.layout.kinds import kind_of
@@ -37,7 +38,7 @@ class Storage:
             for this kind.
     """
 
-    kind: StorageKind = "device"
+    kind: StorageKind = field(default="device", metadata=STATED)
     load_factor: float | None = None
 
     def __post_init__(self) -> None:

@@ -7,10 +7,9 @@ hand. The defaults count nothing but slots and bytes. Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 from rayrec.errors import ConfigError
-from rayrec.layout.jsonfields import Fields
 
 PARTS = ("input", "lookup", "output", "gradient", "update")
 
@@ -77,19 +76,3 @@ class Rates:
             rates = asdict(getattr(self, part))
             parts[part] = PartRates(**{name: value * factor for name, value in rates.items()})
         return Rates(**parts, step_s=self.step_s)
-
-    @classmethod
-    def from_fields(cls, entry: Fields) -> Rates:
-        """Read the JSON of a topology's rates.
-
-        Raises:
-            PlanError: a field is missing or unknown. ConfigError: a constant makes no sense.
-        """
-        parts = {}
-        for part in PARTS:
-            child = entry.child(part)
-            parts[part] = PartRates(**{f.name: child.number(f.name) for f in fields(PartRates)})
-            child.finish()
-        rates = cls(**parts, step_s=entry.number("step_s"))
-        entry.finish()
-        return rates

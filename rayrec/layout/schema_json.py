@@ -1,44 +1,95 @@
-"""A schema as JSON text, in both directions: `schema_text` and `parse_schema`.
-
-`rayrec.layout.schema_fields` reads and writes single entries.
-"""
+"""A schema as JSON text, in both directions: `schema_text` and `parse_schema`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rayrec.errors import ConfigError, PlanError
-from rayrec.layout.jsonfields import parse_object
+from rayrec.errors import ConfigError
+from rayrec.fields.json_text import json_object, of_json
+from rayrec.fields.writing import record_of
 from rayrec.layout.schema_columns import DenseColumn, Feature
-from rayrec.layout.schema_fields import place_of, read_table, table_entry, take
-from rayrec.layout.tables import EmbeddingBagConfig
+from rayrec.layout.tables import DataType, EmbeddingBagConfig, PoolingType
 
 if TYPE_CHECKING:
     from rayrec.layout.schema import FeatureSchema
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Table:
+    """A table as a schema's file has it, without what it has by default."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    pooling: PoolingType = PoolingType.SUM
+    features: tuple[str, ...]
+    data_type: DataType | None = None
+    weight_init_min: float | None = None
+    weight_init_max: float | None = None
+
+    def config(self) -> EmbeddingBagConfig:
+        return EmbeddingBagConfig(
+            self.num_embeddings,
+            self.embedding_dim,
+            self.name,
+            self.data_type or DataType.FP32,
+            list(self.features),
+            pooling=self.pooling,
+            weight_init_min=self.weight_init_min,
+            weight_init_max=self.weight_init_max,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SchemaFile:
+    """A schema's file; a dense column without a fill is its name."""
+
+    label: str | tuple[str, ...]
+    weight: str | None = None
+    groups: tuple[str, ...] | None = None
+    dense: tuple[str | DenseColumn, ...] = ()
+    features: tuple[Feature, ...]
+    tables: tuple[_Table, ...]
+
+
 def schema_text(schema: FeatureSchema) -> str:
     """Return the JSON text; ConfigError where a table has an `init_fn`, which is no JSON."""
-    features = []
-    for f in schema.features:
-        entry: dict[str, str | int | None] = {"name": f.name, "column": f.column}
-        entry |= {"hash_buckets": f.hash_buckets, "weights": f.weights}
-        features.append({k: v for k, v in entry.items() if v is not None})
-    tables = [table_entry(table) for table in schema.tables]
-    dense = [
-        c.column if c.fill == 0.0 else {"column": c.column, "fill": c.fill} for c in schema.dense
-    ]
-    sections = [f'"label": {json.dumps(schema.label)}', f'"dense": {json.dumps(dense)}']
-    if schema.weight is not None:
-        sections.insert(1, f'"weight": {json.dumps(schema.weight)}')
-    if schema.groups:
-        sections.insert(-1, f'"groups": {json.dumps(schema.groups)}')
-    for name, entries in (("features", features), ("tables", tables)):
-        sections.append(
-            f'"{name}": [\n    ' + ",\n    ".join(json.dumps(e) for e in entries) + "\n  ]"
-        )
+    file = _SchemaFile(
+        label=schema.label,
+        weight=schema.weight,
+        groups=schema.groups or None,
+        dense=tuple(one.column if one.fill == 0.0 else one for one in schema.dense),
+        features=schema.features,
+        tables=tuple(map(_table, schema.tables)),
+    )
+    sections = []
+    # people read and edit the file: an entry has a line of its own
+    for name, value in record_of(file).items():
+        text = json.dumps(value)
+        if name in ("features", "tables"):
+            text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
+        sections.append(f'"{name}": {text}')
     return "{\n  " + ",\n  ".join(sections) + "\n}\n"
+
+
+def _table(table: EmbeddingBagConfig) -> _Table:
+    if table.init_fn is not None:
+        raise ConfigError(
+            f"table {table.name!r} has an init_fn, which a schema cannot hold; set it on the "
+            "configs of the model."
+        )
+    return _Table(
+        name=table.name,
+        num_embeddings=table.num_embeddings,
+        embedding_dim=table.embedding_dim,
+        pooling=table.pooling,
+        features=tuple(table.feature_names),
+        data_type=None if table.data_type is DataType.FP32 else table.data_type,
+        weight_init_min=table.weight_init_min,
+        weight_init_max=table.weight_init_max,
+    )
 
 
 def parse_schema(text: str, source: str) -> dict[str, Any]:
@@ -48,55 +99,14 @@ def parse_schema(text: str, source: str) -> dict[str, Any]:
         ConfigError: the text is not JSON, or has an unknown or missing field or a value of the
             wrong type.
     """
-    try:
-        # `parse_object` refuses doubled keys and NaN. It speaks of plans, and a schema is no
-        # plan, so its error gets the class of a schema's errors.
-        raw = parse_object(text, source).data
-    except PlanError as error:
-        raise ConfigError(f"{error} Write an object with label, dense, features, tables.") from None
-    top = take(
-        raw,
-        source,
-        required={"label": (str, list), "features": list, "tables": list},
-        optional={"dense": list, "weight": str, "groups": list},
-    )
-    groups = top.get("groups", [])
-    if not all(isinstance(name, str) for name in groups):
-        raise ConfigError(
-            f"field 'groups' of {source} is {groups!r}; it must be a list of strings."
-        )
-    label = top["label"]
-    if not isinstance(label, str) and not all(isinstance(name, str) for name in label):
-        raise ConfigError(
-            f"field 'label' of {source} is {label!r}; it must be a string or a list of strings."
-        )
+    file = of_json(_SchemaFile, json_object(text, source, ConfigError), source, ConfigError)
     return {
-        "label": label if isinstance(label, str) else tuple(label),
-        "dense": tuple(_dense(i, e, source) for i, e in enumerate(top.get("dense", []))),
-        "features": tuple(_feature(i, e, source) for i, e in enumerate(top["features"])),
-        "tables": tuple(_table(i, e, source) for i, e in enumerate(top["tables"])),
-        "weight": top.get("weight"),
-        "groups": tuple(groups),
+        "label": file.label,
+        "dense": tuple(
+            DenseColumn(column=one) if isinstance(one, str) else one for one in file.dense
+        ),
+        "features": file.features,
+        "tables": tuple(table.config() for table in file.tables),
+        "weight": file.weight,
+        "groups": file.groups or (),
     }
-
-
-def _dense(index: int, entry: object, source: str) -> DenseColumn:
-    if isinstance(entry, str):
-        entry = {"column": entry}
-    where, fill = f"dense[{index}] of {source}", {"fill": (int, float)}
-    got = take(entry, where, required={"column": str}, optional=fill)
-    return DenseColumn(column=got["column"], fill=float(got.get("fill", 0.0)))
-
-
-def _feature(index: int, entry: object, source: str) -> Feature:
-    got = take(
-        entry,
-        place_of("features", index, entry, source),
-        required={"name": str, "column": str},
-        optional={"hash_buckets": int, "weights": str},
-    )
-    return Feature(**got)
-
-
-def _table(index: int, entry: object, source: str) -> EmbeddingBagConfig:
-    return read_table(entry, place_of("tables", index, entry, source))

@@ -17,7 +17,9 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
-from rayrec.layout.jsonfields import Fields, parse_object
+from rayrec.fields.json_text import json_object, of_json
+from rayrec.fields.kinds import STATED
+from rayrec.fields.writing import record_of
 from rayrec.layout.rates import Rates
 from rayrec.layout.words import also_takes
 
@@ -94,12 +96,12 @@ class Topology:
     """
 
     hosts: tuple[tuple[int, ...], ...]
+    device: Device = field(default="cpu", metadata=STATED)
     memory_bytes: tuple[int, ...]
-    device: Device = "cpu"
-    memory_bw: float = DEFAULT_SPEEDS["cpu"].memory_bw
-    intra_host_bw: float = DEFAULT_SPEEDS["cpu"].intra_host_bw
-    inter_host_bw: float = DEFAULT_SPEEDS["cpu"].inter_host_bw
-    latency_s: float = DEFAULT_SPEEDS["cpu"].latency_s
+    memory_bw: float = field(default=DEFAULT_SPEEDS["cpu"].memory_bw, metadata=STATED)
+    intra_host_bw: float = field(default=DEFAULT_SPEEDS["cpu"].intra_host_bw, metadata=STATED)
+    inter_host_bw: float = field(default=DEFAULT_SPEEDS["cpu"].inter_host_bw, metadata=STATED)
+    latency_s: float = field(default=DEFAULT_SPEEDS["cpu"].latency_s, metadata=STATED)
     rates: Rates = field(default_factory=Rates)
     input_hidden: float = 0.0
 
@@ -233,9 +235,7 @@ class Topology:
 
     def to_json(self) -> str:
         """One JSON object as text."""
-        data = asdict(self)
-        first = {name: data.pop(name) for name in ("hosts", "device", "memory_bytes")}
-        return json.dumps({**first, **data})
+        return json.dumps(record_of(self))
 
     @classmethod
     def from_json(cls, text: str, source: str = "topology") -> Topology:
@@ -245,29 +245,7 @@ class Topology:
             PlanError: names `source` and the field that is missing, of another type or contradicts
                 the others.
         """
-        return cls.from_fields(parse_object(text, source))
-
-    @classmethod
-    def from_fields(cls, entry: Fields) -> Topology:
-        """Read from a parsed JSON object. Raises PlanError, as `from_json`."""
-        device = entry.text("device")
-        rates = entry.optional("rates", entry.child)
-        try:
-            topology = cls(
-                hosts=entry.int_rows("hosts"),
-                device=device,  # type: ignore[arg-type]  # __post_init__ checks it
-                memory_bytes=entry.ints("memory_bytes"),
-                memory_bw=entry.number("memory_bw"),
-                intra_host_bw=entry.number("intra_host_bw"),
-                inter_host_bw=entry.number("inter_host_bw"),
-                latency_s=entry.number("latency_s"),
-                rates=Rates.from_fields(rates) if rates else Rates(),
-                input_hidden=entry.optional("input_hidden", entry.number) or 0.0,
-            )
-        except ConfigError as error:
-            raise PlanError(f"{entry.where}: {error}") from None
-        entry.finish()
-        return topology
+        return of_json(cls, json_object(text, source, PlanError), source, PlanError)
 
 
 def check_hosts(hosts: Sequence[Sequence[int]]) -> None:

@@ -9,14 +9,14 @@ Standard library only.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
-from rayrec.fields.typed import check_argument, check_fields
+from rayrec.fields.json_text import json_object, of_json
+from rayrec.fields.typed import check_argument, check_fields, shown
 from rayrec.layout.geometry import COLUMN_MULTIPLE
-from rayrec.layout.jsonfields import Fields, parse_object
 from rayrec.layout.kinds import KINDS
 from rayrec.layout.plan import Storage, StorageKind
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType
@@ -232,43 +232,12 @@ def constraints_from_json(
         ConfigError: no JSON object, a field that is unknown or of another type, or a value that
             makes no sense; names the table.
     """
-    known = measured or {}
-    constraints = {name: ParameterConstraints(**values) for name, values in known.items()}
-    try:
-        root = parse_object(text, source)
-        for name in root.keys():  # noqa: SIM118
-            entry = root.child(name)
-            entry.where = f"{source}: table {name!r}"
-            constraints[name] = ParameterConstraints(**{**known.get(name, {}), **_given(entry)})
-    except (ConfigError, PlanError) as error:
-        named = str(error).startswith(source)
-        raise ConfigError(str(error) if named else f"{source}: table {name!r}: {error}") from None
-    return constraints
-
-
-def _given(entry: Fields) -> dict[str, Any]:
-    """The fields of one table's constraints that are given.
-
-    Raises:
-        ConfigError: one is unknown. PlanError: one is of another type.
-    """
-    readers: dict[str, Callable[[str], Any]] = {
-        "kinds": entry.texts,
-        "pooling_factor": entry.number,
-        "min_partition": entry.integer,
-        "weighted": entry.boolean,
-        "skew": entry.number,
-        "ranks": lambda field: list(entry.ints(field)),
-        "hosts": lambda field: list(entry.ints(field)),
-        "together": entry.text,
-        "apart": entry.text,
-        "storage": entry.text,
-        "cache_load_factor": entry.number,
-    }
-    for key in entry.keys():  # noqa: SIM118
-        if key not in readers:
-            meant = did_you_mean(key, readers)
-            raise ConfigError(
-                f"{entry.where} has the unknown field {key!r}{meant}; {', '.join(readers)} exist."
-            )
-    return {key: read(key) for key, read in readers.items() if entry.has(key)}
+    read = {name: dict(values) for name, values in (measured or {}).items()}
+    for name, given in json_object(text, source, ConfigError).items():
+        if not isinstance(given, dict):
+            raise ConfigError(f"{source}: {name} is {shown(given)}; it must be an object.")
+        # null is a field that is not given, so that what was measured holds
+        own = {field: value for field, value in given.items() if value is not None}
+        read[name] = {**read.get(name, {}), **own}
+    tables: Any = Mapping[str, ParameterConstraints]
+    return dict(of_json(tables, read, source, ConfigError))

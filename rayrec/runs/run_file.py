@@ -29,14 +29,15 @@ import tomli_w
 from rayrec.checks import absolute_path
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
+from rayrec.fields.misfit import meant, wrong
+from rayrec.fields.reading import read_table
+from rayrec.fields.writing import table_of
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import read_text
-from rayrec.runs.reading import Place, meant, read_table
 from rayrec.runs.scaling import default_ranks
 from rayrec.runs.toml_tree import Settings, read_settings
 from rayrec.runs.training import ClickRun
-from rayrec.runs.writing import table_of
 from rayrec.train.optimizer_config import DEFAULT_BATCH
 
 DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
@@ -147,7 +148,8 @@ class RunFile:
                     f"{settings.source_of((name,))}: there is no section {name}{near}"
                 )
             if not isinstance(table, dict):
-                raise Place(settings.source_of, (name,)).wrong(table, f"a section, [{name}]")
+                odd = wrong(table, f"a section, [{name}]").at(name)
+                raise odd.in_run_file(settings.source_of)
         if data is not None:
             said = tables.setdefault("data", {})
             if {"train", "eval", "schema"} & set(said):
@@ -159,8 +161,7 @@ class RunFile:
         run = tables.get("run", {})
 
         def read(name: str, kind: type, base: Any = None, **fixed: Any) -> Any:
-            place = Place(settings.source_of, (name,))
-            return read_table([kind], tables.get(name, {}), place, base, fixed)
+            return read_table(kind, tables.get(name, {}), name, settings.source_of, base, **fixed)
 
         return cls(
             model=read("model", ModelRecipe, DEFAULT_MODEL, schema=""),

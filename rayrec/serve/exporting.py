@@ -30,7 +30,7 @@ from rayrec.quant.types import Types
 from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
-from rayrec.serve.manifest import MANIFEST, Manifest, StoredFile
+from rayrec.serve.manifest import MANIFEST, Manifest, StoredCode, StoredFile
 from rayrec.serve.packed_files import measured, write_packed
 from rayrec.serve.parity import ParityBounds, ParitySample, check_bounds, compared
 from rayrec.serve.predictor import Predictor
@@ -180,7 +180,7 @@ def _with_compiled(folder: Path, manifest: Manifest) -> Manifest:
             "Export without compiling."
         )
     compile_program(folder / PROGRAM, folder / COMPILED)
-    return replace(manifest, compiled=(_stored(folder, COMPILED), Target.here()))
+    return replace(manifest, compiled=StoredCode(_stored(folder, COMPILED), Target.here()))
 
 
 def _with_parity(

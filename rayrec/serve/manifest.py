@@ -7,22 +7,29 @@ hash of the manifest holds that of every byte.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.errors import ArtifactError
+from rayrec.fields.writing import record_of
 from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import PackedTable, QuantType
 from rayrec.quant.packing import MAX_POWER
 from rayrec.serve.compiled import Target
+from rayrec.serve.sealed import Form, fingerprint
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "rayrec.artifact", 2
-_READ = (1, VERSION)  # version 1 has the dense part as torch.save writes it
+_FORM = Form(
+    file=MANIFEST,
+    format="rayrec.artifact",
+    versions=(1, 2),  # version 1 has the dense part as torch.save writes it
+    folder="artifact",
+    wanted="Name a folder that rayrec export wrote.",
+    other_version="Export the checkpoint with this rayrec.",
+    again="Export the checkpoint again.",
+)
 BAGS, SEQUENCES = "bags", "sequences"
 
 
@@ -38,14 +45,14 @@ class StoredFile:
         """Check path and size of a file that the document at `where` names.
 
         Raises:
-            ValueError, TypeError, AttributeError: path or size is invalid.
-            ArtifactError: the file lies outside of the folder.
+            ValueError: it cannot.
+            ArtifactError: it lies outside of the folder.
         """
-        if type(self.bytes) is not int or self.bytes < 0:
-            raise ValueError(f"file {self.path!r} has {self.bytes!r} bytes")
+        if self.bytes < 0:
+            raise ValueError(f"file {self.path!r} has {self.bytes} bytes")
         if b"\0" in self.path.encode():
             raise ValueError(f"file {self.path!r} has a null character")
-        if self.path.startswith("/") or ".." in PurePosixPath(self.path).parts:
+        if self.path.startswith("/") or ".." in self.path.split("/"):
             raise ArtifactError(
                 f"{where} names file {self.path!r}, which lies outside of the {folder}. Copy it "
                 "again from where it was written."
@@ -57,14 +64,33 @@ class StoredTable:
     """Table of the artifact: packing of its rows, and their place in a file.
 
     Attributes:
-        packed: name, size, type and power.
+        name: of the table. rows, width: its size.
+        type: how a row is stored.
+        power: rows were multiplied by 2**power before they were packed.
         offset: byte of the file at which the first row begins.
         file: the Arrow file of the table.
     """
 
-    packed: PackedTable
+    name: str
+    rows: int
+    width: int
+    type: QuantType
+    power: int
     offset: int
     file: StoredFile
+
+    @property
+    def packed(self) -> PackedTable:
+        """The table as it lies in memory."""
+        return PackedTable(self.name, self.rows, self.width, self.type, self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCode:
+    """The dense part as machine code, and what it runs on."""
+
+    file: StoredFile
+    target: Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +133,32 @@ class Manifest:
     Attributes:
         step: training step of the checkpoint that it was exported from.
         source: path of that checkpoint.
-        tables: tables in the order in which they lie in memory.
-        collections: collections of the model, in its order.
         outputs: name and kind ("binary", "multiclass", "regression") of every output; one output of
             a model without tasks is called "".
-        dense: file of dense parameters. program: file of the exported dense part, or None.
-        no_program: reason why there is no program, or "".
-        compiled: file of the dense part as machine code, and its target, or None.
-        schema: file of the feature schema, or None.
-        recipe: JSON data of the `ModelRecipe`, or None for a model of the user's code.
+        dense: the file of dense parameters. program: that of the exported dense part, or None.
+        no_program: why there is no program, or "".
+        compiled: the dense part as machine code; None without.
+        schema: the file of the feature schema, or None.
+        recipe: what `ModelRecipe` was, or None for a model of the user's code.
         parity: largest errors, measured at the export.
-        sha256: hash of the text of the manifest, without this field.
+        collections: of the model, in its order.
+        tables: in the order in which they lie in memory.
+        sha256: of the text of the manifest, without this field.
     """
 
     step: int
     source: str
-    tables: tuple[StoredTable, ...]
-    collections: tuple[StoredCollection, ...]
     outputs: tuple[tuple[str, str], ...]
     dense: StoredFile
     program: StoredFile | None
     no_program: str
-    compiled: tuple[StoredFile, Target] | None
+    # left out where there is none, as in artifacts from before there were any
+    compiled: StoredCode | None = None
     schema: StoredFile | None
     recipe: Mapping[str, Any] | None
     parity: Mapping[str, Any]
+    collections: tuple[StoredCollection, ...]
+    tables: tuple[StoredTable, ...]
     sha256: str = ""
 
     def files(self) -> list[StoredFile]:
@@ -140,7 +167,7 @@ class Manifest:
 
     def other_files(self) -> list[StoredFile]:
         """Return every file but the manifest and those of the tables."""
-        compiled = None if self.compiled is None else self.compiled[0]
+        compiled = None if self.compiled is None else self.compiled.file
         others = [self.dense, self.program, compiled, self.schema]
         return [one for one in others if one is not None]
 
@@ -156,21 +183,9 @@ class Manifest:
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()
 
     def _body(self) -> dict[str, Any]:
-        body: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-        body |= {"step": self.step, "source": self.source}
-        body["outputs"] = [list(output) for output in self.outputs]
-        body["dense"] = asdict(self.dense)
-        body["program"] = None if self.program is None else asdict(self.program)
-        body["no_program"] = self.no_program
-        # left out where there is none, as in artifacts from before there were any
-        if self.compiled is not None:
-            file, target = self.compiled
-            body["compiled"] = {"file": asdict(file), "target": asdict(target)}
-        body["schema"] = None if self.schema is None else asdict(self.schema)
-        body |= {"recipe": self.recipe, "parity": dict(self.parity)}
-        body["collections"] = [asdict(one) for one in self.collections]
-        body["tables"] = [_table_json(table) for table in self.tables]
-        # in the form that is read back: JSON makes lists of tuples
+        body = _FORM.head() | record_of(self)
+        del body["sha256"]
+        # as it will be read: JSON makes lists of tuples
         whole: dict[str, Any] = json.loads(json.dumps(body))
         return whole
 
@@ -181,100 +196,24 @@ class Manifest:
         Raises:
             ArtifactError: it is no manifest, of another version, or damaged.
         """
-        again = "Export the checkpoint again."
-        try:
-            body = json.loads(text)
-            if body.get("format") != FORMAT:
-                raise ArtifactError(
-                    f"{where}/{MANIFEST} is no {FORMAT} manifest but says "
-                    f"format={body.get('format')!r}. Name a folder that rayrec export wrote."
-                )
-            version = body["version"]
-            if version not in _READ:
-                raise ArtifactError(
-                    f"{where} has artifact version {version}; this rayrec reads versions 1 to "
-                    f"{VERSION}. Export the checkpoint with this rayrec."
-                )
-            sha256 = body.pop("sha256")
-            if sha256 != fingerprint(body):
-                raise ArtifactError(
-                    f"{where}/{MANIFEST} is damaged: its sha256 is not the one that it says. "
-                    f"{again}"
-                )
-            manifest = cls(
-                **{key: body[key] for key in ("step", "source", "no_program", "recipe", "parity")},
-                tables=tuple(_table_from_json(entry) for entry in body["tables"]),
-                collections=tuple(_collection_from_json(one) for one in body["collections"]),
-                outputs=tuple((name, kind) for name, kind in body["outputs"]),
-                dense=StoredFile(**body["dense"]),
-                program=None if body["program"] is None else StoredFile(**body["program"]),
-                compiled=_compiled_from_json(body.get("compiled")),
-                schema=None if body["schema"] is None else StoredFile(**body["schema"]),
-                sha256=sha256,
-            )
-            manifest._check_places(where)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ArtifactError(f"{where}/{MANIFEST} cannot be read: {error!r}. {again}") from error
-        return manifest
+        return _FORM.read(cls, text, where)
 
-    def _check_places(self, where: str) -> None:
+    def check(self, where: str) -> None:
+        """Check numbers, by which lookups read memory, and the places of files.
+
+        Raises:
+            ValueError: a number cannot be. ArtifactError: it contradicts itself.
+        """
         for file in self.files():
             file.check(f"{where}/{MANIFEST}", "artifact")
         for table in self.tables:
-            packed = table.packed
-            sizes = packed.rows, packed.width
-            # lookups read memory by these numbers
-            whole = all(type(number) is int for number in (*sizes, packed.power, table.offset))
-            if not whole or min(sizes) < 1 or not 0 <= packed.power <= MAX_POWER:
+            if min(table.rows, table.width) < 1 or not 0 <= table.power <= MAX_POWER:
                 raise ValueError(
-                    f"table {packed.name!r} has {packed.rows!r} rows of width {packed.width!r}, "
-                    f"power {packed.power!r}, at byte {table.offset!r}"
+                    f"table {table.name!r} has {table.rows} rows of width {table.width}, power "
+                    f"{table.power}"
                 )
             if not 0 <= table.offset <= table.file.bytes - table.packed.num_bytes:
                 raise ArtifactError(
-                    f"{where}: the {table.packed.rows} rows of table {table.packed.name!r} do not "
-                    f"fit {table.file.path}. Export the checkpoint again."
+                    f"{where}: the {table.rows} rows of table {table.name!r} do not fit "
+                    f"{table.file.path}. Export the checkpoint again."
                 )
-
-
-def fingerprint(body: Mapping[str, Any]) -> str:
-    """Return the sha256 of JSON data, whatever the order of their keys."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _table_json(table: StoredTable) -> dict[str, Any]:
-    packed = table.packed
-    return {
-        "name": packed.name,
-        "rows": packed.rows,
-        "width": packed.width,
-        "type": packed.kind.name.lower(),
-        "power": packed.power,
-        "offset": table.offset,
-        "file": asdict(table.file),
-    }
-
-
-def _table_from_json(entry: Mapping[str, Any]) -> StoredTable:
-    kind = QuantType.named(entry["type"])
-    packed = PackedTable(entry["name"], entry["rows"], entry["width"], kind, entry["power"])
-    return StoredTable(packed, entry["offset"], StoredFile(**entry["file"]))
-
-
-def _compiled_from_json(entry: Mapping[str, Any] | None) -> tuple[StoredFile, Target] | None:
-    if entry is None:
-        return None
-    told = entry["target"]
-    target = Target(torch=told["torch"], processor=tuple(told["processor"]))
-    return StoredFile(**entry["file"]), target
-
-
-def _collection_from_json(entry: Mapping[str, Any]) -> StoredCollection:
-    tables: Sequence[Any] = entry["tables"]
-    return StoredCollection(
-        name=entry["name"],
-        kind=entry["kind"],
-        is_weighted=entry["is_weighted"],
-        need_indices=entry["need_indices"],
-        tables=tuple((name, tuple(features), pooling) for name, features, pooling in tables),
-    )

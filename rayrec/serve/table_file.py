@@ -58,7 +58,8 @@ def write_table(
             writer.write_batch(pa.record_batch([rows], schema=schema))
     assert sink.body is not None, "pyarrow has written the rows as one buffer"
     stored = StoredFile(path, sink.num_bytes, sink.hash.hexdigest())
-    return StoredTable(table, sink.body, stored)
+    sizes = table.name, table.rows, table.width, table.kind, table.power
+    return StoredTable(*sizes, sink.body, stored)
 
 
 class _Sink(Sink):

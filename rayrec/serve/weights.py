@@ -60,7 +60,7 @@ class Weights:
         self._compiled: Program | None = None
         self.not_compiled = "the artifact was exported without"
         if manifest.compiled is not None:
-            file, target = manifest.compiled
+            file, target = manifest.compiled.file, manifest.compiled.target
             self.not_compiled = target.misfit() if artifact.trusted else "it is not trusted"
             if not self.not_compiled:
                 self._compiled = load_compiled(artifact.content[file.path], where / file.path)

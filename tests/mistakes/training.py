@@ -94,7 +94,7 @@ PATHS = [
     ("--schema {data}/nothing.json", "nothing.json"),
     ("--schema {data}", "directory"),
     (f"--schema {LONG}", "--schema|name too long"),
-    ("--schema {data}/plan.json", "plan.json|no field 'label'"),
+    ("--schema {data}/plan.json", "plan.json|unknown field 'format'"),
     ("--checkpoint-dir ''", "--checkpoint-dir"),
     ("--checkpoint-dir {data}/plan.json", "--checkpoint-dir"),
     ("--checkpoint-dir {data}/plan.json/run", "--checkpoint-dir"),

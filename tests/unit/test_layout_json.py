@@ -41,6 +41,13 @@ def test_estimates_travel_with_the_plan(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_estimates_are_for_the_tables_of_the_plan() -> None:
+    data = json.loads(planned().to_json())
+    del data["tables"]["t2"]
+    with pytest.raises(PlanError, match=r"^a\.json: estimates\.tables: table 't2' is"):
+        ShardingPlan.from_json(json.dumps(data), "a.json")
+
+
 def test_a_table_is_one_line() -> None:
     lines = [line for line in random_plan(3).to_json().splitlines() if '"storage"' in line]
     assert len(lines) == len(random_plan(3).tables) > 0
@@ -70,64 +77,53 @@ MISSING = object()
     [
         (("format",), "other", ["format", "'other'", "no sharding plan"]),
         (("version",), 2, ["version is 2", "reads version 1"]),
-        (("world_size",), MISSING, ["'world_size' is missing"]),
-        (("world_size",), True, ["'world_size' is boolean True"]),
+        (("world_size",), MISSING, ["no field 'world_size'"]),
+        (("world_size",), True, ["world_size is true; it must be a whole number"]),
         (("world_size",), 3, ["hosts name 2 ranks", "world_size=3"]),
         (("world_size",), 0, ["world_size=0"]),
         (("hosts",), [[1, 0]], ["hosts=((1, 0),)", "in order"]),
-        (("hosts",), [0, 1], ["'hosts'", "integers only"]),
-        (("tables",), [], ["'tables' is array", "expected an object"]),
-        (("tables", "user"), 7, ["'user' is integer 7"]),
-        (("tables", "user", "row_cuts"), MISSING, ["table 'user'", "'row_cuts' is missing"]),
-        (
-            ("tables", "user", "row_cuts"),
-            [0, 5.0, 10],
-            ["table 'user'", "'row_cuts'", "integers only"],
-        ),
-        (
-            ("tables", "user", "row_cuts"),
-            [0, True, 10],
-            ["table 'user'", "'row_cuts'", "integers only"],
-        ),
-        (
-            ("tables", "user", "row_cuts"),
-            [0, 11, 10],
-            ["table 'user'", "row_cuts", "strictly increase"],
-        ),
-        (("tables", "user", "row_cuts"), [2, 5, 10], ["table 'user'", "row_cuts", "start at 0"]),
-        (("tables", "user", "col_cuts"), [0, 6, 8], ["table 'user'", "col_cuts", "multiple of 4"]),
-        (("tables", "user", "col_cuts"), "0,8", ["table 'user'", "'col_cuts' is string '0,8'"]),
+        (("hosts",), [0, 1], ["hosts[0] is 0; it must be a list"]),
+        (("tables",), [], ["tables is []; it must be an object"]),
+        (("tables", "user"), 7, ["tables.user is 7; it must be an object"]),
+        (("tables", "user", "row_cuts"), MISSING, ["tables.user has no field 'row_cuts'"]),
+        (("tables", "user", "row_cuts"), [0, 5.0, 10], ["tables.user.row_cuts[1] is 5.0; "]),
+        (("tables", "user", "row_cuts"), [0, True, 10], ["tables.user.row_cuts[1] is true; "]),
+        (("tables", "user", "row_cuts"), [0, 11, 10], [": tables.user: row_cuts=", "increase"]),
+        (("tables", "user", "row_cuts"), [2, 5, 10], ["tables.user: row_cuts=", "start at 0"]),
+        (("tables", "user", "row_cuts"), [0, 5, 2**63], ["row_cuts[2] is 9", "64 bits"]),
+        (("tables", "user", "col_cuts"), [0, 6, 8], ["tables.user: col_cuts", "multiple of 4"]),
+        (("tables", "user", "col_cuts"), "0,8", ["tables.user.col_cuts is '0,8'; ", "a list"]),
         (
             ("tables", "user", "storage"),
             {"kind": "cached"},
-            ["table 'user'", "cached storage needs a load_factor"],
+            ["tables.user.storage: cached storage needs a load_factor"],
         ),
         (
             ("tables", "user", "storage"),
             {"kind": "cached", "load_factor": 2},
-            ["table 'user'", "got 2.0"],
+            ["tables.user.storage: ", "got 2.0"],
         ),
         (
             ("tables", "user", "storage"),
             {"kind": "host", "loadfactor": 0.2},
-            ["storage", "unknown field 'loadfactor'"],
+            ["tables.user.storage has the unknown field 'loadfactor'; did you mean load_factor?"],
         ),
-        (("tables", "user", "owners"), [[0]], ["table 'user'", "owners", "2 rows of 1"]),
+        (("tables", "user", "owners"), [[0]], ["tables.user: owners", "2 rows of 1"]),
         (("tables", "user", "owners"), [[0], [2]], ["table 'user'", "rank 2"]),
-        (("tables", "user", "owners"), [[0], ["1"]], ["table 'user'", "'owners'", "integers only"]),
-        (("tables", "user", "owners"), [[0], [-1]], ["table 'user'", "negative"]),
-        (("tables", "user", "rows"), 10, ["table 'user'", "unknown field 'rows'"]),
-        (("tables", "user", "storage"), MISSING, ["table 'user'", "'storage' is missing"]),
-        (("tables", "user", "storage"), {"kind": "disk"}, ["table 'user'", "storage kind 'disk'"]),
-        (("tables", "user", "storage"), {}, ["table 'user'", "storage", "'kind' is missing"]),
+        (("tables", "user", "owners"), [[0], ["1"]], ["tables.user.owners[1][0] is '1'; "]),
+        (("tables", "user", "owners"), [[0], [-1]], ["tables.user", "negative"]),
+        (("tables", "user", "rows"), 10, ["tables.user has the unknown field 'rows'"]),
+        (("tables", "user", "storage"), MISSING, ["tables.user has no field 'storage'"]),
+        (("tables", "user", "storage"), {"kind": "disk"}, ["storage.kind is 'disk'; ", "'host'"]),
+        (("tables", "user", "storage"), {}, ["tables.user.storage has no field 'kind'"]),
         (("tables", "day", "replicated"), [0], ["table 'day'", "all 2 ranks"]),
-        (("tables", "day", "replicated"), [0, 0], ["table 'day'", "distinct"]),
-        (("tables", "day", "replicated"), [], ["table 'day'", "distinct"]),
-        (("tables", "day", "shape"), [7], ["table 'day'", "shape"]),
-        (("tables", "day", "shape"), [7, 0], ["table 'day'", "shape"]),
-        (("tables", "day", "shape"), MISSING, ["table 'day'", "'shape' is missing"]),
-        (("tabels",), {}, ["unknown field 'tabels'"]),
-        (("estimates",), {"tables": {}}, ["estimates", "'day'"]),
+        (("tables", "day", "replicated"), [0, 0], ["tables.day: ", "distinct"]),
+        (("tables", "day", "replicated"), [], ["tables.day: ", "distinct"]),
+        (("tables", "day", "shape"), [7], ["tables.day.shape is [7]; it must be a list of 2"]),
+        (("tables", "day", "shape"), [7, 0], ["tables.day: shape=[7, 0]"]),
+        (("tables", "day", "shape"), MISSING, ["tables.day has no field 'shape'"]),
+        (("tabels",), {}, ["unknown field 'tabels'; did you mean tables?"]),
+        (("estimates",), {"tables": {}}, [": estimates has no field 'topology'"]),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file_and_table(
@@ -204,8 +200,8 @@ def test_damaged_text_is_a_plan_error_or_a_plan(seed: int) -> None:
     [
         ("device", "tpu", "'tpu'"),
         ("memory_bytes", [1], "names 1 ranks"),
-        ("memory_bw", "fast", "'memory_bw' is string"),
-        ("speed", 1, "'speed'"),
+        ("memory_bw", "fast", "memory_bw is 'fast'; it must be a number"),
+        ("speed", 1, "unknown field 'speed'"),
     ],
 )
 def test_topology_goes_through_json_and_names_wrong_fields(

@@ -47,8 +47,8 @@ def rewritten(folder: Path, out: Path, target: Mapping[str, Any]) -> Path:
     body = json.loads((folder / MANIFEST).read_text())
     manifest = Manifest.from_bytes(json.dumps(body).encode(), str(folder))
     assert manifest.compiled is not None
-    file, here = manifest.compiled
-    other = replace(manifest, compiled=(file, replace(here, **target)))
+    code = manifest.compiled
+    other = replace(manifest, compiled=replace(code, target=replace(code.target, **target)))
     (out / MANIFEST).write_bytes(other.sealed().to_bytes())
     return out
 
@@ -60,7 +60,7 @@ def test_scores_of_compiled_code_are_those_of_the_model(tmp_path: Path) -> None:
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
     export(world.checkpoint, plain, data=world.data)
     manifest = export(world.checkpoint, compiled, data=world.data, compiled=True)
-    assert manifest.compiled is not None and manifest.compiled[0] in manifest.files()
+    assert manifest.compiled is not None and manifest.compiled.file in manifest.files()
     assert manifest.parity == open_artifact(plain).manifest.parity
     ours, theirs = Predictor.load(compiled), Predictor.load(plain)
     assert ours.weights.not_compiled == ""

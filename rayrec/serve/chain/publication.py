@@ -12,16 +12,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.manifest import StoredFile, fingerprint
+from rayrec.fields.writing import record_of
+from rayrec.serve.manifest import StoredFile
+from rayrec.serve.sealed import Form, fingerprint
 
 PUBLICATION = "publication.json"
-FORMAT, VERSION = "rayrec.publication", 2
-_READ = (1, VERSION)  # version 1 has the dense part as torch.save writes it
+_FORM = Form(
+    file=PUBLICATION,
+    format="rayrec.publication",
+    versions=(1, 2),  # version 1 has the dense part as torch.save writes it
+    folder="publication",
+    wanted="Name a folder that training publishes into.",
+    other_version="Follow it with the rayrec that trains.",
+    again="Copy it again.",
+)
 BASE, DELTA = "base", "delta"
 _NAME = re.compile(rf"({BASE}|{DELTA})-(\d{{8}})")
 
@@ -70,7 +78,7 @@ class Publication:
     to_step: int
     time: float
     tables: tuple[ChangedTable, ...] = ()
-    dense: StoredFile | None = None
+    dense: StoredFile | None
     sha256: str = ""
 
     @property
@@ -98,11 +106,9 @@ class Publication:
         return (json.dumps(self._body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
 
     def _body(self) -> dict[str, Any]:
-        body = {"format": FORMAT, "version": VERSION} | asdict(self)
+        body = _FORM.head() | record_of(self)
         del body["sha256"]
-        # in the form that is read back: JSON makes lists of tuples
-        whole: dict[str, Any] = json.loads(json.dumps(body))
-        return whole
+        return body
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str) -> Publication:
@@ -111,48 +117,18 @@ class Publication:
         Raises:
             ArtifactError: it is none, of another version, or damaged.
         """
-        again = "Copy it again."
-        try:
-            body = json.loads(text)
-            if body.get("format") != FORMAT:
-                raise ArtifactError(
-                    f"{where}/{PUBLICATION} is no {FORMAT} but says format={body.get('format')!r}. "
-                    "Name a folder that training publishes into."
-                )
-            version = body["version"]
-            if version not in _READ:
-                raise ArtifactError(
-                    f"{where} has publication version {version}; this rayrec reads versions 1 to "
-                    f"{VERSION}. Follow it with the rayrec that trains."
-                )
-            sha256 = body.pop("sha256")
-            if sha256 != fingerprint(body):
-                raise ArtifactError(
-                    f"{where}/{PUBLICATION} is damaged: its sha256 is not the one that it says. "
-                    f"{again}"
-                )
-            dense = body["dense"]
-            plain = ("kind", "run", "seq", "parent", "artifact", "from_step", "to_step", "time")
-            publication = cls(
-                **{key: body[key] for key in plain},
-                tables=tuple(_table_of(entry) for entry in body["tables"]),
-                dense=None if dense is None else StoredFile(**dense),
-                sha256=sha256,
-            )
-            publication._check_places(where)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            what = f"{where}/{PUBLICATION} cannot be read: {error!r}."
-            raise ArtifactError(f"{what} {again}") from error
-        return publication
+        return _FORM.read(cls, text, where)
 
-    def _check_places(self, where: str) -> None:
-        texts = self.kind, self.run, self.parent, self.artifact, *(t.name for t in self.tables)
+    def check(self, where: str) -> None:
+        """Check numbers, and that its files can be files of its folder at `where`.
+
+        Raises:
+            ValueError: a number cannot be. ArtifactError: it contradicts itself.
+        """
         numbers = self.seq, self.from_step, self.to_step, *(t.rows for t in self.tables)
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a name is no text")
-        if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
-            raise ValueError("a number is no whole one")
-        if type(self.time) not in (int, float) or not 0 <= self.time < 1e18:
+        if min(numbers) < 0:
+            raise ValueError(f"{min(numbers)} is no number of rows or steps")
+        if not 0 <= self.time < 1e18:
             raise ValueError(f"the time is {self.time!r}")
         if place_of(self.name) is None or (self.kind == DELTA) != (self.dense is not None):
             raise ArtifactError(
@@ -167,8 +143,3 @@ def place_of(name: str) -> tuple[str, int] | None:
     """Return kind and number from the name of a publication's folder; None for other names."""
     match = _NAME.fullmatch(name)
     return None if match is None else (match[1], int(match[2]))
-
-
-def _table_of(entry: Mapping[str, Any]) -> ChangedTable:
-    files = tuple(StoredFile(**file) for file in entry["files"])
-    return ChangedTable(entry["name"], entry["power"], entry["rows"], files)

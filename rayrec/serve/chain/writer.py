@@ -137,6 +137,7 @@ class ChainWriter:
                 from_step=0,
                 to_step=moment.step,
                 time=moment.time,
+                dense=None,
             ).sealed()
             self._folder.finish(publication, self._key)
             return publication
