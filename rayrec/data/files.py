@@ -21,7 +21,7 @@ import pyarrow.fs as pafs
 from rayrec.data.column_types import check_columns
 from rayrec.data.listing import DataFile, broken_file, list_files, resolve_path
 from rayrec.data.partitions import Partitions
-from rayrec.data.predicate import Constant, parse_where
+from rayrec.data.predicate import parse_where
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
 from rayrec.data.rows import RowDataset
 from rayrec.data.selected import SelectedReader, Selection
@@ -71,12 +71,12 @@ class FileDataset(RowDataset):
         self.path, self.schema = str(path), schema
         self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
         self.with_labels = with_labels
-        predicate = None if where is None else parse_where(where)
-        self.where = None if predicate is None else str(predicate)
+        predicate = True if where is None else parse_where(where)
+        self.where = None if where is None else str(predicate)
         self.filesystem, self._root = resolve_path(self.path, filesystem)
         infos = list_files(self.filesystem, self._root, self.path, self.KIND, self.SUFFIXES)
         partitions = Partitions.of(self._below(info) for info in infos)
-        self._selection = Selection(predicate or Constant(True), partitions)
+        self._selection = Selection(predicate, partitions)
         self._selection.check_folders(self.path)
         inspected = (self._inspect(info) for info in infos)
         self.files = tuple(file for file in inspected if file is not None)

@@ -17,7 +17,7 @@ from rayrec.data.column_types import is_list, missing
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.listing import broken_file, list_files, resolve_path
 from rayrec.data.partitions import Partitions, Value
-from rayrec.data.predicate import Constant, parse_where
+from rayrec.data.predicate import parse_where
 from rayrec.data.readers import FileReader
 from rayrec.data.selected import Selection
 from rayrec.errors import InputError
@@ -94,7 +94,7 @@ class _Source:
         paths = [info.path for info in infos]
         self.family = _family(paths, path)
         below = {name: str(name[len(root) :]).lstrip("/") for name in paths}
-        predicate = Constant(True) if where is None else parse_where(where)
+        predicate = True if where is None else parse_where(where)
         self.selection = Selection(predicate, Partitions.of(below.values()))
         self.selection.check_folders(path)
         self.folders: dict[str, Mapping[str, Value]] = {}

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from rayrec.data.filters import check_terms, compile_predicate, mask_of, simplify
 from rayrec.data.partitions import Partitions, Value, constant_columns
-from rayrec.data.predicate import Constant, Predicate, columns_of, terms_of
+from rayrec.data.predicate import Predicate, columns_of, terms_of
 from rayrec.data.readers import STREAM_ROWS, FileReader
 
 ROW = "rayrec.row"  # name of the column of row numbers, int64
@@ -72,7 +72,7 @@ class Selection:
         """
         told = self.partitions.values(path)
         rest = simplify(self.predicate, told)
-        return None if isinstance(rest, Constant) and rest.value is not True else told
+        return None if rest is False or rest is None else told
 
     def reader(self, reader: FileReader, folders: Mapping[str, Value]) -> FileReader:
         """A file as its chunks are read: itself, or with rows left out and columns added.
@@ -84,7 +84,7 @@ class Selection:
         # a column that the file itself has is read as it is, whatever the folder says
         added = {name: v for name, v in folders.items() if name not in reader.schema.names}
         # where rows of other files are numbered, those of this file are, too
-        if not added and rest == Constant(True) and not self.filters_rows:
+        if not added and rest is True and not self.filters_rows:
             return reader
         return SelectedReader(reader, added, self.partitions.schema, rest)
 
@@ -110,7 +110,7 @@ class SelectedReader:
         self._reader, self._folders, self._types = reader, folders, types
         self._asked = columns_of(predicate)
         self._taken: pc.Expression | None = None
-        if predicate != Constant(True):
+        if predicate is not True:
             self._taken = compile_predicate(predicate, reader.schema)
         self.schema: pa.Schema = reader.schema
         for name in folders:
