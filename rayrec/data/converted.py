@@ -15,7 +15,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,22 +93,6 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 def _holds_data(path: Path) -> bool:
     return os.path.isfile(path) or (os.path.isdir(path) and any(path.iterdir()))
-
-
-class Converted(NamedTuple):
-    """What a conversion wrote: data that fits the schema beside it, and its rows."""
-
-    train: Path
-    eval: Path
-    schema: Path
-    rows_train: int
-    rows_eval: int
-
-
-def converted(out: str | Path, rows_train: int, rows_eval: int) -> Converted:
-    """What lies in the folder `out` after a conversion."""
-    train, evaluation, schema = (Path(out) / name for name in PARTS[:3])
-    return Converted(train, evaluation, schema, rows_train, rows_eval)
 
 
 class PartsWriter:
