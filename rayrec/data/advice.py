@@ -157,9 +157,7 @@ def _as_dense(profile: ColumnProfile) -> str:
 def _dense_troubles(profile: ColumnProfile) -> tuple[str, ...]:
     troubles = _null_troubles(profile)
     if profile.kind == "fractions" and profile.whole and not profile.binary:
-        troubles.append(
-            "whole numbers are stored as fractions. Cast them to int64 if they are ids."
-        )
+        troubles += ["whole numbers are stored as fractions. Cast them to int64 if they are ids."]
     return tuple(troubles)
 
 
@@ -191,18 +189,17 @@ def _feature(profile: ColumnProfile, rows: int, reach: tuple[int, int] | None, w
             )
         else:
             size = _rounded(high + 1)
-    if size is not None:
-        told = tuple(troubles)
-        return Advice(use="feature", why=why, rows=size, width=width_of(size), troubles=told)
-    buckets = 16
-    while buckets < min(2 * likely, MAX_BUCKETS):
-        buckets *= 2
+    buckets = None
+    if size is None:
+        buckets = 16
+        while buckets < min(2 * likely, MAX_BUCKETS):
+            buckets *= 2
     return Advice(
         use="feature",
         why=why,
         hash_buckets=buckets,
-        rows=buckets,
-        width=width_of(likely),
+        rows=size or buckets or 0,
+        width=width_of(size or likely),
         troubles=tuple(troubles),
     )
 

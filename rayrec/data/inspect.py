@@ -15,11 +15,10 @@ from typing import Any
 from rayrec.data.advice import Advice, advise, advise_label, guess_label
 from rayrec.data.column_profile import ColumnProfile, profile_column
 from rayrec.data.column_types import missing, number_problem
+from rayrec.data.converted import one_table_per_column
 from rayrec.data.sampling import Sample, sample_rows
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.layout.schema_columns import DenseColumn, Feature
-from rayrec.layout.tables import EmbeddingBagConfig
 from rayrec.layout.units import aligned, fit, format_count
 
 ROWS = 200_000  # of the sample, unless said
@@ -92,24 +91,13 @@ class DataReport:
                 f"no column of {self.path!r} looks like the label. Name it; the columns are "
                 f"{[c.name for c in self.columns]}."
             )
-        features, tables, dense = [], [], []
-        for column in self.columns:
-            name, advice = column.name, column.advice
-            if advice.use == "dense":
-                dense.append(DenseColumn(column=name))
-            if advice.use != "feature":
-                continue
-            features.append(Feature(name=name, column=name, hash_buckets=advice.hash_buckets))
-            tables.append(
-                EmbeddingBagConfig(
-                    name=f"t_{name}",
-                    num_embeddings=advice.rows,
-                    embedding_dim=embedding_dim or self.width,
-                    feature_names=[name],
-                )
-            )
-        return FeatureSchema(
-            label=self.labels, dense=tuple(dense), features=tuple(features), tables=tuple(tables)
+        advice = {column.name: column.advice for column in self.columns}
+        return one_table_per_column(
+            {name: said.rows for name, said in advice.items() if said.use == "feature"},
+            embedding_dim or self.width,
+            label=self.labels,
+            dense=[name for name, said in advice.items() if said.use == "dense"],
+            hashed=[name for name, said in advice.items() if said.hash_buckets is not None],
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ refused, because they have no index of their batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -32,6 +32,15 @@ class FileReader(Protocol):
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """One chunk in consecutive pieces."""
+
+
+def column_statistics(metadata: pq.FileMetaData, group: int) -> Iterator[tuple[str, Any]]:
+    """Names of the columns of a row group and their statistics, None where the file has none."""
+    columns = metadata.row_group(group)
+    for index in range(columns.num_columns):
+        column = columns.column(index)
+        # a list's values lie below the column's name
+        yield column.path_in_schema.split(".")[0], column.statistics
 
 
 class ParquetReader:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.listing import broken_file, list_files, resolve_path
 from rayrec.data.partitions import Partitions, Value
 from rayrec.data.predicate import parse_where
-from rayrec.data.readers import FileReader
+from rayrec.data.readers import FileReader, column_statistics
 from rayrec.data.selected import Selection
 from rayrec.errors import InputError
 
@@ -143,44 +142,38 @@ class _Ranges:
     """The range of integer columns over all files, by the statistics of their row groups."""
 
     def __init__(self) -> None:
-        self._ranges: dict[str, tuple[int, int]] = {}
-        self._lost: set[str] = set()
+        self._ranges: dict[str, tuple[int, int] | None] = {}  # None: a row group does not tell it
         self._looked_at = 0
 
     def add(self, reader: FileReader) -> None:
-        """Gather what one file says."""
+        """Gather the statistics of one file."""
         wanted = {field.name for field in reader.schema if _holds_integers(field.type)}
         metadata = reader.metadata
-        groups = 0 if metadata is None else metadata.num_row_groups
-        self._looked_at += groups * (0 if metadata is None else metadata.num_columns)
+        if metadata is not None:
+            self._looked_at += metadata.num_row_groups * metadata.num_columns
         if metadata is None or self._looked_at > MAX_STATISTICS:
-            self._lost |= wanted
+            self._ranges |= dict.fromkeys(wanted)
             return
-        leaves = [(i, metadata.schema.column(i).path) for i in range(metadata.num_columns)]
-        names = [(i, path.split(".")[0]) for i, path in leaves]
-        for group in range(groups):
-            chunk = metadata.row_group(group)
-            for index, name in names:
-                if name in wanted:
-                    self._take(name, chunk.column(index))
-
-    def _take(self, name: str, leaf: Any) -> None:
-        told = leaf.statistics
-        if told is None or not told.has_min_max:
-            # a chunk of nulls alone has no range, and takes none away
-            if told is None or told.num_values:
-                self._lost.add(name)
-            return
-        low, high = told.min, told.max
-        if not isinstance(low, int):
-            self._lost.add(name)
-            return
-        before = self._ranges.get(name, (low, high))
-        self._ranges[name] = min(low, before[0]), max(high, before[1])
+        for group in range(metadata.num_row_groups):
+            for name, told in column_statistics(metadata, group):
+                # a chunk of nulls alone has no range, and takes none away
+                if name not in wanted or (told and not told.has_min_max and not told.num_values):
+                    continue
+                known = told is not None and told.has_min_max and isinstance(told.min, int)
+                here = (told.min, told.max) if known else None
+                self._ranges[name] = _spanned(self._ranges.get(name, here), here)
 
     def told(self) -> dict[str, tuple[int, int]]:
         """The columns of which every row group tells."""
-        return {name: both for name, both in self._ranges.items() if name not in self._lost}
+        return {name: both for name, both in self._ranges.items() if both is not None}
+
+
+def _spanned(
+    first: tuple[int, int] | None, second: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    if first is None or second is None:
+        return None
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def _holds_integers(kind: pa.DataType) -> bool:
