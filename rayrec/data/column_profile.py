@@ -1,4 +1,4 @@
-"""What a sample of a column holds: nulls, lengths, range, distinct values, the most frequent one.
+"""The profile of a sample of a column: nulls, lengths, range, distinct values, most frequent one.
 
 `profile_column` works on whole columns by Arrow and numpy and costs less than decoding them. Nulls,
 ranges and NaN are those of all values of the sample; how often values occur is counted in an even
@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnProfile:
-    """What a sample of one column holds.
+    """The profile of a sample of one column.
 
     Attributes:
         kind: what the values are, inside of lists: integers, fractions, texts, or other.
@@ -97,7 +97,7 @@ class ColumnProfile:
 
     @property
     def constant(self) -> bool:
-        """Whether the values are all the same, or there are none."""
+        """True when the values are all the same, or there are none."""
         if self.counts is not None and self.counts.distinct > 1:
             return False
         return self.low == self.high and not self.unreal

@@ -1,4 +1,4 @@
-"""What lies in a data set, which schema fits it, and what is wrong with it.
+"""A report on a data set: its columns, the schema that fits it, and its troubles.
 
 `inspect_data` reads a sample of the rows, profiles each column (`column_profile`), says what it
 could be (`advice`), and gives a `DataReport`: text for people, JSON for programs, a `FeatureSchema`
@@ -39,7 +39,7 @@ class ColumnReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataReport:
-    """What `inspect_data` found.
+    """The findings of `inspect_data`.
 
     Attributes:
         path, kind, files: where the rows lie, and in how many files of which kind.
@@ -70,7 +70,7 @@ class DataReport:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What is wrong, as sentences that begin with the column."""
+        """The troubles, as sentences that begin with the column."""
         found = [f"{c.name}: {trouble}" for c in self.columns for trouble in c.advice.troubles]
         if not self.labels:
             found.insert(0, "no column looks like the label. Name it.")

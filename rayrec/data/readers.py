@@ -46,6 +46,8 @@ def column_statistics(metadata: pq.FileMetaData, group: int) -> Iterator[tuple[s
 class ParquetReader:
     """A Parquet file; chunks are its row groups."""
 
+    KIND = "Parquet"
+    SUFFIXES = (".parquet", ".pq", ".parq")
     PIECE_ROWS = 65_536
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
@@ -78,6 +80,9 @@ class ArrowReader:
     They are views of the file where it is local and uncompressed.
     """
 
+    KIND = "Arrow IPC"
+    SUFFIXES = (".arrow", ".feather", ".ipc")
+
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
         local = isinstance(filesystem, pafs.LocalFileSystem)
         self._threads = threads
@@ -107,7 +112,7 @@ class ArrowReader:
         return self._projected[key].get_batch(chunk)
 
     def _lies_in_map(self) -> bool:
-        """Whether the first batch is a view of the mapped file, as uncompressed ones are."""
+        """True when the first batch is a view of the mapped file, as uncompressed ones are."""
         if not self._whole.num_record_batches:
             return True
         self._source.seek(0)

@@ -48,7 +48,7 @@ class Selection:
 
     @property
     def filters_rows(self) -> bool:
-        """Whether columns of the files themselves decide which rows are taken."""
+        """True when columns of the files themselves decide which rows are taken."""
         return not set(columns_of(self.predicate)) <= set(self.partitions.schema.names)
 
     def check(self, reader: FileReader, folders: Mapping[str, Value], path: str) -> None:
@@ -65,7 +65,7 @@ class Selection:
         check_terms(terms_of(self.predicate), pa.schema([*own, *told]), f"file {path!r}")
 
     def folders(self, path: str) -> dict[str, Value] | None:
-        """What the folders of a file spell; None where they say that no row of it is taken.
+        """The columns that the folders of a file spell; None where they leave the file out.
 
         Args:
             path: of the file, below the root of the data set.
@@ -151,7 +151,7 @@ class SelectedReader:
             first += piece.num_rows
 
     def _of_file(self, columns: list[str]) -> list[str]:
-        """What is read of the file: of all columns at least one, to know the number of rows."""
+        """The columns to read of the file, at least one, which tells the number of rows."""
         wanted = dict.fromkeys([*columns, *self._asked])
         names = [name for name in wanted if name in self._reader.schema.names]
         return names or self._reader.schema.names[:1]
