@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.quality_run import Trial, scores_of
 from benchmarks.quality_settings import FILMS, Recipe
-from rayrec.data.movielens import convert_movielens
+from jobs.convert_movielens import convert_movielens
 from rayrec.errors import ConfigError
 
 SEEDS = (0, 1, 2)

@@ -32,8 +32,8 @@ from benchmarks.quality_films import source, split_further
 from benchmarks.quality_run import Trial, scores_of
 from benchmarks.quality_settings import FILMS
 from benchmarks.quality_twin import Rows, auc, read
+from jobs.convert_movielens import convert_movielens
 from rayrec.data import FeatureSchema
-from rayrec.data.movielens import convert_movielens
 
 System = Callable[[Path, str, str, int], float]
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from benchmarks import report
 from benchmarks.quality_films import source, split_further
 from jobs import train_two_tower
+from jobs.convert_movielens import convert_movielens
 from jobs.held_out import IdColumn, Truth, click_labels, mark, read_rows
 from rayrec.data import FeatureSchema
-from rayrec.data.movielens import convert_movielens
 from rayrec.metrics import RankingMetrics
 
 KS = (10, 50)

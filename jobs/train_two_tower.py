@@ -225,7 +225,7 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[RetrievalRows, Pa
         FeatureSchema.from_json(schema, args.schema).one_label(f"retrieval ({args.schema})")
         train, held_out = absolute_path("--train", args.train), absolute_path("--eval", args.eval)
         return RetrievalRows(train, held_out, schema), Path(_work_folder(args, stack))
-    from rayrec.data.movielens import convert_movielens
+    from jobs.convert_movielens import convert_movielens
 
     work = Path(_work_folder(args, stack))
     made = convert_movielens(

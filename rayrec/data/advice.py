@@ -1,4 +1,4 @@
-"""What a column could be in a schema, and what is wrong with it, from its profile.
+"""Advice on a column from its profile: its use in a schema, and its troubles.
 
 The rules are few and said with each column (`why`): texts and lists of integers are features, and
 so are integers that repeat; fractions are dense columns, and so are integers that are negative,
@@ -37,7 +37,7 @@ _AMOUNT = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What a column could be.
+    """The use of a column in a schema, and its troubles.
 
     Attributes:
         use: label, feature, dense, or none of these.
@@ -68,7 +68,7 @@ def guess_label(profiles: Sequence[ColumnProfile]) -> str | None:
 
 
 def advise_label(profile: ColumnProfile) -> Advice:
-    """What is wrong with a label column of numbers."""
+    """Advice on a label column of numbers."""
     troubles = []
     if profile.nulls:
         troubles.append(f"{_percent(profile.null_share)} of the labels are null. Drop these rows.")
@@ -88,7 +88,7 @@ def advise_label(profile: ColumnProfile) -> Advice:
 
 
 def advise(profile: ColumnProfile, rows: int, reach: tuple[int, int] | None) -> Advice:
-    """What a column beside the label could be.
+    """Advice on a column beside the label.
 
     Args:
         rows: of the whole data set.
@@ -157,9 +157,7 @@ def _as_dense(profile: ColumnProfile) -> str:
 def _dense_troubles(profile: ColumnProfile) -> tuple[str, ...]:
     troubles = _null_troubles(profile)
     if profile.kind == "fractions" and profile.whole and not profile.binary:
-        troubles.append(
-            "whole numbers are stored as fractions. Cast them to int64 if they are ids."
-        )
+        troubles += ["whole numbers are stored as fractions. Cast them to int64 if they are ids."]
     return tuple(troubles)
 
 
@@ -191,18 +189,17 @@ def _feature(profile: ColumnProfile, rows: int, reach: tuple[int, int] | None, w
             )
         else:
             size = _rounded(high + 1)
-    if size is not None:
-        told = tuple(troubles)
-        return Advice(use="feature", why=why, rows=size, width=width_of(size), troubles=told)
-    buckets = 16
-    while buckets < min(2 * likely, MAX_BUCKETS):
-        buckets *= 2
+    buckets = None
+    if size is None:
+        buckets = 16
+        while buckets < min(2 * likely, MAX_BUCKETS):
+            buckets *= 2
     return Advice(
         use="feature",
         why=why,
         hash_buckets=buckets,
-        rows=buckets,
-        width=width_of(likely),
+        rows=size or buckets or 0,
+        width=width_of(size or likely),
         troubles=tuple(troubles),
     )
 

@@ -1,4 +1,4 @@
-"""What a sample of a column holds: nulls, lengths, range, distinct values, the most frequent one.
+"""The profile of a sample of a column: nulls, lengths, range, distinct values, most frequent one.
 
 `profile_column` works on whole columns by Arrow and numpy and costs less than decoding them. Nulls,
 ranges and NaN are those of all values of the sample; how often values occur is counted in an even
@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnProfile:
-    """What a sample of one column holds.
+    """The profile of a sample of one column.
 
     Attributes:
         kind: what the values are, inside of lists: integers, fractions, texts, or other.
@@ -97,7 +97,7 @@ class ColumnProfile:
 
     @property
     def constant(self) -> bool:
-        """Whether the values are all the same, or there are none."""
+        """True when the values are all the same, or there are none."""
         if self.counts is not None and self.counts.distinct > 1:
             return False
         return self.low == self.high and not self.unreal
@@ -146,24 +146,33 @@ def _integers(column: pa.ChunkedArray) -> dict[str, Any]:
         return {}
     if values.dtype == np.bool_:
         values = values.astype(np.uint8)
-    low, high = int(values.min()), int(values.max())
-    told: dict[str, Any] = {"low": low, "high": high, "whole": True}
+    told = _range(values, whole=True)
+    low, high = told["low"], told["high"]
     part = values[:: -(-len(values) // COUNTED)]
-    if 0 <= low <= high <= 1:
-        told |= {"binary": True, "mean": float(values.mean(dtype=np.float64))}
     if high - low > COUNTED:
-        return told | {"counts": _counts(*np.unique(part, return_counts=True))}
-    # in 64 bits, since 8 bits would not hold the differences
-    counts = np.bincount(part.astype(np.int64) - low)
-    seen = np.flatnonzero(counts)
-    return told | {"counts": _counts(seen + low, counts[seen])}
+        seen, counts = np.unique(part, return_counts=True)
+    else:
+        # in 64 bits, since 8 bits would not hold the differences
+        all_counts = np.bincount(part.astype(np.int64) - low)
+        seen = np.flatnonzero(all_counts)
+        seen, counts = seen + low, all_counts[seen]
+    return told | {"counts": _counts(counts, seen[counts.argmax()].item())}
 
 
-def _counts(values: NDArray[Any], counts: NDArray[Any]) -> Counts:
-    top, counted = int(counts.argmax()), int(counts.sum())
+def _range(values: NDArray[Any], whole: bool) -> dict[str, Any]:
+    """The range of some numbers, and the mean of those that are 0 and 1 alone."""
+    low, high = values.min().item(), values.max().item()
+    told = {"low": low, "high": high, "whole": whole}
+    if whole and 0 <= low <= high <= 1:
+        told |= {"binary": True, "mean": float(values.mean(dtype=np.float64))}
+    return told
+
+
+def _counts(counts: NDArray[Any], top: int | str) -> Counts:
+    """How often values occur, from the count of each and the most frequent one."""
+    counted, most = int(counts.sum()), int(counts.max())
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-    share = float(counts[top] / counted)
-    return Counts(counted, len(values), once, twice, values[top].item(), share)
+    return Counts(counted, len(counts), once, twice, top, float(most / counted))
 
 
 def _fractions(column: pa.ChunkedArray) -> dict[str, Any]:
@@ -172,31 +181,23 @@ def _fractions(column: pa.ChunkedArray) -> dict[str, Any]:
     values: NDArray[Any] = column.to_numpy()
     if not len(values):
         return {}
-    low, high, unreal = float(values.min()), float(values.max()), 0
+    unreal = 0
     # one NaN makes both NaN, so the usual column needs no look at each value
-    if not (np.isfinite(low) and np.isfinite(high)):
+    if not (np.isfinite(values.min()) and np.isfinite(values.max())):
         real = values[np.isfinite(values)]
         values, unreal = real, len(values) - len(real)
         if not len(values):
             return {"unreal": unreal}
-        low, high = float(values.min()), float(values.max())
     first = values[:1000]
     whole = bool((first == np.floor(first)).all() and (values == np.floor(values)).all())
-    told = {"unreal": unreal, "low": low, "high": high, "whole": whole}
-    if whole and 0 <= low <= high <= 1:
-        told |= {"binary": True, "mean": float(values.mean(dtype=np.float64))}
-    return told
+    return _range(values, whole) | {"unreal": unreal}
 
 
 def _texts(column: pa.ChunkedArray) -> Counts | None:
     if not len(column):
         return None
-    step = -(-len(column) // COUNTED)
-    part = column.take(pa.array(np.arange(0, len(column), step)))
+    part = column.take(pa.array(np.arange(0, len(column), -(-len(column) // COUNTED))))
     pairs = pc.value_counts(part.combine_chunks())
     counts = pairs.field("counts").to_numpy()
-    top = int(counts.argmax())
-    word = pairs.field("values")[top].as_py()
-    text = word.decode(errors="replace") if isinstance(word, bytes) else word
-    told = _counts(np.zeros(len(counts), np.int64), counts)
-    return Counts(told.counted, told.distinct, told.once, told.twice, text, told.top_share)
+    word = pairs.field("values")[int(counts.argmax())].as_py()
+    return _counts(counts, word.decode(errors="replace") if isinstance(word, bytes) else word)

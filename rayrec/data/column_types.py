@@ -1,4 +1,4 @@
-"""Whether the columns of a file fit a schema, said before any row is read.
+"""Checks that the columns of a file fit a schema, before any row is read.
 
 Every function gives a message that names the column, its type and the remedy.
 """
@@ -79,14 +79,14 @@ def missing(name: str, schema: pa.Schema, where: str) -> str:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds lists that we read."""
+    """True for the types of lists that are read."""
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of this type are hashed as bytes."""
+    """True for the types whose values are hashed as bytes."""
     t = pa.types
     if t.is_string(kind) or t.is_large_string(kind):
         return True

@@ -15,7 +15,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,22 +95,6 @@ def _holds_data(path: Path) -> bool:
     return os.path.isfile(path) or (os.path.isdir(path) and any(path.iterdir()))
 
 
-class Converted(NamedTuple):
-    """What a conversion wrote: data that fits the schema beside it, and its rows."""
-
-    train: Path
-    eval: Path
-    schema: Path
-    rows_train: int
-    rows_eval: int
-
-
-def converted(out: str | Path, rows_train: int, rows_eval: int) -> Converted:
-    """What lies in the folder `out` after a conversion."""
-    train, evaluation, schema = (Path(out) / name for name in PARTS[:3])
-    return Converted(train, evaluation, schema, rows_train, rows_eval)
-
-
 class PartsWriter:
     """Writes part-00000.parquet and so on, in row groups of `GROUP_ROWS`, whatever comes in.
 
@@ -163,26 +146,31 @@ def one_table_per_column(
     sizes: Mapping[str, int],
     dim: int,
     *,
+    label: str | tuple[str, ...] = "label",
     dense: Sequence[str] = (),
+    hashed: Container[str] = (),
     means: Container[str] = (),
     bound: float | None = None,
 ) -> FeatureSchema:
     """A schema in which every column is a feature with a table `t_<column>` of its own.
 
     Args:
+        hashed: columns whose values are hashed into the rows of their tables.
         means: columns of lists that are pooled by their mean; others are summed.
         bound: initial values lie in [-bound, bound]; the tables' default when None.
     """
-    tables = []
+    features, tables = [], []
     for name, size in sizes.items():
+        buckets = size if name in hashed else None
+        features.append(Feature(name=name, column=name, hash_buckets=buckets))
         pooling = PoolingType.MEAN if name in means else PoolingType.SUM
         table = EmbeddingBagConfig(size, dim, f"t_{name}", feature_names=[name], pooling=pooling)
         if bound is not None:
             table = replace(table, weight_init_min=-bound, weight_init_max=bound)
         tables.append(table)
     return FeatureSchema(
-        label="label",
+        label=label,
         dense=tuple(DenseColumn(column=name) for name in dense),
-        features=tuple(Feature(name=name, column=name) for name in sizes),
+        features=tuple(features),
         tables=tuple(tables),
     )

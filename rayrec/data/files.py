@@ -14,17 +14,17 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.column_types import check_columns
-from rayrec.data.listing import DataFile, broken_file, list_files, resolve_path
-from rayrec.data.partitions import Partitions
-from rayrec.data.predicate import Constant, parse_where
+from rayrec.data.found import Kind, find_files
+from rayrec.data.listing import DataFile
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
 from rayrec.data.rows import RowDataset
-from rayrec.data.selected import SelectedReader, Selection
+from rayrec.data.selected import SelectedReader
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 
@@ -53,8 +53,7 @@ class FileDataset(RowDataset):
     """
 
     SUFFIXES: tuple[str, ...] = ()
-    KIND = ""
-    READER: type[ParquetReader] | type[ArrowReader]
+    READER: Kind
 
     def __init__(
         self,
@@ -71,36 +70,25 @@ class FileDataset(RowDataset):
         self.path, self.schema = str(path), schema
         self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
         self.with_labels = with_labels
-        predicate = None if where is None else parse_where(where)
-        self.where = None if predicate is None else str(predicate)
-        self.filesystem, self._root = resolve_path(self.path, filesystem)
-        infos = list_files(self.filesystem, self._root, self.path, self.KIND, self.SUFFIXES)
-        partitions = Partitions.of(self._below(info) for info in infos)
-        self._selection = Selection(predicate or Constant(True), partitions)
-        self._selection.check_folders(self.path)
-        inspected = (self._inspect(info) for info in infos)
-        self.files = tuple(file for file in inspected if file is not None)
-        if not self.files:
-            # no file was opened, so that a misspelt column would pass for one that no row fits
-            self._selection.check(
-                self._open(infos[0].path), partitions.values(self._below(infos[0])), infos[0].path
-            )
-        if self.num_rows == 0 and self.where is not None:
-            raise InputError(
-                f"{self.path!r} has {len(infos)} {self.KIND} files and no rows where {self.where}. "
-                "Check the path or take other rows."
-            )
+        self._found, files = find_files(
+            self.path, [self.READER], where, filesystem=filesystem, threads=threads
+        )
+        self.where, self.filesystem = self._found.where, self._found.filesystem
+        self.files = tuple(self._counted(file) for file in files)
         if self.num_rows == 0:
+            taken, remedy = "in them", "write the data"
+            if self.where is not None:
+                taken, remedy = f"where {self.where}", "take other rows"
             raise InputError(
-                f"{self.path!r} has {len(self.files)} {self.KIND} files and no rows in them. "
-                "Check the path or write the data."
+                f"{self.path!r} has {self._found.listed} {self.READER.KIND} files and no rows "
+                f"{taken}. Check the path or {remedy}."
             )
         self.order()  # checks num_streams and shuffle_rows
 
     @property
     def filters_rows(self) -> bool:
-        """Whether `where` asks for columns of the files, so that chunks give some of their rows."""
-        return self._selection.filters_rows
+        """True when `where` asks for columns of the files, so that chunks give some rows."""
+        return self._found.selection.filters_rows
 
     def local_files(self) -> list[tuple[str, int]]:
         """Path and size in bytes of every file on a local disk; none for an object store."""
@@ -117,61 +105,40 @@ class FileDataset(RowDataset):
         the directory lies does not matter.
         """
         # of one file its name alone; of a directory the paths below it
-        base = self._root
-        if all(f.path == self._root for f in self.files):
-            base = posixpath.dirname(self._root)
+        base = self._found.root
+        if all(f.path == base for f in self.files):
+            base = posixpath.dirname(base)
         names = [posixpath.relpath(f.path, base or ".") for f in self.files]
         facts = [[n, f.size, list(f.chunk_rows)] for n, f in zip(names, self.files, strict=True)]
-        parts = [self.KIND, self.num_streams, self.shuffle_rows, facts]
+        parts = [self.READER.KIND, self.num_streams, self.shuffle_rows, facts]
         if self.where is not None:
             parts.append(self.where)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def open(self, file: DataFile) -> FileReader:
         """Open one file; InputError when it is gone, truncated or not of this kind."""
-        return self._selection.reader(self._open(file.path), dict(file.folders))
-
-    def _open(self, path: str) -> FileReader:
-        try:
-            return self.READER(self.filesystem, path, self.threads)
-        except (pa.ArrowException, OSError) as error:
-            raise self.broken(path, error) from error
+        return self._found.open(file.path, dict(file.folders))
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
-        return broken_file(path, self.KIND, error)
+        return self._found.broken(path, error)
 
-    def _below(self, info: pafs.FileInfo) -> str:
-        """The path of a file below the root; empty where the file is the root."""
-        return str(info.path[len(self._root) :]).lstrip("/")
-
-    def _inspect(self, info: pafs.FileInfo) -> DataFile | None:
-        """What is known of a file; None where its folders say that no row of it is taken."""
-        told = self._selection.folders(self._below(info))
-        if told is None:
-            return None
-        own = self._open(info.path)
-        self._selection.check(own, told, info.path)
-        reader = self._selection.reader(own, told)
-        check_columns(reader.schema, self.schema, f"file {info.path!r}", self.with_labels)
+    def _counted(self, file: DataFile) -> DataFile:
+        """The file with the rows that are taken of each chunk, once its columns are checked."""
+        reader = self._found.open(file.path, dict(file.folders), check=True)
+        check_columns(reader.schema, self.schema, f"file {file.path!r}", self.with_labels)
         try:
             rows = reader.count() if isinstance(reader, SelectedReader) else reader.chunk_rows
         except (pa.ArrowException, OSError) as error:
-            raise self.broken(info.path, error) from error
-        return DataFile(
-            path=info.path, size=info.size, chunk_rows=rows, folders=tuple(told.items())
-        )
+            raise self.broken(file.path, error) from error
+        return replace(file, chunk_rows=rows)
 
 
 class ParquetDataset(FileDataset):
     __doc__ = (FileDataset.__doc__ or "").replace("Rows of files", "Rows of Parquet files", 1)
-    SUFFIXES = (".parquet", ".pq", ".parq")
-    KIND = "Parquet"
-    READER = ParquetReader
+    READER, SUFFIXES = ParquetReader, ParquetReader.SUFFIXES
 
 
 class ArrowDataset(FileDataset):
     __doc__ = (FileDataset.__doc__ or "").replace("Rows of files", "Rows of Arrow IPC files", 1)
-    SUFFIXES = (".arrow", ".feather", ".ipc")
-    KIND = "Arrow IPC"
-    READER = ArrowReader
+    READER, SUFFIXES = ArrowReader, ArrowReader.SUFFIXES

@@ -19,16 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.data.column_types import missing
-from rayrec.data.predicate import (
-    Compare,
-    Constant,
-    Junction,
-    Literal,
-    Member,
-    Not,
-    Predicate,
-    joined,
-)
+from rayrec.data.predicate import Junction, Literal, Not, Predicate, Term
 from rayrec.errors import InputError
 
 _OPERATORS: dict[str, Any] = {
@@ -41,7 +32,7 @@ _OPERATORS: dict[str, Any] = {
 }
 
 
-def check_terms(terms: Sequence[Compare | Member], schema: pa.Schema, source: str) -> None:
+def check_terms(terms: Sequence[Term], schema: pa.Schema, source: str) -> None:
     """Check that the columns of some comparisons exist and can be compared with their literals.
 
     Args:
@@ -54,7 +45,7 @@ def check_terms(terms: Sequence[Compare | Member], schema: pa.Schema, source: st
         if schema.get_field_index(term.column) < 0:
             raise InputError(f"where: {missing(term.column, schema, source)}")
         kind = schema.field(term.column).type
-        for value in _values(term):
+        for value in term.values:
             try:
                 literal_of(value, kind)
             except (ValueError, OverflowError, pa.ArrowException) as error:
@@ -97,54 +88,59 @@ def literal_of(value: Literal, kind: pa.DataType) -> pa.Scalar:
 
 
 def simplify(predicate: Predicate, known: Mapping[str, str | int | None]) -> Predicate:
-    """A predicate with the columns that are known worked out; `Constant` where that is all.
+    """Return a predicate with the columns that are known worked out.
 
     Args:
         known: column -> its value in all rows; literals are of its kind (`check_terms`).
     """
-    if isinstance(predicate, Compare | Member):
-        if predicate.column not in known:
-            return predicate
+    if isinstance(predicate, Term) and predicate.column in known:
         value = known[predicate.column]
         if value is None:
-            return Constant(None)
-        if isinstance(predicate, Member):
-            return Constant(value in predicate.values)
-        return Constant(bool(_OPERATORS[predicate.op](value, predicate.value)))
+            return None
+        if predicate.op == "in":
+            return value in predicate.values
+        return bool(_OPERATORS[predicate.op](value, predicate.values[0]))
     if isinstance(predicate, Not):
         inner = simplify(predicate.of, known)
-        if isinstance(inner, Constant):
-            return Constant(None if inner.value is None else not inner.value)
-        return Not(inner)
+        if isinstance(inner, bool):
+            return not inner
+        return inner if inner is None else Not(inner)
     if isinstance(predicate, Junction):
-        return joined(predicate.word, [simplify(part, known) for part in predicate.parts])
+        return _joined(predicate.word, [simplify(part, known) for part in predicate.parts])
     return predicate
+
+
+def _joined(word: str, parts: Sequence[Predicate]) -> Predicate:
+    """Join the parts; `and` is false where one part is, `or` is true where one part is."""
+    decides = word == "or"
+    if any(part is decides for part in parts):
+        return decides
+    rest = tuple(part for part in parts if not isinstance(part, bool))
+    if not rest:
+        return not decides
+    if all(part is None for part in rest):
+        return None
+    return rest[0] if len(rest) == 1 else Junction(word, rest)
 
 
 def compile_predicate(predicate: Predicate, schema: pa.Schema) -> pc.Expression:
     """The expression of pyarrow.compute for columns of these types; null where it is unknown."""
-    if isinstance(predicate, Constant):
-        return pc.scalar(pa.scalar(predicate.value, pa.bool_()))
+    if predicate is None or isinstance(predicate, bool):
+        return pc.scalar(pa.scalar(predicate, pa.bool_()))
     if isinstance(predicate, Not):
         return ~compile_predicate(predicate.of, schema)
     if isinstance(predicate, Junction):
         parts = [compile_predicate(part, schema) for part in predicate.parts]
         return _tree(operator.and_ if predicate.word == "and" else operator.or_, parts)
-    kind = schema.field(predicate.column).type
+    column, kind = predicate.column, schema.field(predicate.column).type
     if pa.types.is_null(kind):
         return pc.scalar(pa.scalar(None, pa.bool_()))
-    if isinstance(predicate, Compare):
-        literal = literal_of(predicate.value, kind)
-        return cast(
-            "pc.Expression",
-            _OPERATORS[predicate.op](_side(predicate.column, kind, literal), pc.scalar(literal)),
-        )
     literals = [literal_of(value, kind) for value in predicate.values]
-    field = _side(predicate.column, kind, literals[0])
-    if len({literal.type for literal in literals}) > 1:
-        sides = [_side(predicate.column, kind, literal) for literal in literals]
-        terms = [side == pc.scalar(literal) for side, literal in zip(sides, literals, strict=True)]
+    if predicate.op != "in" or len({literal.type for literal in literals}) > 1:
+        compare = _OPERATORS.get(predicate.op, operator.eq)
+        terms = [compare(_side(column, kind, value), pc.scalar(value)) for value in literals]
         return _tree(operator.or_, terms)
+    field = _side(column, kind, literals[0])
     inside = field.isin(pa.array([literal.as_py() for literal in literals], literals[0].type))
     # `isin` calls a null False, whose `not` would take the row
     return pc.if_else(field.is_valid(), inside, pa.scalar(None, pa.bool_()))
@@ -176,10 +172,6 @@ def mask_of(rows: pa.Table | pa.RecordBatch, expression: pc.Expression) -> NDArr
     plan = acero.Declaration.from_sequence([source, project])
     taken = plan.to_table(use_threads=False)["taken"].fill_null(False)
     return cast("NDArray[np.bool_]", taken.to_numpy())
-
-
-def _values(term: Compare | Member) -> tuple[Literal, ...]:
-    return (term.value,) if isinstance(term, Compare) else term.values
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""What lies in a data set, which schema fits it, and what is wrong with it.
+"""A report on a data set: its columns, the schema that fits it, and its troubles.
 
 `inspect_data` reads a sample of the rows, profiles each column (`column_profile`), says what it
 could be (`advice`), and gives a `DataReport`: text for people, JSON for programs, a `FeatureSchema`
@@ -15,11 +15,10 @@ from typing import Any
 from rayrec.data.advice import Advice, advise, advise_label, guess_label
 from rayrec.data.column_profile import ColumnProfile, profile_column
 from rayrec.data.column_types import missing, number_problem
+from rayrec.data.converted import one_table_per_column
 from rayrec.data.sampling import Sample, sample_rows
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.layout.schema_columns import DenseColumn, Feature
-from rayrec.layout.tables import EmbeddingBagConfig
 from rayrec.layout.units import aligned, fit, format_count
 
 ROWS = 200_000  # of the sample, unless said
@@ -40,7 +39,7 @@ class ColumnReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataReport:
-    """What `inspect_data` found.
+    """The findings of `inspect_data`.
 
     Attributes:
         path, kind, files: where the rows lie, and in how many files of which kind.
@@ -71,7 +70,7 @@ class DataReport:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What is wrong, as sentences that begin with the column."""
+        """The troubles, as sentences that begin with the column."""
         found = [f"{c.name}: {trouble}" for c in self.columns for trouble in c.advice.troubles]
         if not self.labels:
             found.insert(0, "no column looks like the label. Name it.")
@@ -92,24 +91,13 @@ class DataReport:
                 f"no column of {self.path!r} looks like the label. Name it; the columns are "
                 f"{[c.name for c in self.columns]}."
             )
-        features, tables, dense = [], [], []
-        for column in self.columns:
-            name, advice = column.name, column.advice
-            if advice.use == "dense":
-                dense.append(DenseColumn(column=name))
-            if advice.use != "feature":
-                continue
-            features.append(Feature(name=name, column=name, hash_buckets=advice.hash_buckets))
-            tables.append(
-                EmbeddingBagConfig(
-                    name=f"t_{name}",
-                    num_embeddings=advice.rows,
-                    embedding_dim=embedding_dim or self.width,
-                    feature_names=[name],
-                )
-            )
-        return FeatureSchema(
-            label=self.labels, dense=tuple(dense), features=tuple(features), tables=tuple(tables)
+        advice = {column.name: column.advice for column in self.columns}
+        return one_table_per_column(
+            {name: said.rows for name, said in advice.items() if said.use == "feature"},
+            embedding_dim or self.width,
+            label=self.labels,
+            dense=[name for name, said in advice.items() if said.use == "dense"],
+            hashed=[name for name, said in advice.items() if said.hash_buckets is not None],
         )
 
     def to_dict(self) -> dict[str, Any]:

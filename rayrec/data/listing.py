@@ -87,7 +87,7 @@ def list_files(
 
 
 def _is_data(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a path below the root is a file with one of the suffixes and not hidden."""
+    """True for a path below the root that has one of the suffixes and is not hidden."""
     hidden = any(part.startswith((".", "_")) for part in name.strip("/").split("/"))
     return not hidden and name.endswith(suffixes)
 

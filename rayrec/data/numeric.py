@@ -133,5 +133,5 @@ def mask(flags: pa.BooleanArray) -> NDArray[np.bool_]:
 
 
 def first_true(flags: NDArray[np.bool_]) -> int:
-    """Where the first True is."""
+    """Index of the first True."""
     return int(np.flatnonzero(flags)[0])

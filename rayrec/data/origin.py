@@ -1,4 +1,4 @@
-"""Where the rows of a batch come from: file, row number, and columns that are carried along unread.
+"""The origin of the rows of a batch: file, row number, and columns that are carried along unread.
 
 Predictions are matched to their rows by these. They are made only when they are asked for, cost one
 array of each per shuffled block, and stay on the CPU when a batch moves to a device.

@@ -34,7 +34,7 @@ _CRITEO = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyntheticConfig:
-    """What to plant.
+    """The rows to draw, and the truth to plant in them.
 
     Attributes:
         rows_train, rows_eval: rows of the two sets.

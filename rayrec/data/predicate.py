@@ -6,22 +6,24 @@
     COLUMN     = a name of letters, digits and _, or any name in `backquotes`
     LITERAL    = 'text' or "text" (a quote inside is doubled), a number, true, false
 
-`parse_where` makes a tree of small values, which is all that the rest knows of the text; nothing is
-evaluated as Python. `not` binds closer than `and`, and `and` closer than `or`. Words are read in
-either case. `str` of a tree is its one canonical text.
+`not` binds closer than `and`, and `and` closer than `or`, as in Python; words are read in either
+case. `parse_where` writes the text as Python whose names are the numbers of its columns and of its
+literals (`c0 >= v0`), has `ast` parse that, and takes nothing but the nodes of the grammar; it
+evaluates nothing. `str` of a predicate is its one canonical text.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NoReturn
 
 from rayrec.errors import ConfigError
 
 Literal = str | int | float | bool
-MAX_DEPTH = 50
+MAX_DEPTH = 150
 EXAMPLE = "Write it like \"day >= '2026-11-01' and hour in (1, 2)\"."
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -33,43 +35,26 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_OPS = {"==": "==", "=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-_WORDS = {"and", "or", "not", "in", "true", "false"}
+_OPS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_JOINS, _VALUES = ("and", "or", "not", "in"), {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """What is true or false of every row, or None where nothing can be said for a null."""
-
-    value: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """A column beside one literal; `op` is one of == != < <= > >=."""
+class Term:
+    """A column beside one literal, or beside several of which it must hold one (`in`)."""
 
     column: str
-    op: str
-    value: Literal
-
-    def __str__(self) -> str:
-        return f"{_name(self.column)} {self.op} {_text(self.value)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Whether a column holds one of some literals."""
-
-    column: str
+    op: str  # one of == != < <= > >= in
     values: tuple[Literal, ...]
 
     def __str__(self) -> str:
-        return f"{_name(self.column)} in ({', '.join(_text(value) for value in self.values)})"
+        texts = ", ".join(_text(value) for value in self.values)
+        return f"{_name(self.column)} {self.op} {f'({texts})' if self.op == 'in' else texts}"
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """What holds where `of` does not."""
+    """The contrary of a predicate."""
 
     of: Predicate
 
@@ -88,7 +73,8 @@ class Junction:
         return f" {self.word} ".join(f"({part})" for part in self.parts)
 
 
-Predicate = Constant | Compare | Member | Not | Junction
+# True or False for every row, or None, which is what SQL says of a null
+Predicate = Term | Not | Junction | bool | None
 
 
 def columns_of(predicate: Predicate) -> tuple[str, ...]:
@@ -96,9 +82,9 @@ def columns_of(predicate: Predicate) -> tuple[str, ...]:
     return tuple(dict.fromkeys(term.column for term in terms_of(predicate)))
 
 
-def terms_of(predicate: Predicate) -> list[Compare | Member]:
+def terms_of(predicate: Predicate) -> list[Term]:
     """The comparisons of a predicate, in the order of the text."""
-    if isinstance(predicate, Compare | Member):
+    if isinstance(predicate, Term):
         return [predicate]
     if isinstance(predicate, Not):
         return terms_of(predicate.of)
@@ -110,119 +96,127 @@ def parse_where(text: str) -> Predicate:
     """Parse a `where` text.
 
     Raises:
-        ConfigError: names the place in the text and what was expected there.
+        ConfigError: names the place in the text and what does not belong there.
     """
     if not isinstance(text, str):
         raise ConfigError(f"where={text!r}; it must be a text. {EXAMPLE}")
-    parser = _Parser(text)
-    predicate = parser.either(0)
-    if parser.here.kind != "end":
-        raise parser.wrong("'and', 'or' or the end")
-    return predicate
-
-
-class _Token(NamedTuple):
-    kind: str  # text, number, column, word, op, end
-    text: str
-    start: int
+    return _Parser(text).parse()
 
 
 class _Parser:
-    """Recursive descent over the tokens of one text; `here` is the next token."""
+    """One text as Python, and the predicate of its tree."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.tokens, self.at = text, _tokens(text), 0
+        self.text = text
+        self.columns: list[str] = []
+        self.values: list[Literal] = []
+        self.python = ""
+        self.places: list[tuple[int, int]] = []  # of each token: in the Python, in the text
 
-    @property
-    def here(self) -> _Token:
-        return self.tokens[self.at]
-
-    def wrong(self, expected: str) -> ConfigError:
-        return _error(self.text, self.here.start, f"{expected} is expected")
-
-    def take(self, *texts: str) -> str | None:
-        """Go past the next token if it is one of these words or signs."""
-        token = self.here
-        said = token.text.lower() if token.kind == "word" else token.text
-        if token.kind not in ("word", "op") or said not in texts:
-            return None
-        self.at += 1
-        return said
-
-    def either(self, depth: int) -> Predicate:
-        return self._joined("or", depth)
-
-    def _joined(self, word: str, depth: int) -> Predicate:
-        parts: list[Predicate] = []
-        while not parts or self.take(word):
-            parts.append(self._joined("and", depth) if word == "or" else self._negated(depth))
-        return parts[0] if len(parts) == 1 else Junction(word, tuple(parts))
-
-    def _negated(self, depth: int) -> Predicate:
-        if depth > MAX_DEPTH:
-            raise _error(self.text, self.here.start, f"no more than {MAX_DEPTH} levels are allowed")
-        if self.take("not"):
-            return Not(self._negated(depth + 1))
-        if self.take("("):
-            inner = self.either(depth + 1)
-            if not self.take(")"):
-                raise self.wrong("')'")
-            return inner
-        return self._term()
-
-    def _term(self) -> Predicate:
-        token = self.here
-        if token.kind != "column" and (token.kind != "word" or token.text.lower() in _WORDS):
-            raise self.wrong("the name of a column")
-        self.at += 1
-        column = token.text.strip("`")
-        if op := self.take(*_OPS):
-            return Compare(column, _OPS[op], self._literal())
-        negated = self.take("not") is not None
-        if not self.take("in"):
-            raise self.wrong("'in'" if negated else f"one of {' '.join(_OPS)}, 'in' or 'not in'")
-        member = Member(column, self._literals())
-        return Not(member) if negated else member
-
-    def _literals(self) -> tuple[Literal, ...]:
-        if not self.take("("):
-            raise self.wrong("'('")
-        values = [self._literal()]
-        while self.take(","):
-            if self.here.text == ")":  # a comma after the last one
-                break
-            values.append(self._literal())
-        if not self.take(")"):
-            raise self.wrong("',' or ')'")
-        return tuple(values)
-
-    def _literal(self) -> Literal:
-        token = self.here
-        if word := self.take("true", "false"):
-            return word == "true"
-        if token.kind not in ("text", "number"):
-            raise self.wrong("a 'text' in quotes, a number, true or false")
-        self.at += 1
-        if token.kind == "text":
-            quote = token.text[0]
-            return token.text[1:-1].replace(quote * 2, quote)
+    def parse(self) -> Predicate:
+        self._translate()
         try:
-            return int(token.text)
-        except ValueError:
-            return float(token.text)
+            tree = ast.parse(self.python, mode="eval").body
+            return self._predicate(tree, 0)
+        except SyntaxError as error:
+            if "nested" not in str(error.msg):
+                # Python gives no place in a text that ends too early
+                at = (error.offset or len(self.python) + 1) - 1
+                self._refuse(at, "something else is expected")
+        except (RecursionError, MemoryError):
+            pass
+        self._refuse(0, f"no more than {MAX_DEPTH} levels are allowed")
+
+    def _translate(self) -> None:
+        """Write the text as Python; the literals of `in` become a list."""
+        at, end, last, closing = 0, len(self.text.rstrip()), "", ")"
+        while at < end:
+            match = _TOKEN.match(self.text, at)
+            if match is None:
+                at += len(self.text[at:]) - len(self.text[at:].lstrip())
+                raise _error(self.text, at, f"{self.text[at]!r} does not belong there")
+            kind = str(match.lastgroup)
+            word = self._python(kind, match.group(kind))
+            if word == "(" and last == "in":
+                word, closing = "[", "]"
+            elif word == ")":
+                word, closing = closing, ")"
+            self.places.append((len(self.python), match.start(kind)))
+            self.python += f"{word} "
+            at, last = match.end(), word
+
+    def _python(self, kind: str, token: str) -> str:
+        if kind == "op":
+            return "==" if token == "=" else token
+        if kind == "word" and token.lower() in _JOINS:
+            return token.lower()
+        if kind == "column" or (kind == "word" and token.lower() not in _VALUES):
+            self.columns.append(token.strip("`"))
+            return f"c{len(self.columns) - 1}"
+        self.values.append(_value(kind, token))
+        return f"v{len(self.values) - 1}"
+
+    def _predicate(self, node: ast.expr, depth: int) -> Predicate:
+        if depth > MAX_DEPTH:
+            raise RecursionError
+        if isinstance(node, ast.BoolOp):
+            word = "and" if isinstance(node.op, ast.And) else "or"
+            return Junction(word, tuple(self._predicate(n, depth + 1) for n in node.values))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return Not(self._predicate(node.operand, depth + 1))
+        if not isinstance(node, ast.Compare) or len(node.ops) > 1:
+            name = "chain of comparisons" if isinstance(node, ast.Compare) else _kind(node)
+            signs = " ".join(_OPS.values())
+            self._refuse(
+                node.col_offset,
+                f"a column, one of {signs}, 'in' or 'not in', and literals are expected, and this "
+                f"is a {name}",
+            )
+        column = self.columns[self._number(node.left, "column", "the name of a column")]
+        op, right = node.ops[0], node.comparators[0]
+        if isinstance(op, ast.In | ast.NotIn):
+            listed = right.elts if isinstance(right, ast.List) else []
+            if not listed:
+                self._refuse(right.col_offset, "literals in parentheses are expected")
+            member = Term(column, "in", tuple(self._literal(n) for n in listed))
+            return member if isinstance(op, ast.In) else Not(member)
+        return Term(column, _OPS[type(op)], (self._literal(right),))
+
+    def _literal(self, node: ast.expr) -> Literal:
+        return self.values[
+            self._number(node, "literal", "a 'text' in quotes, a number, true or false")
+        ]
+
+    def _number(self, node: ast.expr, kind: str, wanted: str) -> int:
+        """The number of the column, or of the literal, for which a node stands."""
+        if not isinstance(node, ast.Name) or _kind(node) != kind:
+            self._refuse(node.col_offset, f"{wanted} is expected, and this is a {_kind(node)}")
+        return int(node.id[1:])
+
+    def _refuse(self, offset: int, problem: str) -> NoReturn:
+        """Raise the error for a place in the Python."""
+        at = len(self.text.rstrip())
+        if offset < len(self.python):
+            at = self.places[bisect_right(self.places, (offset, len(self.text))) - 1][1]
+        raise _error(self.text, at, problem) from None
 
 
-def _tokens(text: str) -> list[_Token]:
-    tokens, at, end = [], 0, len(text.rstrip())
-    while at < end:
-        match = _TOKEN.match(text, at)
-        if match is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            raise _error(text, at, f"{text[at]!r} does not belong there")
-        kind = str(match.lastgroup)
-        tokens.append(_Token(kind, match.group(kind), match.start(kind)))
-        at = match.end()
-    return [*tokens, _Token("end", "", end)]
+def _kind(node: ast.expr) -> str:
+    """The node in the words of the language."""
+    if isinstance(node, ast.Name):
+        return "column" if node.id[0] == "c" else "literal"
+    return type(node).__name__
+
+
+def _value(kind: str, token: str) -> Literal:
+    if kind == "word":
+        return _VALUES[token.lower()]
+    if kind == "text":
+        return token[1:-1].replace(token[0] * 2, token[0])
+    try:
+        return int(token)
+    except ValueError:
+        return float(token)
 
 
 def _error(text: str, at: int, problem: str) -> ConfigError:
@@ -231,7 +225,7 @@ def _error(text: str, at: int, problem: str) -> ConfigError:
 
 
 def _name(column: str) -> str:
-    plain = re.fullmatch(r"[^\W\d]\w*", column) and column.lower() not in _WORDS
+    plain = re.fullmatch(r"[^\W\d]\w*", column) and column.lower() not in (*_JOINS, *_VALUES)
     return column if plain else f"`{column}`"
 
 
@@ -239,20 +233,3 @@ def _text(value: Literal) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
-
-
-def joined(word: str, parts: Sequence[Predicate]) -> Predicate:
-    """The parts joined by `and` or `or`, with what is constant worked out.
-
-    A null is neither true nor false: `and` with it is false where another part is false, and `or`
-    is true where another part is true.
-    """
-    decides = word == "or"
-    if any(part == Constant(decides) for part in parts):
-        return Constant(decides)
-    rest = tuple(part for part in parts if part != Constant(not decides))
-    if not rest:
-        return Constant(not decides)
-    if all(part == Constant(None) for part in rest):
-        return Constant(None)
-    return rest[0] if len(rest) == 1 else Junction(word, rest)

@@ -10,7 +10,7 @@ refused, because they have no index of their batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -34,9 +34,20 @@ class FileReader(Protocol):
         """One chunk in consecutive pieces."""
 
 
+def column_statistics(metadata: pq.FileMetaData, group: int) -> Iterator[tuple[str, Any]]:
+    """Names of the columns of a row group and their statistics, None where the file has none."""
+    columns = metadata.row_group(group)
+    for index in range(columns.num_columns):
+        column = columns.column(index)
+        # a list's values lie below the column's name
+        yield column.path_in_schema.split(".")[0], column.statistics
+
+
 class ParquetReader:
     """A Parquet file; chunks are its row groups."""
 
+    KIND = "Parquet"
+    SUFFIXES = (".parquet", ".pq", ".parq")
     PIECE_ROWS = 65_536
 
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
@@ -69,6 +80,9 @@ class ArrowReader:
     They are views of the file where it is local and uncompressed.
     """
 
+    KIND = "Arrow IPC"
+    SUFFIXES = (".arrow", ".feather", ".ipc")
+
     def __init__(self, filesystem: pafs.FileSystem, path: str, threads: bool) -> None:
         local = isinstance(filesystem, pafs.LocalFileSystem)
         self._threads = threads
@@ -98,7 +112,7 @@ class ArrowReader:
         return self._projected[key].get_batch(chunk)
 
     def _lies_in_map(self) -> bool:
-        """Whether the first batch is a view of the mapped file, as uncompressed ones are."""
+        """True when the first batch is a view of the mapped file, as uncompressed ones are."""
         if not self._whole.num_record_batches:
             return True
         self._source.seek(0)

@@ -56,7 +56,7 @@ class RowDataset(ABC):
 
     @property
     def filters_rows(self) -> bool:
-        """Whether chunks give some of their rows, which then say their numbers themselves."""
+        """True when chunks give some of their rows, which then carry their numbers."""
         return False
 
     @property

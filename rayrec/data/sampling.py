@@ -7,19 +7,14 @@ statistics of Parquet files say of the range of integers is gathered from all of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from rayrec.data.column_types import is_list, missing
-from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
-from rayrec.data.listing import broken_file, list_files, resolve_path
-from rayrec.data.partitions import Partitions, Value
-from rayrec.data.predicate import Constant, parse_where
-from rayrec.data.readers import FileReader
-from rayrec.data.selected import Selection
+from rayrec.data.found import FoundFiles, find_files
+from rayrec.data.listing import DataFile
+from rayrec.data.readers import ArrowReader, FileReader, ParquetReader, column_statistics
 from rayrec.errors import InputError
 
 MAX_STATISTICS = 20_000  # column chunks looked at; about a tenth of a second
@@ -58,142 +53,97 @@ def sample_rows(path: str, rows: int, where: str | None = None) -> Sample:
         InputError: nothing there, files of both kinds or without rows, a broken file, files whose
             columns differ in type, or a `where` that does not fit.
     """
-    source = _Source(path, where)
-    chunks, ranges = [], _Ranges()
-    for file in source.files:
-        reader = source.open(file)
+    found, files = find_files(path, [ParquetReader, ArrowReader], where)
+    chunks, ranges, held = [], _Ranges(), 0
+    for file in files:
+        reader = _open(found, file)
         ranges.add(reader)
         chunks += [(file, number) for number, size in enumerate(reader.chunk_rows) if size]
-        source.rows += sum(reader.chunk_rows)
+        held += sum(reader.chunk_rows)
     if not chunks:
         asked = "" if where is None else f" where {where}"
         raise InputError(
-            f"{path!r} has {len(source.files)} {source.family.KIND} files and no rows in "
-            f"them{asked}. Check the path."
+            f"{path!r} has {len(files)} {found.kind.KIND} files and no rows in them{asked}. Check "
+            "the path."
         )
-    count = min(len(chunks), max(1, -(-rows * len(chunks) // source.rows)))
+    count = min(len(chunks), max(1, -(-rows * len(chunks) // held)))
     # the middle of each of `count` equal parts
     chosen = [chunks[(2 * i + 1) * len(chunks) // (2 * count)] for i in range(count)]
-    table = _joined([source.read(file, number, -(-rows // count)) for file, number in chosen])
+    table = _joined([_read(found, file, number, -(-rows // count)) for file, number in chosen])
     if not table.num_rows:
         raise InputError(
             f"none of the rows that were read of {path!r}, of {count} of {len(chunks)} chunks, "
             f"holds where {where}. Look at more rows, or ask for others."
         )
-    told = ranges.told()
-    return Sample(table, source.family.KIND, len(source.files), source.rows, count, told)
+    return Sample(table, found.kind.KIND, len(files), held, count, ranges.told())
 
 
-class _Source:
-    """The files below a path, without those that folders leave out; none is kept open."""
+def _open(found: FoundFiles, file: DataFile) -> FileReader:
+    reader = found.open(file.path, dict(file.folders), check=True)
+    for name in reader.schema.names:
+        if reader.schema.get_field_index(name) < 0:
+            raise InputError(missing(name, reader.schema, f"file {file.path!r}"))
+    return reader
 
-    def __init__(self, path: str, where: str | None) -> None:
-        self.filesystem, root = resolve_path(path, None)
-        both = ParquetDataset.SUFFIXES + ArrowDataset.SUFFIXES
-        infos = list_files(self.filesystem, root, path, "Parquet or Arrow IPC", both)
-        paths = [info.path for info in infos]
-        self.family = _family(paths, path)
-        below = {name: str(name[len(root) :]).lstrip("/") for name in paths}
-        predicate = Constant(True) if where is None else parse_where(where)
-        self.selection = Selection(predicate, Partitions.of(below.values()))
-        self.selection.check_folders(path)
-        self.folders: dict[str, Mapping[str, Value]] = {}
-        for name in paths:
-            told = self.selection.folders(below[name])
-            if told is not None:
-                self.folders[name] = told
-        self.files, self.rows = list(self.folders), 0
-        if not self.files:
-            # a misspelt column would pass for one that no row fits
-            own = self.family.READER(self.filesystem, paths[0], False)
-            self.selection.check(own, self.selection.partitions.values(below[paths[0]]), paths[0])
 
-    def open(self, file: str) -> FileReader:
-        """Open a file, with the columns of its folders and the rows that are taken."""
-        try:
-            own = self.family.READER(self.filesystem, file, False)
-        except (pa.ArrowException, OSError) as error:
-            raise broken_file(file, self.family.KIND, error) from error
-        self.selection.check(own, self.folders[file], file)
-        reader = self.selection.reader(own, self.folders[file])
-        for name in reader.schema.names:
-            if reader.schema.get_field_index(name) < 0:
-                raise InputError(missing(name, reader.schema, f"file {file!r}"))
-        return reader
-
-    def read(self, file: str, chunk: int, rows: int) -> pa.Table:
-        """The first rows of a chunk, or all of it where that is not much more."""
-        reader, pieces, have = self.open(file), [], 0
-        columns = reader.schema.names
-        try:
-            if reader.chunk_rows[chunk] <= 2 * rows:
-                table = reader.read(chunk, columns)
-                return table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
-            for piece in reader.pieces(chunk, columns):
-                pieces.append(piece)
-                have += piece.num_rows
-                if have >= rows:
-                    break
-        except (pa.ArrowException, OSError) as error:
-            raise broken_file(file, self.family.KIND, error) from error
-        return pa.Table.from_batches(pieces)
+def _read(found: FoundFiles, file: DataFile, chunk: int, rows: int) -> pa.Table:
+    """Read the first rows of a chunk, or all of it where that is not much more."""
+    reader, pieces, have = _open(found, file), [], 0
+    columns = reader.schema.names
+    try:
+        if reader.chunk_rows[chunk] <= 2 * rows:
+            table = reader.read(chunk, columns)
+            return table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+        for piece in reader.pieces(chunk, columns):
+            pieces.append(piece)
+            have += piece.num_rows
+            if have >= rows:
+                break
+    except (pa.ArrowException, OSError) as error:
+        raise found.broken(file.path, error) from error
+    return pa.Table.from_batches(pieces)
 
 
 class _Ranges:
     """The range of integer columns over all files, by the statistics of their row groups."""
 
     def __init__(self) -> None:
-        self._ranges: dict[str, tuple[int, int]] = {}
-        self._lost: set[str] = set()
+        self._ranges: dict[str, tuple[int, int] | None] = {}  # None: a row group does not tell it
         self._looked_at = 0
 
     def add(self, reader: FileReader) -> None:
-        """Gather what one file says."""
+        """Gather the statistics of one file."""
         wanted = {field.name for field in reader.schema if _holds_integers(field.type)}
         metadata = reader.metadata
-        groups = 0 if metadata is None else metadata.num_row_groups
-        self._looked_at += groups * (0 if metadata is None else metadata.num_columns)
+        if metadata is not None:
+            self._looked_at += metadata.num_row_groups * metadata.num_columns
         if metadata is None or self._looked_at > MAX_STATISTICS:
-            self._lost |= wanted
+            self._ranges |= dict.fromkeys(wanted)
             return
-        leaves = [(i, metadata.schema.column(i).path) for i in range(metadata.num_columns)]
-        names = [(i, path.split(".")[0]) for i, path in leaves]
-        for group in range(groups):
-            chunk = metadata.row_group(group)
-            for index, name in names:
-                if name in wanted:
-                    self._take(name, chunk.column(index))
-
-    def _take(self, name: str, leaf: Any) -> None:
-        told = leaf.statistics
-        if told is None or not told.has_min_max:
-            # a chunk of nulls alone has no range, and takes none away
-            if told is None or told.num_values:
-                self._lost.add(name)
-            return
-        low, high = told.min, told.max
-        if not isinstance(low, int):
-            self._lost.add(name)
-            return
-        before = self._ranges.get(name, (low, high))
-        self._ranges[name] = min(low, before[0]), max(high, before[1])
+        for group in range(metadata.num_row_groups):
+            for name, told in column_statistics(metadata, group):
+                # a chunk of nulls alone has no range, and takes none away
+                if name not in wanted or (told and not told.has_min_max and not told.num_values):
+                    continue
+                known = told is not None and told.has_min_max and isinstance(told.min, int)
+                here = (told.min, told.max) if known else None
+                self._ranges[name] = _spanned(self._ranges.get(name, here), here)
 
     def told(self) -> dict[str, tuple[int, int]]:
         """The columns of which every row group tells."""
-        return {name: both for name, both in self._ranges.items() if name not in self._lost}
+        return {name: both for name, both in self._ranges.items() if both is not None}
+
+
+def _spanned(
+    first: tuple[int, int] | None, second: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    if first is None or second is None:
+        return None
+    return min(first[0], second[0]), max(first[1], second[1])
 
 
 def _holds_integers(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind.value_type if is_list(kind) else kind))
-
-
-def _family(paths: list[str], path: str) -> type[FileDataset]:
-    arrow = [name for name in paths if name.endswith(ArrowDataset.SUFFIXES)]
-    if arrow and len(arrow) < len(paths):
-        raise InputError(
-            f"{path!r} holds Parquet and Arrow IPC files. Put one kind into a folder of its own."
-        )
-    return ArrowDataset if arrow else ParquetDataset
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

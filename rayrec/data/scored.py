@@ -1,4 +1,4 @@
-"""What a folder of predictions holds, checked before anything is scored.
+"""The contents of a folder of predictions, checked before anything is scored.
 
 It holds Parquet files of scores beside columns of the input, in the order of the input. The names
 of the files, part-00000.parquet and so on, sort in the order of the rows. `scored_files` writes
@@ -26,7 +26,7 @@ Outputs = Sequence[tuple[str, str]]  # name and kind of every output; one task h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predicted:
-    """What was written.
+    """The files of predictions that were written.
 
     Attributes:
         path: absolute path of the folder.
@@ -41,7 +41,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredFolder:
-    """Where predictions go, and what stands beside the scores; checked by `scored_folder`.
+    """The folder of predictions and the columns beside the scores, checked by `scored_folder`.
 
     Attributes:
         path: absolute path of the folder.

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from rayrec.data.filters import check_terms, compile_predicate, mask_of, simplify
 from rayrec.data.partitions import Partitions, Value, constant_columns
-from rayrec.data.predicate import Constant, Predicate, columns_of, terms_of
+from rayrec.data.predicate import Predicate, columns_of, terms_of
 from rayrec.data.readers import STREAM_ROWS, FileReader
 
 ROW = "rayrec.row"  # name of the column of row numbers, int64
@@ -48,7 +48,7 @@ class Selection:
 
     @property
     def filters_rows(self) -> bool:
-        """Whether columns of the files themselves decide which rows are taken."""
+        """True when columns of the files themselves decide which rows are taken."""
         return not set(columns_of(self.predicate)) <= set(self.partitions.schema.names)
 
     def check(self, reader: FileReader, folders: Mapping[str, Value], path: str) -> None:
@@ -65,14 +65,14 @@ class Selection:
         check_terms(terms_of(self.predicate), pa.schema([*own, *told]), f"file {path!r}")
 
     def folders(self, path: str) -> dict[str, Value] | None:
-        """What the folders of a file spell; None where they say that no row of it is taken.
+        """The columns that the folders of a file spell; None where they leave the file out.
 
         Args:
             path: of the file, below the root of the data set.
         """
         told = self.partitions.values(path)
         rest = simplify(self.predicate, told)
-        return None if isinstance(rest, Constant) and rest.value is not True else told
+        return None if rest is False or rest is None else told
 
     def reader(self, reader: FileReader, folders: Mapping[str, Value]) -> FileReader:
         """A file as its chunks are read: itself, or with rows left out and columns added.
@@ -84,7 +84,7 @@ class Selection:
         # a column that the file itself has is read as it is, whatever the folder says
         added = {name: v for name, v in folders.items() if name not in reader.schema.names}
         # where rows of other files are numbered, those of this file are, too
-        if not added and rest == Constant(True) and not self.filters_rows:
+        if not added and rest is True and not self.filters_rows:
             return reader
         return SelectedReader(reader, added, self.partitions.schema, rest)
 
@@ -110,7 +110,7 @@ class SelectedReader:
         self._reader, self._folders, self._types = reader, folders, types
         self._asked = columns_of(predicate)
         self._taken: pc.Expression | None = None
-        if predicate != Constant(True):
+        if predicate is not True:
             self._taken = compile_predicate(predicate, reader.schema)
         self.schema: pa.Schema = reader.schema
         for name in folders:
@@ -151,7 +151,7 @@ class SelectedReader:
             first += piece.num_rows
 
     def _of_file(self, columns: list[str]) -> list[str]:
-        """What is read of the file: of all columns at least one, to know the number of rows."""
+        """The columns to read of the file, at least one, which tells the number of rows."""
         wanted = dict.fromkeys([*columns, *self._asked])
         names = [name for name in wanted if name in self._reader.schema.names]
         return names or self._reader.schema.names[:1]

@@ -10,19 +10,18 @@ found by the rank that reads them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrec.data.column_types import binary_columns
 from rayrec.data.columns import read_columns
 from rayrec.data.convert import Part, assemble, to_batch
 from rayrec.data.files import FileDataset
 from rayrec.data.listing import DataFile
-from rayrec.data.readers import FileReader
+from rayrec.data.readers import FileReader, column_statistics
 from rayrec.data.selected import ROW
 from rayrec.layout.schema import FeatureSchema
 
@@ -56,8 +55,8 @@ def check_statistics(data: FileDataset, binary_labels: bool | Sequence[str] = Tr
             if looked_at > MAX_COLUMNS:
                 return
             # read as training would read it, which raises the error that names the row
-            columns = _columns(metadata, group)
-            if rows and any(_is_bad(c, data.schema, binary, ignored) for c in columns):
+            told = column_statistics(metadata, group)
+            if rows and any(_is_bad(*both, data.schema, binary, ignored) for both in told):
                 _convert(data, file, reader, group, first_row, binary)
             first_row += rows
 
@@ -89,25 +88,19 @@ def _numbered(numbers: pa.Array, source: str, row: int) -> str:
     return f"row {numbers[row]} of {source}"
 
 
-def _columns(metadata: pq.FileMetaData, group: int) -> Iterator[Any]:
-    columns = metadata.row_group(group)
-    for index in range(columns.num_columns):
-        yield columns.column(index)
-
-
 def _is_bad(
-    column: Any, schema: FeatureSchema, binary: Sequence[str], ignored: Collection[str]
+    name: str,
+    statistics: Any,
+    schema: FeatureSchema,
+    binary: Sequence[str],
+    ignored: Collection[str],
 ) -> bool:
-    """Whether the statistics of one column of a row group tell of a value that training refuses.
+    """Tell from the statistics of a column of a row group that training refuses a value of it.
 
     Args:
         ignored: columns of the schema that are not read.
     """
-    statistics = column.statistics
-    if statistics is None:
-        return False
-    name = column.path_in_schema.split(".")[0]  # a list's values lie below the column's name
-    if name in ignored:
+    if statistics is None or name in ignored:
         return False
     if name in schema.labels or name == schema.weight:
         if statistics.has_null_count and statistics.null_count > 0:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """What a loader reads beside the schema's columns, and what it refuses.
+    """The columns that a loader reads beside the schema's, and the labels that it refuses.
 
     Attributes:
         with_rows: batches say which file and row each of their rows comes from.

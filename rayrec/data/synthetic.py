@@ -28,7 +28,7 @@ _TRAIN, _EVAL = range(2)  # parts of a data set, each with random numbers of its
 
 
 class SyntheticPaths(NamedTuple):
-    """Where `write_synthetic` wrote."""
+    """The paths that `write_synthetic` wrote."""
 
     train: Path
     eval: Path

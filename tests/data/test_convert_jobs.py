@@ -18,12 +18,12 @@ import pytest
 
 from jobs import convert_criteo as criteo_job
 from jobs import convert_movielens as movielens_job
+from jobs.convert_criteo import CATEGORIES, DENSE, convert_criteo, parse_hex
+from jobs.convert_movielens import convert_movielens
+from jobs.movielens_files import GENRES
 from rayrec.command import run_command
 from rayrec.data import FeatureSchema, ParquetDataset
-from rayrec.data.criteo import CATEGORIES, DENSE, convert_criteo, parse_hex
-from rayrec.data.grouplens import GENRES
 from rayrec.data.hashing import hash_integers
-from rayrec.data.movielens import convert_movielens
 from rayrec.errors import ConfigError, InputError
 
 DATA = Path(os.environ.get("RAYREC_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -6,6 +6,7 @@ import json
 import operator
 import pickle
 import random
+import re
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -21,7 +22,7 @@ from arrow_files import SCHEMA, batch_rows, random_table
 from rayrec.data import ArrowDataset, ParquetDataset
 from rayrec.data.files import FileDataset
 from rayrec.data.filters import check_terms, compile_predicate, mask_of
-from rayrec.data.predicate import parse_where, terms_of
+from rayrec.data.predicate import columns_of, parse_where, terms_of
 from rayrec.data.readers import ParquetReader
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError, InputError
@@ -255,12 +256,21 @@ def test_a_column_of_the_file_is_read_as_it_is(tmp_path):
         ("label = true", InputError, "'label' has type int32 .* True: true and false go with"),
         ("day > '2027'", InputError, r"12 Parquet files and no rows where day > '2027'"),
         ("user > 5000", InputError, r"12 Parquet files and no rows where user > 5000"),
-        ("day", ConfigError, r"at its end \(character 4\) one of == = .* is expected"),
-        ("", ConfigError, "the name of a column is expected"),
-        ("hour = 1 hour = 2", ConfigError, r"character 10\) 'and', 'or' or the end"),
+        ("day", ConfigError, r"at 'day' \(character 1\) .* are expected, and this is a column"),
+        ("", ConfigError, r"at its end \(character 1\) something else is expected"),
+        ("day >", ConfigError, r"at its end \(character 6\)"),
+        ("hour = 1 hour = 2", ConfigError, r"at 'hour = 2' \(character 10\)"),
+        ("day = 'x' or float(1)", ConfigError, r"at 'float\(1\)' .*, and this is a Call"),
+        ("hour = 1 = 2", ConfigError, "this is a chain of comparisons"),
+        ("5 < hour", ConfigError, "name of a column is expected, and this is a literal"),
+        ("hour = (1, 2)", ConfigError, "true or false is expected, and this is a Tuple"),
+        ("hour in 1", ConfigError, r"at '1' \(character 9\) literals in parentheses"),
+        ("hour in (1, (2))", ConfigError, r"at '\)\)'"),
         ("__import__('os').getcwd()", ConfigError, r"'\.getcwd\(\)' .* does not belong there"),
-        ("hour in ()", ConfigError, "a 'text' in quotes, a number, true or false"),
-        ("(" * 200 + "hour = 1" + ")" * 200, ConfigError, "more than 50 levels"),
+        ("hour in ()", ConfigError, "literals in parentheses are expected"),
+        ("hour in (day)", ConfigError, "a 'text' in quotes, .*, and this is a column"),
+        ("(" * 500 + "hour = 1" + ")" * 500, ConfigError, "more than 150 levels"),
+        ("not " * 9000 + "hour = 1", ConfigError, "more than 150 levels"),
         (5, ConfigError, "where=5; it must be a text"),
     ],
 )
@@ -350,6 +360,8 @@ def test_bad_values_are_named_by_their_rows_in_the_file(tmp_path):
         (pa.array([date(2026, 11, 1), date(2026, 10, 1)]), "x >= '2026-11-01'", [0]),
         (pa.array([date(2026, 11, 1), None]), "x in ('2026-11-01')", [0]),
         (pa.array([datetime(2026, 11, 1, 5)], pa.timestamp("ms")), "x > '2026-11-01'", [0]),
+        (pa.array([7, -2, 2]), "x in (007, +2,)", [0, 2]),
+        (pa.array(["a\\n", "a\n", '"']), "x = 'a\\n' or x = " + '"' * 4, [0, 2]),
         (pa.array([None, None], pa.null()), "x = 1 or not x = 1", []),
         (pa.array(range(3000)), " or ".join(f"x = {i}" for i in range(2500)), list(range(2500))),
     ],
@@ -360,6 +372,21 @@ def test_every_type_is_compared_exactly(array, where, taken):
     check_terms(terms_of(predicate), table.schema, "x")
     mask = mask_of(table, compile_predicate(predicate, table.schema))
     assert mask.nonzero()[0].tolist() == taken
+
+
+@pytest.mark.seeds(range(20))
+def test_the_canonical_text_says_the_same_of_columns_of_any_name(seed):
+    """Words of Python are names of columns, and words of `where` in either case are not."""
+    rng = random.Random(seed)
+    text, names = random_where(rng)[0], ("class", "None", "is", "c0", "v0", "`in`", "`a - b`", "ﬁ")
+    for column in ("day", "hour", "user", "d1", "label", "unused"):
+        text = re.sub(rf"\b{column}\b", rng.choice(names), text)
+    for word in ("and", "or", "not", "in"):
+        text = re.sub(rf"(?<!`)\b{word}\b(?!`)", rng.choice((word, word.upper())), text)
+    predicate = parse_where(text)
+    again = parse_where(str(predicate))
+    assert again == predicate and str(again) == str(predicate)
+    assert set(columns_of(predicate)) <= {name.strip("`") for name in names}
 
 
 @pytest.mark.parametrize(
