@@ -130,9 +130,8 @@ class DistributedModelParallel(EngineFront):
             sharding_group = self._replicas.group
 
         def connect(own: bool = False) -> Exchange:
-            if not grouped:
-                return LocalExchange()
-            return exchange_for(sharding_group, self.device, transport, own)
+            alone = LocalExchange()
+            return exchange_for(sharding_group, self.device, transport, own) if grouped else alone
 
         optimizer = optimizers_for(module, sparse_optimizer, sharders)
         # collectives of all ranks: their order here is the same everywhere
@@ -146,11 +145,10 @@ class DistributedModelParallel(EngineFront):
         elif grouped:
             check_same_plan(plan, process_group, self.device)
         self.plan = plan
-        exchange = connect()
         if seed is None:
             seed = torch.initial_seed()
             seed = broadcast_seed(seed, process_group, self.device) if grouped else seed
-        ahead = connect(own=True) if prefetch else None
+        exchange, ahead = connect(), connect(own=True) if prefetch else None
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         choices = EngineOptions(
             check_ids=check_ids,

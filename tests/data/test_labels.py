@@ -94,11 +94,11 @@ def test_one_label_in_a_list_is_one_label():
     [
         ({"label": []}, "no label column"),
         ({"label": ["label", ""]}, "no label column"),
-        ({"label": ["label", 5]}, r"'label' of the schema is \['label', 5\]"),
+        ({"label": ["label", 5]}, r"the schema: label\[1\] is 5; it must be a text"),
         ({"label": ["label", "label"]}, "label column 'label' is named twice"),
-        ({"label": {"a": 1}}, "'label' of the schema .* a string or a list of strings"),
+        ({"label": {"a": 1}}, "the schema: label is .*; it must be a text or a list"),
         ({"weight": ""}, "a weight without a name"),
-        ({"weight": 0.5}, "'weight' of the schema is 0.5; it must be a string"),
+        ({"weight": 0.5}, "the schema: weight is 0.5; it must be a text or null"),
         ({"label": ["label", "user"]}, "'user' reads the label column 'user'"),
         ({"label": ["label", "d1"]}, "dense column 'd1' is the label"),
         ({"weight": "user"}, "'user' reads the weight column 'user'"),
@@ -192,7 +192,7 @@ def test_what_names_no_group_is_refused(column, message):
     with pytest.raises(ConfigError, match="group column 'day' is named twice"):
         replace(SCHEMA, groups=("day", "day"))
     text = replace(SCHEMA, groups=("day",)).to_json().replace('["day"]', "[5]")
-    with pytest.raises(ConfigError, match=r"'groups' of the schema is \[5\]"):
+    with pytest.raises(ConfigError, match=r"the schema: groups\[0\] is 5; it must be a text"):
         FeatureSchema.from_json(text)
 
 

@@ -136,7 +136,7 @@ SCORE = [
     ("--checkpoint ''", "--checkpoint"),
     ("--checkpoint {data}/nothing", "nothing"),
     ("--checkpoint {data}/clicks", "manifest"),
-    ("--checkpoint {data}/runs/clicks", "manifest"),
+    ("--checkpoint {data}/runs/clicks", "is the folder of a run"),
     ("--checkpoint {data}/plan.json", "plan.json"),
     ("--checkpoint nofs://bucket/step", "nofs"),
     (f"--checkpoint {TOWERS}", "train_dlrm"),

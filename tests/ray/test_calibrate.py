@@ -55,7 +55,7 @@ def test_a_topology_that_is_none_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match="cannot read the topology"):
         worlds.driver(clicks, 2, topology=str(tmp_path / "none.json"))
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(PlanError, match="device"):
+    with pytest.raises(PlanError, match=r"bad.json has no field .hosts."):
         worlds.driver(clicks, 2, topology=str(tmp_path / "bad.json"))
 
 

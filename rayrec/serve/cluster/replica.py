@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.errors import ArtifactError, ConfigError, RayrecError, ServingError, as_user_mistake
@@ -41,11 +43,13 @@ class Where(NamedTuple):
 
     Attributes:
         host: address of its node.
+        node: Ray's id of its node.
         pid: id of its process.
         grpc, http: address and port at which it listens.
     """
 
     host: str
+    node: str
     pid: int
     grpc: str
     http: str
@@ -165,9 +169,19 @@ def _first_free(settings: ServerSettings) -> Iterator[ServerSettings]:
 
 
 def _where(settings: ServerSettings) -> Where:
+    import ray
+
     host = _host()
     told = replace(settings, host=host) if settings.host in _ANY_HOST else settings
-    return Where(host, os.getpid(), told.address(settings.port), told.address(settings.http_port))
+    grpc, http = told.address(settings.port), told.address(settings.http_port)
+    return Where(host, ray.get_runtime_context().get_node_id(), os.getpid(), grpc, http)
+
+
+def kill_worker(pid: int) -> None:
+    """Kill a process of Ray on this node, if it is still there."""
+    with suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _host() -> str:

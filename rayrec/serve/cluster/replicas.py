@@ -15,7 +15,7 @@ from typing import Any
 
 from rayrec.driver.ray_replies import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
-from rayrec.serve.cluster.replica import Seen, Where
+from rayrec.serve.cluster.replica import Seen, Where, kill_worker
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.storage import one_line
 
@@ -220,13 +220,18 @@ class Replicas:
         )
 
     def _end_if_it_hangs(self, slot: _ActorSlot) -> None:
-        """Have Ray start a replica again that is silent for too long."""
+        """Kill a replica that is silent for too long; Ray starts it again."""
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if slot.silent_s >= _SILENT_S:
+            assert slot.where is not None, "only a replica that has answered can hang"
             _say(f"{slot.name} hangs: silent for {slot.silent_s:.0f} s; it is killed")
             slot.silent_s = 0.0
-            ray.kill(slot.actor, no_restart=False)
+            # on its node: `ray.kill` of a stopped process had no effect in some runs
+            here = NodeAffinitySchedulingStrategy(slot.where.node, soft=False)
+            kill = ray.remote(kill_worker).options(num_cpus=0, scheduling_strategy=here)
+            kill.remote(slot.where.pid)
 
     def _lost(self, slot: _ActorSlot, why: str) -> None:
         """Report a lost replica, which Ray starts again.
