@@ -87,10 +87,7 @@ class TrainingFailed(RayrecError):
         cause: one line, type and message of the first error.
         traceback: the remote traceback as text, or "".
         log: the file that holds the traceback, or "".
-        kind: "died" of a process that is gone, "silent" of one that gave no answer, else "error".
     """
-
-    kind = "error"
 
     def __init__(
         self,

@@ -52,6 +52,8 @@ class Blame:
         symptom: the error blames another rank, and no rank told of a cause.
         unmet: the ranks did not meet, and no rank told of a cause.
         needless: the rank that gave no answer was alive.
+        preempted: the process died on a node that was announced to go.
+        what: verb phrase of what the rank could not do before it worked, such as "start", or "".
     """
 
     rank: int
@@ -66,23 +68,13 @@ class Blame:
     symptom: bool = False
     unmet: bool = False
     needless: bool = False
+    preempted: bool = False
+    what: str = ""
 
     @property
     def words(self) -> str:
         """Cause without paths, addresses and ranks, so that a repeated error compares equal."""
         return _VARYING.sub("#", self.cause)
-
-    @classmethod
-    def of(cls, error: TrainingFailed, step: int) -> Blame:
-        """Return the blame for an error that was raised while the driver waited for an answer."""
-        return cls(
-            rank=error.rank or 0,
-            host=error.host,
-            cause=error.cause or str(error),
-            traceback=error.traceback,
-            step=step,
-            kind=error.kind,  # type: ignore[arg-type]
-        )
 
     def error(self, world_size: int) -> RayrecError:
         """Return the error to raise: a user's mistake in its own class, else a `TrainingFailed`."""
@@ -91,5 +83,20 @@ class Blame:
             when = f" after step {self.step}" if self.step else ""
             return type(self.mistake)(f"{self.mistake} (found by {where}{when})")
         also = f"; {self.also}" if self.also else ""
-        message = f"{where} failed after step {self.step}: {self.cause}{also}"
+        if self.what and not self.step:
+            message = f"{where} could not {self.what}: {self.cause}{also}"
+        else:
+            message = f"{where} failed after step {self.step}: {self.cause}{also}"
         return TrainingFailed(message, self.rank, self.host, self.cause, self.traceback)
+
+
+class RankTrouble(Exception):
+    """A rank failed while the driver waited for it.
+
+    Attributes:
+        blame: who failed, and why.
+    """
+
+    def __init__(self, blame: Blame) -> None:
+        super().__init__(blame.cause)
+        self.blame = blame

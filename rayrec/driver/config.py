@@ -28,17 +28,21 @@ class FailureConfig:
         max_failures: number of failures that a run recovers from; the next one ends it with
             `TrainingFailed`. -1 sets no bound. A user's mistake, and the same error at the same
             step twice, end the run in any case.
+        max_preemptions: the same bound for ranks that were lost with nodes that were announced to
+            go, which do not count as failures. A run with max_failures=0 recovers from none.
         sync_every_n_steps: ranks on CPUs set a sync point after every so many global steps. A run
             that lost processes and no host goes on from the last one, out of memory; see
             docs/resilience.md. None sets none.
     """
 
     max_failures: int = 0
+    max_preemptions: int = -1
     sync_every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         whole_number("FailureConfig has max_failures", self.max_failures, -1)
+        whole_number("FailureConfig has max_preemptions", self.max_preemptions, -1)
         if self.sync_every_n_steps is None:
             return
         whole_number("FailureConfig has sync_every_n_steps", self.sync_every_n_steps)

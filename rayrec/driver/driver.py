@@ -19,7 +19,7 @@ from rayrec.driver.cluster import connected
 from rayrec.driver.cluster_topology import read_topology
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.planning import Planning, check_plan_word, check_same_features
+from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.ranks import Files, Ranks
 from rayrec.driver.result import Result, checked_predictions
@@ -98,7 +98,7 @@ class Driver:
         self._model, self._data, self._eval_data = model, data, eval_data
         self._scaling, self._run = scaling, run
         measured = read_topology(topology) if isinstance(topology, str) else topology
-        self._planning = Planning(model, run, plan, constraints, tables, measured)
+        self._planning = RunPlanner(model, run, plan, constraints, tables, measured)
         self._scorer, self._loop = scorer, train_loop
         self._ranks = Ranks(scaling, run)
 

@@ -5,7 +5,7 @@ Every function waits for the head without a bound, so each is called by `head` a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
@@ -39,21 +39,15 @@ def draining() -> dict[str, float | None]:
     return {node: at_ms / 1000 if at_ms else None for node, at_ms in ends.items()}
 
 
-def node_of(group: Any, bundle: int) -> str:
-    """Return the node of a placement group's bundle, which may be dead; "" while it has none."""
-    from ray.util.placement_group import placement_group_table
-
-    nodes = placement_group_table(group).get("bundles_to_node_id", {})
-    return str(nodes.get(bundle, ""))
-
-
-def bundles_on(group: Any, alive: Collection[str]) -> list[int]:
-    """Return the bundles of a placement group that lie on a node that is alive."""
+def bundles(group: Any) -> tuple[str, dict[int, str]]:
+    """Return Ray's word for the state of a placement group, and the node of each given bundle."""
     from ray.util.placement_group import placement_group_table
 
     table = placement_group_table(group)
+    state = table.get("state", "unknown")
+    said = str(table.get("stats", {}).get("scheduling_state", state))
     # A pending group has no place yet; one that lost a node keeps its other places.
-    if table.get("state") not in ("CREATED", "RESCHEDULING"):
-        return []
+    if state not in ("CREATED", "RESCHEDULING"):
+        return said, {}
     nodes = table.get("bundles_to_node_id", {})
-    return sorted(int(bundle) for bundle, node in nodes.items() if node in alive)
+    return said, {int(bundle): str(node) for bundle, node in nodes.items()}

@@ -1,4 +1,4 @@
-"""`Failing`: what becomes of a run one of whose ranks failed, and how its survivors get ready.
+"""What becomes of a run one of whose ranks failed, and how its survivors get ready.
 
 A run recovers, or it ends with an error that names who failed first. Before it goes on, every
 process must leave the world that failed; one that does not is ended.
@@ -6,98 +6,146 @@ process must leave the world that failed; one that does not is ended.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from rayrec.driver.blame import Blame
-from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.policies import answer, to_replace
-from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.recovery import Recovery
-from rayrec.driver.run_log import RunLog
-from rayrec.driver.table_transfer import POLL_S
-from rayrec.driver.worker_group import WorkerGroup
-from rayrec.errors import RayrecError
-from rayrec.train.events import Failure
-
-LEAVING_S = 0.05
+from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Reply, Tell, View
+from rayrec.driver.policies import LEAVE_S, answer, never_came_s, to_replace
+from rayrec.driver.roster import Role, Seat, Stage, numbered
+from rayrec.driver.run import Run
+from rayrec.driver.states import Ended, Filling, Gathering
+from rayrec.train.progress import RankPoll
 
 
-class Failing:
-    """The failures of one run.
+def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
+    """Recover from a failure, or end the run with it."""
+    recovery = run.recovery
+    if not blame.step:
+        # ranks that had not begun again know of no step
+        blame = replace(blame, step=run.progress.step)
+    ranks = run.joint()
+    if blame.kind == "died" and blame.rank < len(ranks):
+        blame = replace(blame, preempted=ranks[blame.rank].node in run.preemption.since)
+    rules = run.rules
+    most = rules.max_failures, view.stops, rules.max_preemptions
+    verdict = answer(blame, recovery.past, *most)
+    if verdict == "fail":
+        # the other ranks would wait in a collective until its timeout
+        yield from cut(run, ranks)
+        run.state = Ended(blame=blame, past=tuple(recovery.past))
+        return
+    yield Log(blame=blame)
+    yield Tell(event=recovery.failed(blame, view.now))
+    run.handed_over = False
+    run.former, run.goes_back = (), False
+    yield from part(run)
+    run.state = Gathering()
+
+
+def gather(run: Run, view: View) -> Iterator[Command]:
+    """Have the survivors leave the failed world, and end the processes that do not in time."""
+    state, ranks = run.state, run.roster.ranks
+    assert isinstance(state, Gathering)
+    if state.cut_at is None:
+        state.cut_at = view.now
+        yield At(where="waiting for the other ranks to leave the world that failed")
+        yield from cut(run, ranks)
+        return
+    waited_s = view.now - state.cut_at
+    seen = [
+        _away(run, one, seat) for one, seat in zip(run.observe(view, ranks), ranks, strict=True)
+    ]
+    lost, waiting = to_replace(seen, waited_s, run.recovery.past[-1].unmet)
+    if waiting or waited_s < run.recovery.pause_s:
+        # again and again: a rank may have opened connections since
+        yield from cut(run, ranks)
+        return
+    for rank in lost:
+        process = ranks[rank].vacate()
+        if process is not None:
+            yield EndProcess(process=process)
+    run.recovery.left(lost)
+    run.state = Filling()
+
+
+def _away(run: Run, seen: Observation, seat: Seat) -> Observation:
+    """Return an observation in which a process outside of the failed world has left it.
+
+    It is outside if it was in no world, or its task has ended, and it still answers.
+    """
+    polled = seen.poll is not None
+    works = seat.stage is Stage.WORKING
+    if seen.death or (works and (seen.poll is None or seen.poll.state == "running")):
+        return seen
+    last = run.recovery.past[-1]
+    limit_s = run.silence_s if polled else never_came_s(run.silence_s)
+    if last.kind == "silent" and last.rank == seen.rank:
+        # it must answer anew
+        limit_s = LEAVE_S
+    left = seen.poll or RankPoll(state="idle")
+    return replace(seen, poll=left if seen.silent_s < limit_s else None)
+
+
+def part(run: Run) -> Iterator[Command]:
+    """End the processes that have lost their rank."""
+    for seat in run.roster.of(Role.LEAVER):
+        run.roster.remove(seat)
+        if seat.process is not None:
+            yield EndProcess(process=seat.process)
+
+
+def cut(run: Run, seats: Sequence[Seat]) -> Iterator[Command]:
+    """Cut the connections of some seats, so that none hangs in a collective."""
+    for process, _ in numbered(seats):
+        yield Abort(process=process, generation=run.generation)
+
+
+def ailing(
+    run: Run, view: View, seats: Sequence[Seat], awaited: Collection[int], what: str
+) -> Blame | None:
+    """Return the blame for the first of some processes that failed before the ranks work.
 
     Args:
-        recovery: account of the failures.
-        log: receives tracebacks.
-        max_failures: number of failures that the run recovers from; -1 for any number.
+        seats: seats of one world, by rank.
+        awaited: numbers of the calls that are waited for.
+        what: verb phrase that completes "rank 1 could not ...", such as "start".
     """
+    broken = {reply.process: reply for reply in view.replies if reply.call in awaited}
+    for rank, seat in enumerate(seats):
+        seen = view.processes.get(seat.process) if seat.process is not None else None
+        if seat.process is None or seen is None:
+            continue
+        reply = broken.get(seat.process)
+        limit_s = run.silence_s
+        if seen.poll is None:
+            limit_s = min(run.setup_s, never_came_s(run.silence_s))
+        if seen.death:
+            return _blame(rank, seat, seen.death, what, "died")
+        if reply is not None and reply.cause:
+            return _told(rank, seat, reply, what)
+        if seen.silent_s >= limit_s and (seen.is_awake or seen.poll is None):
+            cause = f"no answer for {seen.silent_s:.0f} s (stopped or overloaded)"
+            return _blame(rank, seat, cause, "", "silent")
+    return None
 
-    def __init__(self, recovery: Recovery, log: RunLog, max_failures: int) -> None:
-        self._recovery, self._log, self._max_failures = recovery, log, max_failures
-        self._cut_at: float | None = None
 
-    def recovers(self, blame: Blame, step: int, now: float, *, is_stopping: bool) -> Failure | None:
-        """Record a failure, and return its event; None if the run cannot recover from it.
+def late(run: Run, seats: Sequence[Seat], waiting: Collection[int], what: str) -> Blame:
+    """Return the blame for the first process that did not answer in time.
 
-        Args:
-            step: global steps that the run had done.
-            now: seconds of a steady clock.
-            is_stopping: the run was asked to end anyway.
-        """
-        blame = self._at(blame, step)
-        if answer(blame, self._recovery.past, self._max_failures, is_stopping) == "fail":
-            return None
-        write_traceback(blame, self._log)
-        self._cut_at = None
-        return self._recovery.failed(blame, now)
+    Args:
+        waiting: processes without an answer.
+    """
+    rank = next(rank for rank, seat in enumerate(seats) if seat.process in waiting)
+    return _blame(rank, seats[rank], f"no answer in {run.setup_s:.0f} s", what, "silent")
 
-    def error(
-        self, blame: Blame, step: int, ranks: int, raised: Exception | None = None
-    ) -> Exception:
-        """Return the error that ends a run of `ranks` ranks.
 
-        Args:
-            raised: the failure as it was raised in the driver, if it was.
-        """
-        past = self._recovery.past
-        if raised is not None and not past:
-            return raised
-        return ending(self._at(blame, step), ranks, past, self._log)
+def _blame(rank: int, seat: Seat, cause: str, what: str, kind: str) -> Blame:
+    host = seat.address.host if seat.address else ""
+    return Blame(rank=rank, host=host, cause=cause, what=what, kind=kind)  # type: ignore[arg-type]
 
-    def not_replaced(self, error: RayrecError, ranks: int) -> RayrecError:
-        """Return the error that ends a run whose ranks, new or lost, found no place."""
-        first = self._recovery.first_cause
-        if first is None:
-            return error
-        past = [old for old in self._recovery.past if old is not first]
-        return ending(first, ranks, past, self._log, f"it could not be replaced: {error}")
 
-    def _at(self, blame: Blame, step: int) -> Blame:
-        # ranks that had not begun again know of no step
-        return replace(blame, step=step) if self._recovery.under_way and not blame.step else blame
-
-    @property
-    def is_new(self) -> bool:
-        """True until the survivors are asked to leave the world that failed last."""
-        return self._cut_at is None
-
-    def have_left(self, group: RankGroup, workers: WorkerGroup, now: float) -> bool:
-        """Have the survivors leave the failed world; return True once none is left in it.
-
-        The process of a rank that does not leave in time is killed.
-
-        Args:
-            now: seconds of a steady clock.
-        """
-        if self._cut_at is None:
-            self._cut_at = now
-            group.forget()
-        # again and again: a rank may have opened connections since
-        group.abort()
-        ranks = group.observe(POLL_S, LEAVING_S, events=False)
-        lost, waiting = to_replace(ranks, now - self._cut_at, self._recovery.past[-1].unmet)
-        if waiting or now < self._cut_at + self._recovery.pause_s:
-            return False
-        for rank in lost:
-            workers.dismiss(rank)
-        self._recovery.left(lost)
-        return True
+def _told(rank: int, seat: Seat, reply: Reply, what: str) -> Blame:
+    blame = _blame(rank, seat, reply.cause, what, "error")
+    mistake, final = reply.mistake, reply.mistake is not None
+    return replace(blame, traceback=reply.traceback, mistake=mistake, final=final)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rayrec.driver.attempts import Attempts, fit_task
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.planning import Planning
+from rayrec.driver.planning import RunPlanner
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result, called, result_of
@@ -40,7 +40,7 @@ def fit(
     scorer: Scorer | None,
     loop: TrainLoop | None,
     *,
-    planning: Planning,
+    planning: RunPlanner,
     ranks: Ranks,
 ) -> Result:
     """Train, save, and score `held_out`; see `rayrec.Driver`, which has the arguments.

@@ -111,7 +111,7 @@ def resolve_plan(plan: str | ShardingPlan, request: PlanRequest) -> ShardingPlan
     return given
 
 
-class Planning:
+class RunPlanner:
     """Planner of one driver's model and run.
 
     Args:

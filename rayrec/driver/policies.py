@@ -24,6 +24,10 @@ GRACE_S = 3.0
 COLLECT_S = 0.5
 # how long survivors may take to leave a world that was cut
 LEAVE_S = 5.0
+# between two attempts to start a process that dies again and again
+LONGEST_PAUSE_S = 60.0
+# how long a new process may take to give its first answer
+COMES_S = 60.0
 # a symptom whose cause nobody told of may come again by chance, but not so often
 MOST_SYMPTOMS = 3
 # largest factor by which the heartbeat timeout is extended
@@ -68,23 +72,31 @@ def judge(
 
 
 def answer(
-    blame: Blame, past: Sequence[Blame], max_failures: int, stopping: bool = False
+    blame: Blame,
+    past: Sequence[Blame],
+    max_failures: int,
+    stopping: bool = False,
+    max_preemptions: int = -1,
 ) -> Literal["recover", "fail"]:
     """Decide if the run recovers from a failure or ends with it.
 
     Args:
         past: the failures that the run recovered from before.
         max_failures: number of failures that it may recover from; -1 for any number.
+        max_preemptions: the same of ranks that were lost with nodes that were announced to go. A
+            run that recovers from no failure recovers from none of these either.
         stopping: the run was asked to end anyway.
     """
     if blame.final or stopping:
         return "fail"
-    if 0 <= max_failures <= sum(not old.needless for old in past):
+    alike = [old for old in past if old.preempted == blame.preempted and not old.needless]
+    most = max_preemptions if blame.preempted else max_failures
+    if max_failures == 0 or 0 <= most <= len(alike):
         return "fail"
     # A process may be killed twice at one step by chance; the same error twice is no chance.
     again = sum((old.words, old.step) == (blame.words, blame.step) for old in past)
-    most = MOST_SYMPTOMS if blame.symptom else 1
-    return "fail" if again >= most and blame.kind == "error" else "recover"
+    often = MOST_SYMPTOMS if blame.symptom else 1
+    return "fail" if again >= often and blame.kind == "error" else "recover"
 
 
 def patience(unanswered: int) -> float:
@@ -96,6 +108,19 @@ def patience(unanswered: int) -> float:
         unanswered: number of ranks lost to silence since the run last trained.
     """
     return min(MOST_PATIENCE, 2.0**unanswered)
+
+
+def pause_s(deaths: int) -> float:
+    """Seconds until a process is started again that has died so often without being ready."""
+    return min(LONGEST_PAUSE_S, 2.0 ** (deaths - 1))
+
+
+def never_came_s(heartbeat_s: float) -> float:
+    """Return the seconds that a process may take to give its first answer.
+
+    Ray makes it meanwhile, which a busy machine delays.
+    """
+    return max(COMES_S, 2 * heartbeat_s)
 
 
 def to_replace(

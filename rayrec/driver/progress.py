@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.stall import StallWatch
-from rayrec.train.events import Event
+from rayrec.driver.commands import At, Command, ReportStep, Tell
 
 SILENT_S = 10.0
 
 
 class RunProgress:
-    """Tracks the progress of the ranks of one run.
+    """Progress of the ranks of one run.
 
-    Args:
-        watch: stall watch, which hears of every sign of progress.
-        on_event: receives a line about a rank that does not answer.
-        on_step: receives the newest finished step whenever it changes.
     Attributes:
         step: newest finished step of this attempt.
         trains: a step was finished in this attempt.
     """
 
-    def __init__(
-        self, watch: StallWatch, on_event: Callable[[Event], None], on_step: Callable[[int], None]
-    ) -> None:
-        self._watch, self._on_event, self._on_step = watch, on_event, on_step
+    def __init__(self) -> None:
         self._progress: object = None
         self._told_silent: set[int] = set()
         self.step = 0
@@ -38,9 +30,9 @@ class RunProgress:
         self.trains = False
         self._told_silent.clear()
 
-    def see(self, ranks: Sequence[Observation]) -> None:
-        """Record progress since the last look, and the current phase of each rank."""
-        self._tell_silent(ranks)
+    def see(self, ranks: Sequence[Observation]) -> Iterator[Command]:
+        """Record progress since the last look; yield the phase of the ranks, and lines."""
+        yield from self._tell_silent(ranks)
         polls = [rank.poll for rank in ranks]
         progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]
         # Answers without news are no progress, or a run that hangs would look alive.
@@ -59,15 +51,14 @@ class RunProgress:
         if step > self.step:
             self.step = step
             self.trains = True
-            self._on_step(step)
-        self._watch.at(f"{where}, after step {step}" if step else where)
+            yield ReportStep(step=step)
+        yield At(where=f"{where}, after step {step}" if step else where)
 
-    def _tell_silent(self, ranks: Sequence[Observation]) -> None:
+    def _tell_silent(self, ranks: Sequence[Observation]) -> Iterator[Command]:
         for rank in ranks:
             if rank.silent_s > SILENT_S and rank.rank not in self._told_silent:
                 self._told_silent.add(rank.rank)
-                self._on_event(
-                    f"rank {rank.rank} on {rank.host} has not answered for {rank.silent_s:.0f} s"
-                )
+                silent_s = f"{rank.silent_s:.0f} s"
+                yield Tell(event=f"rank {rank.rank} on {rank.host} has not answered for {silent_s}")
             elif rank.silent_s < SILENT_S:
                 self._told_silent.discard(rank.rank)

@@ -10,29 +10,28 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from rayrec.driver.run_placement import RankPlace
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.train.seat import RankAddress
 
 
-def start_process(scaling: ScalingConfig, place: RankPlace) -> Any:
-    """Start an actor at a place, which imports torch at once, and return its handle."""
+def start_process(scaling: ScalingConfig, group: Any, bundle: int) -> Any:
+    """Start an actor in a placement group, which imports torch at once, and return its handle."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     threads = str(max(1, math.floor(scaling.cpus_per_worker)))
-    bundle = scaling.bundle
-    extra = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+    each = scaling.bundle
+    extra = {name: amount for name, amount in each.items() if name not in ("CPU", "GPU")}
     options = _rank_actor().options(
-        num_cpus=bundle["CPU"],
-        num_gpus=bundle.get("GPU", 0),
+        num_cpus=each["CPU"],
+        num_gpus=each.get("GPU", 0),
         resources=extra or None,
         max_restarts=0,
         max_task_retries=0,
         # a poll must pass while another call waits
         max_concurrency=4,
         scheduling_strategy=PlacementGroupSchedulingStrategy(
-            place.group, placement_group_bundle_index=place.bundle
+            group, placement_group_bundle_index=bundle
         ),
     )
     # torch's profiler writes to stderr else

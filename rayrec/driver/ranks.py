@@ -128,6 +128,7 @@ class Ranks:
                 setup_timeout_s=run.setup_timeout_s,
                 stop_timeout_s=run.stop_timeout_s,
                 max_failures=run.failure.max_failures if attempts is not None else 0,
+                max_preemptions=run.failure.max_preemptions,
                 resizes=attempts is not None,
                 keeps=attempts is not None and run.run_path is not None,
                 log=log,

@@ -2,127 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
-from rayrec.errors import TrainingFailed, as_user_mistake
+from rayrec.errors import as_user_mistake
 from rayrec.train.seat import RankAddress
 
-WAIT_TURN_S = 0.25
 LONGEST_TURN_S = 2.0
 
 
-def get_replies(
-    references: Mapping[int, Any],
-    addresses: Sequence[RankAddress],
-    world_size: int,
-    what: str,
-    timeout_s: float,
-    check: Callable[[], None] = lambda: None,
-) -> list[Any]:
-    """Wait for one answer of each rank in `references`; the values in the same order.
-
-    Args:
-        references: object reference of the pending call, by rank.
-        addresses: addresses of the ranks, as far as known; they name the host in an error.
-        what: verb phrase of the call that completes "rank 1 could not ...", such as "start".
-        check: called several times a second, so that a signal is obeyed while the ranks are silent.
-    Raises:
-        TrainingFailed: names the first rank that died, raised, or did not answer in `timeout_s`
-            seconds.
-        RayrecError: a rank found a user's mistake; it keeps its class.
-        whatever `check` raises.
-    """
-    import ray
-
-    waiting, deadline = list(references.values()), time.monotonic() + timeout_s
-    while waiting and time.monotonic() < deadline:
-        check()
-        turn_s = min(WAIT_TURN_S, timeout_s)
-        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=turn_s)
-    values = []
-    for rank, reference in references.items():
-        details, kind = "", "error"
-        try:
-            if reference not in waiting:
-                values.append(ray.get(reference))
-                continue
-            cause, kind = f"no answer in {timeout_s:.0f} s", "silent"
-        except ray.exceptions.RayTaskError as error:
-            raised = error.cause if error.cause is not None else error
-            words = str(raised).strip()
-            # A mistake of the user comes before everything else: it says what to change.
-            mistake = as_user_mistake(raised, words)
-            if mistake is not None:
-                raise mistake from error
-            cause = f"{type(raised).__name__}: {(words.splitlines() or [''])[0]}"
-            details = str(error)
-        except ray.exceptions.RayActorError as error:
-            cause, details, kind = death_line(error), str(error), "died"
-        where = addresses[rank].host if rank < len(addresses) else ""
-        who = f"rank {rank} of {world_size} on {where or 'an unknown host'}"
-        failed = TrainingFailed(f"{who} could not {what}: {cause}", rank, where, cause, details)
-        failed.kind = kind
-        raise failed
-    return values
-
-
-class Heartbeat:
-    """Looks whether ranks are alive while the driver waits for something else of them.
-
-    A call may take long for good reasons; a process that is stopped answers no call at all. One
-    that imports torch may answer none for long either, so silence counts from the first answer on
-    that says that it is done with it.
-
-    Args:
-        actors: the actor of each rank, in order; each has answered a call before.
-        addresses: the address of each rank, in order.
-        limit_s: seconds of silence that count as a failure.
-        awake: actors that have finished their imports; `check` adds and removes actors.
-    """
-
-    def __init__(
-        self,
-        actors: Sequence[Any],
-        addresses: Sequence[RankAddress],
-        limit_s: float,
-        awake: set[Any],
-    ) -> None:
-        self._actors, self._addresses, self._limit_s = actors, addresses, limit_s
-        self._awake = awake
-        self._silent_s = [0.0] * len(actors)
-        self._asked: dict[int, Any] = {}
-        self._looked_at = time.monotonic()
-
-    def check(self) -> None:
-        """Ask every rank that owes no answer; returns at once.
-
-        Raises:
-            TrainingFailed: a rank has been silent for too long.
-        """
-        import ray
-
-        now = time.monotonic()
-        # a driver that was stopped itself must not take its own sleep for the silence of its ranks
-        turn_s, self._looked_at = min(now - self._looked_at, LONGEST_TURN_S), now
-        for rank, actor in enumerate(self._actors):
-            if rank not in self._asked:
-                self._asked[rank] = actor.poll.remote(sys.maxsize, 0.0)
-            elif ray.wait([self._asked[rank]], timeout=0)[0]:
-                self._silent_s[rank] = 0.0
-                # a death is told of by the awaited call
-                with suppress(ray.exceptions.RayError):
-                    starts = ray.get(self._asked[rank]).starts
-                    (self._awake.discard if starts else self._awake.add)(actor)
-                del self._asked[rank]
-            elif actor in self._awake:
-                self._silent_s[rank] += turn_s
-                if self._silent_s[rank] >= self._limit_s:
-                    host = self._addresses[rank].host
-                    raise _silent(rank, len(self._actors), host, self._silent_s[rank])
+def told(error: Any) -> dict[str, Any]:
+    """Return what a call that raised tells: cause in one line, traceback, and a user's mistake."""
+    raised = error.cause if error.cause is not None else error
+    words = str(raised).strip()
+    cause = f"{type(raised).__name__}: {(words.splitlines() or [''])[0]}"
+    mistake = as_user_mistake(raised, words)
+    return {"cause": cause, "traceback": str(error), "mistake": mistake}
 
 
 def stacks_of(actors: Sequence[Any], addresses: Sequence[RankAddress], timeout_s: float) -> str:
@@ -144,14 +39,6 @@ def stacks_of(actors: Sequence[Any], addresses: Sequence[RankAddress], timeout_s
         except ray.exceptions.RayError as error:
             lines.append(f"{type(error).__name__}: {death_line(error)}")
     return "\n".join(lines)
-
-
-def _silent(rank: int, world_size: int, host: str, silent_s: float) -> TrainingFailed:
-    cause = f"no answer for {silent_s:.0f} s (stopped or overloaded)"
-    who = f"rank {rank} of {world_size} on {host or 'an unknown host'}"
-    failed = TrainingFailed(f"{who} failed: {cause}", rank, host, cause)
-    failed.kind = "silent"
-    return failed
 
 
 def death_line(error: BaseException) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from rayrec.driver.blame import Blame
-from rayrec.driver.policies import patience
-from rayrec.driver.spares import pause_s
+from rayrec.driver.policies import patience, pause_s
 from rayrec.train.events import Began, Failure, Recovered
 
 # number of failures before the run trains again that may be chance

@@ -1,103 +1,265 @@
-"""`Running`: polls the ranks of a run while they train, for the controller."""
+"""Ranks at work: their health, their events, requests to stop, and the changes that come due.
+
+A change of the ranks begins with a wish: of a caller, of a cluster that has more room, or of a node
+that will go. New ranks come up beside the others first; then all are asked to pause, get other
+places, are given another plan, and train again.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
 
-from rayrec.driver.blame import Blame, Observation
-from rayrec.driver.placed import Placed
-from rayrec.driver.progress import RunProgress
-from rayrec.driver.recovery import Recovery
-from rayrec.driver.states import Turn
-from rayrec.driver.stopping import Stopping
-from rayrec.driver.table_transfer import ANSWER_S, POLL_S, Judging
-from rayrec.train.events import Began, Event
+from rayrec.driver.blame import Observation
+from rayrec.driver.commands import Command, EndProcess, Pause, Save, Stop, Tell, View
+from rayrec.driver.failing import failed, part
+from rayrec.driver.filling import ask, there
+from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
+from rayrec.driver.policies import Decision, judge
+from rayrec.driver.preemption_policy import Going, going
+from rayrec.driver.progress import SILENT_S
+from rayrec.driver.roster import Role, Seat, Stage, choose
+from rayrec.driver.run import Run
+from rayrec.driver.spares import keep, warm
+from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
+from rayrec.errors import TrainingFailed
+from rayrec.train.events import Began, Milestone
+
+# between two looks at the places of the cluster
+LOOK_S = 1.0
+# how long new ranks may take to come before the others pause without them
+COMING_S = 60.0
 
 
-class Running:
-    """Polls the ranks of one run, and passes their events on.
+def hand_over(run: Run, view: View) -> Iterator[Command]:
+    """Watch the ranks before and after a change pass tables on."""
+    state = run.state
+    assert isinstance(state, Handing)
+    verdict = _verdict(run, state, view, run.observe(view, run.joint()))
+    if verdict.failure is not None:
+        yield from failed(run, view, verdict.failure)
+    elif verdict.action == "finish":
+        if run.roster.of(Role.LEAVER):
+            yield from part(run)
+            yield from ask(run, view, run.sizing.wanted)
+        yield Tell(event=Milestone("tables passed on", at=view.wall))
+        run.state = Starting(first=False)
 
-    Args:
-        stopping: asks the ranks to stop where that was requested.
-        progress: tracks the progress of the ranks.
-        recovery: account of failures.
-        judging: judges the health of the ranks.
-        on_event: receives every report and line.
-        resizes: the number of ranks may change on the way.
-    Attributes:
-        results: result of each rank, once all have ended their task.
-    """
 
-    def __init__(
-        self,
-        stopping: Stopping,
-        progress: RunProgress,
-        recovery: Recovery,
-        judging: Judging,
-        on_event: Callable[[Event], None],
-        *,
-        resizes: bool,
-    ) -> None:
-        self._stopping, self._progress, self._recovery = stopping, progress, recovery
-        self._judging, self._on_event, self._resizes = judging, on_event, resizes
-        self._shown = 0
-        self.results: tuple[Any, ...] = ()
+def watch(run: Run, view: View) -> Iterator[Command]:
+    """Watch the ranks train, or do any other task."""
+    state, now = run.state, view.now
+    assert isinstance(state, Running)
+    if view.stops and (yield from _stop(run, state, view)):
+        return
+    ranks = run.observe(view, run.roster.ranks)
+    yield from _tell(run, state, view)
+    yield from run.progress.see(ranks)
+    run.recovery.at_step(run.progress.step, now)
+    verdict = _verdict(run, state, view, ranks)
+    if verdict.action == "finish":
+        _finish(run, view, ranks)
+    elif verdict.failure is not None:
+        yield from failed(run, view, verdict.failure)
+    elif run.rules.resizes and not view.stops:
+        yield from _look_ahead(run, state, view, ranks)
 
-    def begin(self) -> None:
-        """Reset the number of passed events, since the ranks begin a task."""
-        self._shown = 0
-        self._judging.begin()
 
-    def look(self, placed: Placed) -> Turn | Blame:
-        """Poll the ranks once; return the next transition, or the blame for a failure."""
-        group = placed.group
-        self._stopping.ask(group)
-        ranks = group.observe(POLL_S, ANSWER_S)
-        self._tell(placed)
-        self._progress.see(ranks)
-        now = time.monotonic()
-        self._recovery.at_step(self._progress.step, now)
-        verdict = self._judging.of(ranks)
-        if verdict.action == "finish":
-            return self._finished(placed, ranks, now)
-        if verdict.failure is not None:
-            return verdict.failure
-        if self._resizes and not self._stopping.wanted:
-            self._look_ahead(placed, ranks, now)
-        return "stay"
+def _verdict(
+    run: Run, state: Handing | Running, view: View, ranks: Sequence[Observation]
+) -> Decision:
+    """Judge the health of ranks that do one task."""
+    # the cause may be heard of after its symptoms, so the verdict waits for it a moment
+    if state.trouble_at is None and any(r.death or (r.poll and r.poll.error) for r in ranks):
+        state.trouble_at = view.now
+    trouble_s = 0.0 if state.trouble_at is None else view.now - state.trouble_at
+    return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)
 
-    def _finished(self, placed: Placed, ranks: Sequence[Observation], now: float) -> Turn:
-        """Keep the results of the ranks, and return how the task ended: for good, or in a pause."""
-        self.results = tuple(rank.poll.result for rank in ranks if rank.poll is not None)
-        first = self.results[0] if self._resizes else None
-        is_stopping = self._stopping.wanted
-        if first and placed.resizing.have_paused(first, is_stopping=is_stopping):
-            placed.group.handed_over = first.handed_over
-            return "resize"
-        self._recovery.caught_up(now)
-        return "end"
 
-    def _look_ahead(self, placed: Placed, ranks: Sequence[Observation], now: float) -> None:
-        """Keep spares, and begin a change of the ranks where one is due."""
+def _stop(run: Run, state: Running, view: View) -> Generator[Command, None, bool]:
+    """Ask the ranks to end, once; return True once they have not obeyed for too long."""
+    limit_s = run.rules.stop_timeout_s
+    if state.stop_at is None:
+        state.stop_at = view.now
+        yield Tell(event="asked to stop; the ranks finish their window and save what the run keeps")
+        yield from _ask_to_stop(run, view, 0)
+    elif view.now - state.stop_at > limit_s:
+        why = f"the ranks were asked to stop and did not in {limit_s:.0f} s; they were killed."
+        run.state = Ended(error=TrainingFailed(why))
+        return True
+    return False
+
+
+def _ask_to_stop(run: Run, view: View, going_to: int) -> Iterator[Command]:
+    """Ask all ranks to stop at their next agreed point; 0 has them end, else so many go on."""
+    ranks = run.roster.ranks
+    for seat, seen in zip(ranks, run.observe(view, ranks), strict=True):
+        ended = seen.poll is not None and seen.poll.state in ("done", "failed")
+        if seat.process is not None and not ended and not seen.death:
+            yield Stop(process=seat.process, going_to=going_to)
+
+
+def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
+    """Pass on the events of the ranks since the last look."""
+    events, state.events = state.events + view.events, ()
+    for event in events:
+        if isinstance(event, Began):
+            lost = run.recovery.under_way
+            for recovered in run.recovery.began(event, view.now):
+                yield Tell(event=recovered)
+            size = len(run.roster.ranks)
+            changed = run.sizing.began(event, size, view.now, lost=lost)
+            left = run.preemption.began(event.step, lost=lost) if changed is None else ""
+            if changed is not None or left:
+                yield Tell(event=changed or left)
+            run.progress.go_back(event.step)
+        yield Tell(event=event)
+
+
+def _finish(run: Run, view: View, ranks: Sequence[Observation]) -> None:
+    """End the run, or begin the change for which its ranks have paused."""
+    result = ranks[0].poll.result if ranks[0].poll is not None else None
+    if run.rules.resizes and isinstance(result, Pause):
+        paused = run.sizing.paused_since is not None and result.stopped
+        # ranks that were to end meanwhile, and have not saved, do so in the next life
+        if paused and (not view.stops or result.handed_over):
+            run.former, run.goes_back = tuple(run.places), False
+            run.handed_over = result.handed_over
+            run.state = Filling()
+            return
+    run.recovery.caught_up(view.now)
+    run.state = Ended()
+
+
+def _look_ahead(
+    run: Run, state: Running, view: View, ranks: Sequence[Observation]
+) -> Iterator[Command]:
+    """Keep spares, and have the ranks pause for a change that is due, or save."""
+    leave = False
+    if view.now - run.looked_at >= LOOK_S:
+        turn_s, run.looked_at = min(view.now - run.looked_at, 2 * LOOK_S), view.now
         # a process that starts beside ranks on their way slows them
-        if self._progress.trains and not self._recovery.under_way:
-            placed.assignment.stand_by(placed.group.task, now)
-        for told in placed.resizing.look(placed.group, ranks, self._progress.step, now):
-            self._on_event(told)
+        if run.rules.scaling.spares and run.progress.trains and not run.recovery.under_way:
+            yield from keep(run, view, turn_s)
+        if run.sizing.paused_since is None:
+            leave = yield from _notice(run, view, ranks)
+    if run.sizing.paused_since is not None:
+        return
+    goal = 0 if leave else (yield from _goal(run, state, view, ranks))
+    if leave or goal:
+        run.sizing.pause(view.now, leaving=leave)
+        # tables that lie on a node which goes are safe only in a checkpoint
+        yield from _ask_to_stop(run, view, goal)
 
-    def _tell(self, placed: Placed) -> None:
-        """Pass on the events of the ranks since the last poll."""
-        group = placed.group
-        news, self._shown = group.events[self._shown :], len(group.events)
-        for event in news:
-            if isinstance(event, Began):
-                now, lost = time.monotonic(), self._recovery.under_way
-                for told in self._recovery.began(event, now):
-                    self._on_event(told)
-                changed = placed.resizing.began(event, group.world_size, now, lost=lost)
-                if changed is not None:
-                    self._on_event(changed)
-                self._progress.go_back(event.step)
-            self._on_event(event)
+
+def _notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Command, None, bool]:
+    """Answer nodes that will go; return True if the ranks leave them now."""
+    nodes, scaling = _going(run, view, ranks), run.rules.scaling
+    if not nodes:
+        return False
+    elsewhere = 0
+    if scaling.is_elastic:
+        # an autoscaler sees what is asked for, and brings another node meanwhile
+        yield from ask(run, view, run.sizing.wanted + sum(len(node.ranks) for node in nodes))
+        elsewhere = len(there(run, view))
+    size, step = min(len(ranks), run.sizing.wanted), run.progress.step
+    wish = run.preemption.answer(
+        nodes, scaling, size, elsewhere, step, view.now, keeps=run.rules.keeps
+    )
+    for told in wish.told:
+        yield Tell(event=told)
+    first = run.roster.ranks[0].process
+    if wish.save and first is not None:
+        yield Save(process=first)
+    return wish.leave
+
+
+def _going(run: Run, view: View, ranks: Sequence[Observation]) -> tuple[Going, ...]:
+    """Return the nodes of the run that will go, while all ranks run."""
+    running = all(rank.poll is not None and rank.poll.state == "running" for rank in ranks)
+    if not running or view.rooms is None or not view.rooms.draining:
+        return ()
+    return going(view.rooms.draining, run.roster.addresses, run.rules.here, view.wall)
+
+
+def _goal(
+    run: Run, state: Running, view: View, ranks: Sequence[Observation]
+) -> Generator[Command, None, int]:
+    """Return the number of ranks to go on with after a pause; 0 where no pause is needed.
+
+    New ranks come before the pause, and import what their task needs beside the others.
+    """
+    sizing, size, now, scaling = run.sizing, len(ranks), view.now, run.rules.scaling
+    if not scaling.is_elastic:
+        return 0
+    # An evaluation would be made again, and what is at its end needs no change.
+    polls = [rank.poll for rank in ranks]
+    if any(p is None or (p.state, p.phase) != ("running", "training") for p in polls):
+        return 0
+    places = None
+    if sizing.looks(size, now) and view.rooms is not None:
+        yield from ask(run, view, sizing.wanted)
+        places = there(run, view)
+        if sizing.asked:
+            yield from _tell_short(run, view, len(places))
+    goal = sizing.goal(size, None if places is None else len(places), now)
+    if goal < size:
+        yield from _forget_growth(run, state)
+        return goal
+    if state.growing is None and places is not None and goal > size:
+        held = run.places
+        for place in choose(places, held, goal):
+            if place not in held:
+                seat = Seat(role=Role.NEWCOMER, place=place)
+                run.roster.seats.append(seat)
+                yield run.start_process(seat)
+        state.growing = goal, now + COMING_S
+        yield Tell(
+            event=f"room for {goal} ranks: new ones start, and the {size} go on with them from the "
+            "end of a window"
+        )
+    if state.growing is None:
+        return 0
+    goal, latest = state.growing
+    ready = yield from _newcomers(run, view)
+    if sizing.wanted < goal:
+        yield from _forget_growth(run, state)
+    elif ready or now > latest:
+        state.growing = None
+        return goal
+    return 0
+
+
+def _newcomers(run: Run, view: View) -> Generator[Command, None, bool]:
+    """Have newcomers import what they need; return True once all are ready or dead."""
+    ready = True
+    for seat in run.roster.of(Role.NEWCOMER):
+        seen = view.processes.get(seat.process) if seat.process is not None else None
+        if seen is None or not seen.death:
+            yield from warm(run, seat)
+            ready = ready and seat.stage is Stage.READY
+    return ready
+
+
+def _forget_growth(run: Run, state: Running) -> Iterator[Command]:
+    state.growing = None
+    for seat in run.roster.of(Role.NEWCOMER):
+        run.roster.remove(seat)
+        if seat.process is not None:
+            yield EndProcess(process=seat.process)
+
+
+def _tell_short(run: Run, view: View, room: int) -> Iterator[Command]:
+    """Tell the user once, after some seconds, why requested ranks have no place."""
+    wanted, scaling, told = run.sizing.wanted, run.rules.scaling, view.resources
+    if room >= wanted or run.wanted_since[0] != wanted:
+        run.wanted_since = (wanted, view.now)
+    since = run.wanted_since[1]
+    if since is None or view.now - since < NOTICE_AFTER_S or told is None:
+        return
+    run.wanted_since = (wanted, None)
+    why = shortage(scaling, told.total, wanted)
+    why = why or crowding(scaling, told.free, wanted - room) or "Ray gives no more."
+    yield Tell(
+        event=f"{wanted} ranks are asked for, and {room} have room: {why} The run goes on "
+        "meanwhile, and grows when there is room."
+    )

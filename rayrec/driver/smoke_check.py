@@ -14,9 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from rayrec.driver.controller import Controller
-from rayrec.driver.facts import alive_nodes
+from rayrec.driver.facts import alive_nodes, resources
 from rayrec.driver.head import head
-from rayrec.driver.placement import total
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.scaling import ScalingConfig
@@ -122,7 +121,7 @@ def check_cluster(scaling: ScalingConfig, say: Callable[[str], None]) -> None:
     import ray
 
     def prepare(group: RankGroup) -> Prepared:
-        there = total(group.check)
+        there = head.answer(resources, group.check).total
         alive = len(head.answer(alive_nodes, group.check))
         room = f"{there.get('CPU', 0):g} CPU, {there.get('GPU', 0):g} GPU"
         say(f"OK Ray {ray.__version__}: {alive} nodes, {room}")

@@ -1,45 +1,34 @@
-"""Spare ranks, as values: the stage of each, and the choice of a spare for each lost rank.
+"""Spare ranks: their upkeep beside the ranks, and the choice of a spare for each lost rank.
 
 A spare is a process of a rank that has imported torch and waits for a rank to be lost. It holds
 room on the cluster as a rank does. On the node of the lost rank it changes nothing but the process,
 so the run goes on with the same plan, and with what the node keeps in memory. On another node it is
 taken only where the lost rank's node is gone, since the ranks then lie otherwise on the nodes.
 
-No Ray and no clock here; `spare_pool` does what is decided.
+Every spare asks the cluster for a place of its own, near the ranks. Its process is made once the
+ranks train, so that it slows neither their start nor a recovery. When it takes the place of a lost
+rank, the two swap places: the rank goes on where the spare was, and a new spare begins where the
+rank was. A spare that dies, or that gives no answer, is replaced and nothing is said of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from enum import Enum
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-# between two attempts to start a spare that dies again and again
-LONGEST_PAUSE_S = 60.0
+from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell, View
+from rayrec.driver.placement import NOTICE_AFTER_S
+from rayrec.driver.policies import pause_s
+from rayrec.driver.roster import Place, Role, Seat, Stage
+from rayrec.driver.run import Run
 
-# the cluster gave it a place, or took it back; its process was made, told that torch is imported,
-# or died; a rank took what it has, and left it the place of its own
-Sign = Literal["placed", "unplaced", "started", "told", "died", "taken"]
-
-
-class Stage(Enum):
-    """Stage of a spare's start."""
-
-    ASKED = "its place is asked for"
-    VACANT = "it has a place and no process"
-    STARTING = "its process imports torch"
-    WARM = "it waits"
-
-
-NEXT: Mapping[Stage, Mapping[Sign, Stage]] = {
-    Stage.ASKED: {"placed": Stage.VACANT},
-    Stage.VACANT: {"unplaced": Stage.ASKED, "started": Stage.STARTING, "taken": Stage.VACANT},
-    Stage.STARTING: {"told": Stage.WARM, "died": Stage.VACANT, "taken": Stage.VACANT},
-    Stage.WARM: {"died": Stage.VACANT, "taken": Stage.VACANT},
-}
+# a spare that waits answers so often; it hardly wakes for it
+BEAT_S = 5.0
+# places that are asked for at a time: each is a question at every look
+MOST_ASKED = 8
 
 # the best first; also without a process, a place saves the wait for one
-_USEFUL = (Stage.WARM, Stage.STARTING, Stage.VACANT)
+_USEFUL = (Stage.READY, Stage.WARMING, Stage.STARTING, Stage.PLACED)
 
 
 class Standby(NamedTuple):
@@ -76,7 +65,7 @@ def substitutes(
     for rank in sorted(lost, key=lambda rank: (lost[rank] not in alive, rank)):
         node = lost[rank]
         if node in alive:
-            fit = [n for n, s in free.items() if s.node == node and s.stage is not Stage.VACANT]
+            fit = [n for n, s in free.items() if s.node == node and s.stage is not Stage.PLACED]
         else:
             fit = [n for n, s in free.items() if roam and s.node in alive]
         fit = [n for n in fit if free[n].stage in _USEFUL]
@@ -97,6 +86,111 @@ def home(ranks: Sequence[str], spares: Sequence[str]) -> str:
     return max(dict.fromkeys(ranks), key=lambda node: ranks.count(node) / (1 + spares.count(node)))
 
 
-def pause_s(deaths: int) -> float:
-    """Seconds until a spare is started again, after so many deaths since it last was warm."""
-    return min(LONGEST_PAUSE_S, 2.0 ** (deaths - 1))
+def relieve(run: Run, view: View, mute: Collection[int]) -> set[int]:
+    """Replace lost ranks by spares, and return the ranks that got the process of a spare.
+
+    A rank whose node is gone may also get the room of a spare that has no process.
+
+    Args:
+        mute: processes of spares that gave no sign of life.
+    """
+    ranks, spares = run.roster.ranks, run.roster.of(Role.SPARE)
+    usable = [s for s in spares if s.process not in mute and not _is_dead(view, s)]
+    lost = {rank: seat.node for rank, seat in enumerate(ranks) if seat.process is None}
+    alive = view.rooms.alive if view.rooms is not None else frozenset(s.node for s in ranks)
+    chosen = substitutes(
+        lost,
+        [Standby(seat.stage, seat.node) for seat in usable],
+        alive,
+        {seat.node for rank, seat in enumerate(ranks) if rank not in lost},
+        roam=not run.rules.scaling.placement_strategy.startswith("STRICT"),
+    )
+    relieved = set()
+    for rank, number in chosen.items():
+        if usable[number].process is not None:
+            relieved.add(rank)
+        ranks[rank].take(usable[number])
+    return relieved
+
+
+def keep(run: Run, view: View, turn_s: float) -> Iterator[Command]:
+    """Keep the spares up beside ranks that train.
+
+    Args:
+        turn_s: seconds since the last call, without those in which the driver slept.
+    """
+    roster, wanted = run.roster, run.rules.scaling.spares
+    spares = roster.of(Role.SPARE)
+    waiting = sum(seat.stage is Stage.ASKED for seat in spares)
+    near, nodes = [seat.near for seat in spares], [seat.node for seat in roster.ranks]
+    for _ in range(min(wanted - len(spares), MOST_ASKED - waiting)):
+        near.append(home(nodes, near))
+        group = roster.new_group()
+        place = Place(group, 0)
+        roster.seats.append(Seat(role=Role.SPARE, place=place, near=near[-1]))
+        yield Ask(group=group, strategy="STRICT_PACK", near=near[-1])
+    places = view.rooms.nodes if view.rooms is not None else {}
+    for seat in roster.of(Role.SPARE):
+        if seat.process is None:
+            yield from _place(run, view, seat, places)
+        else:
+            yield from _hear(run, view, seat)
+    yield from _tell_shortage(run, view, turn_s)
+
+
+def _place(run: Run, view: View, seat: Seat, nodes: Mapping[Place, str]) -> Iterator[Command]:
+    """Follow the place of a spare without a process, and make its process."""
+    seat.node = nodes.get(seat.place, "")
+    seat.stage = Stage.PLACED if seat.node else Stage.ASKED
+    if seat.node and view.now >= seat.not_before:
+        yield run.start_process(seat)
+
+
+def _hear(run: Run, view: View, seat: Seat) -> Iterator[Command]:
+    """Look after a spare with a process, or give it up."""
+    assert seat.process is not None
+    seen = view.processes.get(seat.process)
+    ready = seat.stage is Stage.READY
+    limit_s = BEAT_S + run.rules.heartbeat_s if ready else run.rules.setup_timeout_s
+    if seen is not None and (seen.death or seen.silent_s >= limit_s):
+        yield from lose(seat, view.now)
+    else:
+        yield from warm(run, seat)
+
+
+def warm(run: Run, seat: Seat) -> Iterator[Command]:
+    """Have the process of a seat import what a task needs, once it has come up."""
+    if seat.is_up and seat.stage is Stage.STARTING and seat.process is not None:
+        seat.stage = Stage.WARMING
+        yield Call(process=seat.process, call=run.new_call(), verb="warm")
+
+
+def lose(seat: Seat, now: float) -> Iterator[Command]:
+    """End the process of a spare, which gets another one after a pause."""
+    seat.deaths += 1
+    seat.not_before = now + pause_s(seat.deaths)
+    process = seat.vacate()
+    if process is not None:
+        yield EndProcess(process=process)
+
+
+def _is_dead(view: View, seat: Seat) -> bool:
+    seen = view.processes.get(seat.process) if seat.process is not None else None
+    return seen is not None and bool(seen.death)
+
+
+def _tell_shortage(run: Run, view: View, turn_s: float) -> Iterator[Command]:
+    """Tell the user once that spares have no room, which the run does not wait for."""
+    spares, scaling = run.roster.of(Role.SPARE), run.rules.scaling
+    short = scaling.spares - sum(seat.stage is not Stage.ASKED for seat in spares)
+    run.short_s = run.short_s + turn_s if short else 0.0
+    if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
+        return
+    run.short_told = True
+    each = ", ".join(f"{amount:g} {name}" for name, amount in scaling.bundle.items())
+    left = {name: sum(n.get(name, 0.0) for n in view.resources.free) for name in scaling.bundle}
+    free = ", ".join(f"{amount:g} {name}" for name, amount in left.items())
+    yield Tell(
+        event=f"no room for {short} of {scaling.spares} spares (--spares) of {each} each (free "
+        f"now: {free}); the run goes on without, and takes the room when it comes"
+    )

@@ -1,66 +1,136 @@
-"""States of a controller, and the one table of transitions between them.
+"""States of a run, each with the data that it needs, and the one table of what may follow what.
 
-A run goes down the first column of the table to its end. A failure that the run recovers from leads
-from any state that has ranks to GATHERING, where the survivors leave the world that failed. From
-there the run takes the same way as at its start: FILLING gives every rank without a process a new
-one, or that of a spare, PLANNING says what to do, STARTING begins it. A run whose number of ranks
-may change goes back to FILLING, too, when its ranks have paused for a change; there it may have to
-look for room several times. Where PLANNING finds that it cannot go on with so many, it goes back to
-FILLING for those that it had. In HANDING the ranks before and after the change pass tables on.
+A run goes down the table to its end: FILLING gives every rank a place and a process, PLANNING says
+what to do, STARTING begins it, RUNNING watches it. A failure that the run recovers from leads from
+any of these to GATHERING, where the survivors leave the world that failed, and from there to
+FILLING. Ranks that have paused for a change of their number go to FILLING, too, and so do those
+for which PLANNING finds no plan: they get back what they had. In HANDING the ranks before and
+after a change pass tables on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any
 
-# result of a state: "stay" looks again, "on" goes ahead, "end" has nothing left to do, "resize" has
-# ranks that paused for a change of their number, or a change of it that was called off
-Turn = Literal["stay", "on", "end", "resize", "recover", "fail"]
-
-
-class State(Enum):
-    """State of a controller."""
-
-    INITIALIZING = "initializing"
-    SCHEDULING = "scheduling"
-    FILLING = "filling"
-    PLANNING = "planning"
-    HANDING = "handing tables over"
-    STARTING = "starting"
-    RUNNING = "running"
-    GATHERING = "gathering"
-    SHUTTING_DOWN = "shutting down"
-    FINISHED = "finished"
-    ERRORED = "errored"
+from rayrec.driver.blame import Blame
+from rayrec.train.events import Event
 
 
-_FAILED: dict[Turn, State] = {"recover": State.GATHERING, "fail": State.SHUTTING_DOWN}
+@dataclass(kw_only=True, slots=True)
+class Filling:
+    """Every rank gets a place and a process.
 
-TRANSITIONS: Mapping[State, Mapping[Turn, State]] = {
-    State.INITIALIZING: {"on": State.SCHEDULING, "fail": State.SHUTTING_DOWN},
-    State.SCHEDULING: {"on": State.FILLING, "fail": State.SHUTTING_DOWN},
-    State.FILLING: {"stay": State.FILLING, "on": State.PLANNING, **_FAILED},
-    State.PLANNING: {
-        "on": State.HANDING,
-        "end": State.SHUTTING_DOWN,
-        "resize": State.FILLING,
-        **_FAILED,
-    },
-    State.HANDING: {"stay": State.HANDING, "on": State.STARTING, **_FAILED},
-    State.STARTING: {"on": State.RUNNING, **_FAILED},
-    State.RUNNING: {
-        "stay": State.RUNNING,
-        "end": State.SHUTTING_DOWN,
-        "resize": State.FILLING,
-        **_FAILED,
-    },
-    State.GATHERING: {"stay": State.GATHERING, "on": State.FILLING, **_FAILED},
-    State.SHUTTING_DOWN: {"end": State.FINISHED, "fail": State.ERRORED},
+    Attributes:
+        since: when it began; nothing that the cluster's head said before counts.
+        room_since: since when places are missing, or None. grew_at: when more came last, and
+            `room`: how many there were.
+        is_told: the user knows of the wait.
+        probing_until: until when spares may show that they live; None before.
+        calls: probes without an answer, by number, with their processes.
+        deadline: until when processes may come up; None while places are missing.
+        lost: ranks that were vacant at the beginning, and `relieved`: those that spares replace.
+    """
+
+    since: float | None = None
+    room_since: float | None = None
+    grew_at: float = 0.0
+    room: int = -1
+    is_told: bool = False
+    probing_until: float | None = None
+    calls: dict[int, int] = field(default_factory=dict)
+    deadline: float | None = None
+    relieved: set[int] = field(default_factory=set)
+    replaced: set[int] = field(default_factory=set)
+
+
+@dataclass(kw_only=True, slots=True)
+class Planning:
+    """The driver plans for the ranks that it got; `asked` once that was begun."""
+
+    asked: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class Starting:
+    """The ranks take a task, meet, and begin it, one after the other.
+
+    Attributes:
+        first: it is the task in which tables are handed over.
+        verb: what they do: "take", "store" or "begin".
+        calls: calls without an answer, by number, with their processes.
+        deadline: until when the answers may come.
+        events: events of the ranks meanwhile.
+    """
+
+    first: bool
+    verb: str = ""
+    calls: dict[int, int] = field(default_factory=dict)
+    deadline: float = 0.0
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(kw_only=True, slots=True)
+class Handing:
+    """Ranks before and after a change pass tables on; trouble was seen first at `trouble_at`."""
+
+    trouble_at: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Running:
+    """The ranks do their task.
+
+    Attributes:
+        trouble_at: when trouble was seen first.
+        stop_at: when they were asked to end.
+        growing: number of ranks once newcomers are ready, and until when they are waited for.
+        events: events of the ranks that were not passed on yet.
+    """
+
+    trouble_at: float | None = None
+    stop_at: float | None = None
+    growing: tuple[int, float] | None = None
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(kw_only=True, slots=True)
+class Gathering:
+    """Survivors of a failure leave their world; their connections were cut first at `cut_at`."""
+
+    cut_at: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Ended:
+    """The run is over.
+
+    Attributes:
+        error: the error that ended it, or None.
+        blame: instead of `error`, the failure that ended it, and `past`: those before.
+        more: what to add to the failure.
+    """
+
+    error: BaseException | None = None
+    blame: Blame | None = None
+    past: tuple[Blame, ...] = ()
+    more: str = ""
+
+
+State = Filling | Planning | Starting | Handing | Running | Gathering | Ended
+
+FOLLOWS: Mapping[type[Any], tuple[type[Any], ...]] = {
+    Filling: (Filling, Planning, Gathering, Ended),
+    Planning: (Starting, Filling, Gathering, Ended),
+    Starting: (Handing, Running, Gathering, Ended),
+    Handing: (Starting, Gathering, Ended),
+    Running: (Filling, Gathering, Ended),
+    Gathering: (Filling, Gathering, Ended),
+    Ended: (),
 }
 
 
-def can_recover(state: State) -> bool:
-    """Return True if a failure in this state can be recovered from, since there are ranks."""
-    return "recover" in TRANSITIONS[state]
+def name_of(state: State) -> str:
+    """Return the name of a state, for people."""
+    return type(state).__name__.lower()

@@ -21,6 +21,7 @@ import pytest
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, FailureConfig
+from rayrec.driver.states import Handing, Starting
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import ShardingPlan, Topology
 from rayrec.train.callbacks import Callback
@@ -108,8 +109,8 @@ def opening_the_gate(plan: Plan, folder: Path) -> Iterator[None]:
         while not ended.wait(0.05):
             assert plan.driver is not None
             controller = plan.driver._ranks._controller
-            pauses = controller is not None and controller._sizing.paused_since is not None
-            if plan.told and pauses:
+            standing = None if controller is None else controller.standing
+            if plan.told and standing is not None and standing.sizing.paused_since is not None:
                 (folder / "gate").touch()
 
     thread = threading.Thread(target=watch)
@@ -253,11 +254,14 @@ def test_a_kill_while_tables_are_passed_on(
     def strike() -> None:
         while not killed.wait(0.002):
             controller = driver._ranks._controller
-            placed = None if controller is None else controller._placed
-            joint = None if placed is None else placed.transfer.joint
-            # it has its actors, and its ranks begin
-            if joint is not None and joint.task is not None:
-                os.kill(joint.addresses[victim].pid, signal.SIGKILL)
+            standing = None if controller is None else controller.standing
+            # its ranks begin to pass tables on
+            state = None if standing is None else standing.state
+            begins = isinstance(state, Starting) and state.first and state.verb == "begin"
+            if standing is not None and (begins or isinstance(state, Handing)):
+                address = standing.joint()[victim].address
+                assert address is not None
+                os.kill(address.pid, signal.SIGKILL)
                 killed.set()
 
     thread = threading.Thread(target=strike)

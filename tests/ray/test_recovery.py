@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.comm import kept_memory
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.commands import Begin, Command
+from rayrec.driver.ray_cluster import RayCluster
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -364,22 +367,23 @@ def test_ranks_meet_again_after_one_is_killed_while_they_meet(
     clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 keeps the meeting place, and dies while rank 1 waits there for rank 2."""
-    replies = RankGroup._replies
+    do = RayCluster.do
     struck: list[int] = []
 
     def strike(first: int, last: int) -> None:
         os.kill(first, signal.SIGKILL)
         os.kill(last, signal.SIGCONT)
 
-    def act(self: RankGroup, references: list[Any], what: str, *more: Any) -> list[Any]:
-        told = replies(self, references, what, *more)
-        if what == "make the rendezvous" and not struck:
-            struck.extend(address.pid for address in self.addresses)
+    def act(self: RayCluster, commands: Sequence[Command]) -> None:
+        (command,) = commands
+        if isinstance(command, Begin) and not struck and command.seat.rank == 0:
+            addresses = [view.address for view in self.processes]
+            struck.extend(address.pid for address in addresses if address is not None)
             os.kill(struck[2], signal.SIGSTOP)
             threading.Timer(3.0, strike, (struck[0], struck[2])).start()
-        return told
+        do(self, commands)
 
-    monkeypatch.setattr(RankGroup, "_answers", act)
+    monkeypatch.setattr(RayCluster, "do", act)
     result, _ = run(clicks, tmp_path, ranks=3)
     assert len(struck) == 3 and (result.failures, result.recoveries) == (1, 1)
 
@@ -433,13 +437,15 @@ def test_a_rank_that_freezes_before_its_task_is_lost_unless_it_still_starts(
     class Freeze(Callback):
         def on_start(self, info: Any) -> None:
             # the driver is this process, and its ranks wait for what it plans
-            group = driver._ranks._controller.placed.group  # type: ignore[union-attr]
-            while awake and ray.get(group._actors[0].poll.remote()).starts:
+            cluster = driver._ranks._controller._cluster  # type: ignore[union-attr]
+            assert cluster is not None
+            process = next(iter(cluster.processes))
+            while awake and ray.get(process.actor.poll.remote()).starts:
                 time.sleep(0.1)
-            if awake:
-                # as the driver had heard in a moment
-                group._awake.add(group._actors[0])
-            frozen.append(group.addresses[0].pid)
+            # the second, as the driver had heard in a moment
+            process.view = replace(process.view, is_awake=awake)
+            assert process.address is not None
+            frozen.append(process.address.pid)
             os.kill(frozen[0], signal.SIGSTOP)
             if not awake:
                 threading.Timer(16.0, os.kill, (frozen[0], signal.SIGCONT)).start()

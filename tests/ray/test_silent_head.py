@@ -22,11 +22,13 @@ from typing import Any
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import FailureConfig, ScalingConfig, placement
-from rayrec.driver.cluster import Cluster
-from rayrec.driver.head import RECONNECT
-from rayrec.driver.spare_pool import SparePool
-from rayrec.driver.spares import Stage
+from rayrec.driver import FailureConfig
+from rayrec.driver.commands import Ask, View
+from rayrec.driver.head import RECONNECT, head
+from rayrec.driver.ray_cluster import RayCluster
+from rayrec.driver.rooms import PlacementGroups
+from rayrec.driver.roster import Role, Stage
+from rayrec.driver.run import Run
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.events import Failure, Recovered
@@ -166,43 +168,36 @@ def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    look = SparePool.look
+    look = RayCluster.look
 
-    def look_and_note(self: SparePool, *arguments: Any) -> None:
-        look(self, *arguments)
-        if any(spare.stage is Stage.WARM for spare in self._spares):
-            (tmp_path / "spare").touch()
+    def look_and_note(self: RayCluster, run: Run, **options: Any) -> View:
+        for seat in run.roster.of(Role.SPARE):
+            if seat.stage is Stage.READY and seat.address is not None:
+                (tmp_path / "spare").touch()
+        return look(self, run, **options)
 
-    monkeypatch.setattr(SparePool, "look", look_and_note)
+    monkeypatch.setattr(RayCluster, "look", look_and_note)
     heard = Heard(server, "recovery", 0.0)
     told = run(clicks, tmp_path, server, callbacks=(heard,), spares=1)
     assert heard.heard == [("failure", True), ("recovery", True)]
     assert told == undisturbed
 
 
-def test_a_place_that_comes_after_its_run_has_ended_is_given_back(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_comes_after_its_run_has_ended_is_given_back(server: Server) -> None:
     """The process may go on, as a notebook does."""
     from ray.util.placement_group import placement_group_table
 
-    refuse, before = placement.refuse_too_much, placement_group_table().keys()
-
-    def stop_after(*given: Any) -> str:
-        told = refuse(*given)
+    before = placement_group_table().keys()
+    groups = PlacementGroups()
+    with pytest.raises(KeyboardInterrupt):
         os.kill(server.pid, signal.SIGSTOP)
-        return told
-
-    def check() -> None:
-        if server.is_stopped:
+        groups.ask(Ask(group=0), {"CPU": 1.0})
+        try:
             raise KeyboardInterrupt
-
-    monkeypatch.setattr(placement, "refuse_too_much", stop_after)
-    scaling, cluster = ScalingConfig(num_workers=1), Cluster(private=True, fixed=True)
-    with pytest.raises(KeyboardInterrupt), placement.placed(scaling, cluster, check=check):
-        pass
+        finally:
+            groups.close()
     server.go_on()
-    table = placement.head.answer(placement_group_table)
+    table = head.answer(placement_group_table)
     assert [table[name]["state"] for name in table.keys() - before] == ["REMOVED"]
 
 
@@ -214,15 +209,15 @@ def test_a_head_that_is_gone_ends_a_run_that_waits_for_room(
     words += ["--schema", str(clicks.schema), "--ranks", "4", "--placement-timeout", "300"]
     # of the other processes of the head, too, which wait for it as long
     monkeypatch.setenv(RECONNECT, "40")
-    with started_head(private_home, num_cpus=1) as head:
-        env = {**head.env, "RAY_ADDRESS": head.gcs, "PYTHONPATH": str(ROOT)}
+    with started_head(private_home, num_cpus=1) as started:
+        env = {**started.env, "RAY_ADDRESS": started.gcs, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "jobs.train_dlrm", *words]
         pipe = subprocess.PIPE
         job = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=pipe, stderr=pipe)
         try:
             assert job.stdout is not None
             assert any("waiting for room" in line for line in job.stdout)
-            (gcs,) = [pid for pid in processes_with(head.mark) if is_gcs(pid)]
+            (gcs,) = [pid for pid in processes_with(started.mark) if is_gcs(pid)]
             os.kill(gcs, signal.SIGKILL)
             out, errors = job.communicate(timeout=120)
         finally:

@@ -16,8 +16,10 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
-from rayrec.driver.spare_pool import SparePool
-from rayrec.driver.spares import Stage
+from rayrec.driver.commands import View
+from rayrec.driver.ray_cluster import RayCluster
+from rayrec.driver.roster import Role, Stage
+from rayrec.driver.run import Run
 from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids
@@ -61,17 +63,17 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[in
     """The processes of spares that were warm at some time, also for the ranks: as files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    look = SparePool.look
+    look = RayCluster.look
 
-    def look_and_note(self: SparePool, *arguments: Any) -> None:
-        look(self, *arguments)
-        for spare in self._spares:
-            if spare.stage is Stage.WARM and spare.address is not None:
-                (scratch / f"spare-{spare.address.pid}").touch()
-        if self._told:
+    def look_and_note(self: RayCluster, run: Run, **options: Any) -> View:
+        for seat in run.roster.of(Role.SPARE):
+            if seat.stage is Stage.READY and seat.address is not None:
+                (scratch / f"spare-{seat.address.pid}").touch()
+        if run.short_told:
             (scratch / "short").touch()
+        return look(self, run, **options)
 
-    monkeypatch.setattr(SparePool, "look", look_and_note)
+    monkeypatch.setattr(RayCluster, "look", look_and_note)
     return lambda: {int(path.name[6:]) for path in scratch.glob("spare-*")}
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rayrec.driver.cluster import connected
 from rayrec.driver.controller import Controller
-from rayrec.driver.placement import placed
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.worker_group import started
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.train.seat import RankContext
 from tests.ray.worlds import some
@@ -43,22 +41,20 @@ class Idle:
         """On one rank."""
 
 
-def on_ranks(act: Callable[[RankGroup], None], check: Callable[[], None] = lambda: None) -> None:
-    """Call `act` with a group of ranks that have not begun."""
-    scaling = ScalingConfig(num_workers=RANKS)
-    with (
-        connected() as cluster,
-        placed(scaling, cluster) as room,
-        started(scaling, room, 60.0, check) as group,
-    ):
+def on_ranks(act: Callable[[RankGroup], None]) -> None:
+    """Call `act` with ranks that have not begun, and have them do nothing."""
+
+    def prepare(group: RankGroup) -> Prepared:
         act(group)
+        return Prepared(Idle())
+
+    Controller(ScalingConfig(num_workers=RANKS), prepare).run()
 
 
 @pytest.mark.parametrize("victim", some(range(RANKS), [0]))
 def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> None:
     def act(group: RankGroup) -> None:
         os.kill(group.addresses[victim].pid, signal.SIGKILL)
-        group.start(Idle(), 30.0, 30.0)
 
     with pytest.raises(
         TrainingFailed,
@@ -99,6 +95,7 @@ def test_stacks_of_ranks_tell_a_mute_one(tmp_path: Path) -> None:
     def act(group: RankGroup) -> None:
         os.kill(group.addresses[1].pid, signal.SIGSTOP)
         texts.append(group.stacks(3.0))
+        os.kill(group.addresses[1].pid, signal.SIGCONT)
 
     on_ranks(act)
     rank0, rank1 = texts[0].split("-- rank 1")
@@ -108,22 +105,16 @@ def test_stacks_of_ranks_tell_a_mute_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wait_for_ranks_can_be_interrupted() -> None:
-    """A stopped rank would be waited for until the timeout of a minute."""
-    calls = [0]
-
-    def check() -> None:
-        calls[0] += 1
-        if calls[0] > 20:
-            raise RunInterrupted(signal.SIGINT)
+    """A stopped rank would be waited for until its heartbeat is missed."""
 
     def act(group: RankGroup) -> None:
         os.kill(group.addresses[0].pid, signal.SIGSTOP)
-        group.start(Idle(), 60.0, 60.0)
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     begun = time.monotonic()
     with pytest.raises(RunInterrupted):
-        on_ranks(act, check)
-    assert time.monotonic() - begun < 50, "less than the minute"
+        on_ranks(act)
+    assert time.monotonic() - begun < 25, "less than the heartbeat"
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from rayrec.driver.display import Display
 from rayrec.driver.placement import crowding, shortage
 from rayrec.driver.planning import check_plan_word
 from rayrec.driver.ray_replies import death_line
+from rayrec.driver.roster import neighbours
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.worker_group import neighbours
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
 from rayrec.optim import Adam
 from rayrec.spec.task import Task

@@ -9,18 +9,16 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from rayrec.command import run_command
 from rayrec.driver import head as module
-from rayrec.driver.cluster import Cluster, connected
+from rayrec.driver.cluster import connected
+from rayrec.driver.commands import Ask
 from rayrec.driver.head import Head
-from rayrec.driver.run_placement import RunPlacement
-from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.spare_pool import SparePool
+from rayrec.driver.rooms import PlacementGroups
+from rayrec.driver.roster import Place
 from rayrec.errors import ClusterError
 
 
@@ -167,7 +165,7 @@ def test_a_lost_call_is_silence_and_no_error(head: Head, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["RpcError", "GetTimeoutError"])
-def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
+def test_a_place_is_asked_for_again_where_the_call_is_lost(
     head: Head, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     import ray.exceptions
@@ -183,35 +181,31 @@ def test_places_for_spares_are_asked_for_again_where_the_call_is_lost(
     # a function of Ray has the name of its module
     module_of_places = importlib.import_module("ray.util.placement_group")
     monkeypatch.setattr(module_of_places, "placement_group", ask)
-    monkeypatch.setattr("rayrec.driver.spare_pool._nodes_of", lambda places: {})
-    monkeypatch.setattr(SparePool, "_tell_shortage", lambda pool, turn_s: None)
-    monkeypatch.setattr("rayrec.driver.spare_pool.head", head)
-    workers: Any = SimpleNamespace(nodes=["here", "here"])
-    pool = SparePool(ScalingConfig(num_workers=2, spares=2), 30.0, 120.0)
-    for second in range(3):
-        pool.look(workers, None, 100.0 + 2 * second)
-    assert asked == ["here"] * 3
-    assert [spare.place.group for spare in pool._spares] == pool._groups, "no place is for nobody"
+    monkeypatch.setattr("rayrec.driver.rooms.head", head)
+    monkeypatch.setattr("rayrec.driver.rooms.alive_nodes", lambda: frozenset({"here"}))
+    monkeypatch.setattr("rayrec.driver.rooms.draining", dict)
+    monkeypatch.setattr("rayrec.driver.rooms.bundles", lambda group: ("CREATED", {0: "here"}))
+    groups = PlacementGroups()
+    for number in (0, 1):
+        groups.ask(Ask(group=number, near="here"), {"CPU": 1.0})
+    rooms = groups.rooms(None)
+    assert asked == ["here"] * 3 and rooms is not None
+    assert rooms.nodes == {Place(0, 0): "here", Place(1, 0): "here"} and rooms.base == "CREATED"
 
 
 def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundles, answers = [0], threading.Event()
-    monkeypatch.setattr("rayrec.driver.run_placement.head", head)
-    monkeypatch.setattr("rayrec.driver.run_placement.alive_nodes", frozenset)
-    monkeypatch.setattr("rayrec.driver.run_placement.draining", dict)
-    monkeypatch.setattr("rayrec.driver.run_placement.bundles_on", lambda group, alive: bundles)
-    placement = RunPlacement(
-        ScalingConfig(num_workers=(2, 3)), Cluster(private=True, fixed=True), object()
-    )
-    assert len(placement.seen()) == 1
-    bundles.append(1)
-    taken = placement.places()
+    answers = threading.Event()
+    monkeypatch.setattr("rayrec.driver.rooms.head", head)
+    monkeypatch.setattr("rayrec.driver.rooms.alive_nodes", frozenset)
+    monkeypatch.setattr("rayrec.driver.rooms.draining", dict)
+    groups = PlacementGroups()
+    told = groups.rooms(None)
+    assert told is not None
     monkeypatch.setattr(module, "SOON_S", 0.01)
     head.aside(partial(answers.wait, 30.0))
-    placement.check_places(taken)
-    assert len(taken) == 2 and placement.seen() == taken
+    assert groups.rooms(told) is groups.rooms(None) is told
     answers.set()
 
 

@@ -118,13 +118,13 @@ def test_a_driver_plans_for_the_types_of_its_run() -> None:
     import torch
 
     from rayrec.driver import OptimizerConfig, RunConfig
-    from rayrec.driver.planning import Planning
+    from rayrec.driver.planning import RunPlanner
 
     topology = Topology.uniform(2, 1, 10**10, "cuda", inter_host_bw=1e9)
     given = {"qcomms_forward": "int8", "qcomms_backward": "bf16"}
     sgd = OptimizerConfig(name="sgd", lr=0.1)
     run = RunConfig(global_batch_size=1024, steps=1, sparse_optimizer=sgd, **given)
-    planning = Planning(torch.nn.Identity, run, "auto", None, [TABLE], None)
+    planning = RunPlanner(torch.nn.Identity, run, "auto", None, [TABLE], None)
     found = planning.plan(topology)
     wanted = EmbeddingShardingPlanner(topology, 512, sparse_optimizer="sgd", **given).plan([TABLE])
     assert (

@@ -1,31 +1,22 @@
-"""Spare ranks without Ray: who takes which place, and random worlds of spares and nodes."""
+"""Spare ranks without Ray: who takes which place."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
 from rayrec.driver.blame import Blame
 from rayrec.driver.config import FailureConfig, RunConfig
+from rayrec.driver.policies import LONGEST_PAUSE_S, pause_s
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.roster import Stage
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.shape import check_recovery
-from rayrec.driver.spares import (
-    LONGEST_PAUSE_S,
-    NEXT,
-    Sign,
-    Stage,
-    Standby,
-    home,
-    pause_s,
-    substitutes,
-)
+from rayrec.driver.spares import Standby, home, substitutes
 from rayrec.errors import ConfigError
 from rayrec.runs.scaling import scaling_from
 from rayrec.train.events import Began
 
-WARM_A, WARM_B = Standby(Stage.WARM, "a"), Standby(Stage.WARM, "b")
+WARM_A, WARM_B = Standby(Stage.READY, "a"), Standby(Stage.READY, "b")
 
 
 def choose(
@@ -44,15 +35,15 @@ def test_a_spare_of_the_same_node_takes_the_place() -> None:
     starting = Standby(Stage.STARTING, "b")
     assert choose({1: "b"}, [starting, WARM_B]) == {1: 1}
     assert choose({1: "b"}, [starting]) == {1: 0}, "it is ahead of a new process"
-    assert choose({1: "b"}, [Standby(Stage.VACANT, "b")]) == {}
+    assert choose({1: "b"}, [Standby(Stage.PLACED, "b")]) == {}
     assert choose({0: "a", 1: "a"}, [WARM_A]) == {0: 0}
 
 
 def test_a_spare_of_another_node_serves_where_the_node_is_gone() -> None:
-    free = Standby(Stage.WARM, "c")
+    free = Standby(Stage.READY, "c")
     assert choose({1: "b"}, [WARM_A, free], alive="ac") == {1: 1}, "as the ranks lay before"
     assert choose({1: "b"}, [WARM_A], alive="a") == {1: 0}
-    assert choose({1: "b"}, [Standby(Stage.VACANT, "c")], alive="ac") == {1: 0}, "it has room"
+    assert choose({1: "b"}, [Standby(Stage.PLACED, "c")], alive="ac") == {1: 0}, "it has room"
     assert choose({1: "b"}, [WARM_B, Standby(Stage.ASKED, "")], alive="ac") == {}
     assert choose({1: "b"}, [WARM_A], alive="a", roam=False) == {}
     assert choose({0: "b", 1: "a"}, [WARM_A], alive="a") == {1: 0}, "who lives on first"
@@ -69,53 +60,6 @@ def test_spares_are_wanted_where_most_ranks_are() -> None:
 def test_a_spare_that_dies_again_and_again_is_started_less_often() -> None:
     assert [pause_s(deaths) for deaths in (1, 2, 3)] == [1.0, 2.0, 4.0]
     assert pause_s(50) == LONGEST_PAUSE_S
-
-
-@pytest.mark.seeds(range(50))
-def test_no_world_of_spares_leads_astray(seed: int) -> None:
-    for number in range(20):
-        check_world(random.Random(1000 * seed + number))
-
-
-def check_world(draw: random.Random) -> None:
-    """Spares go any way through their stages, and ranks are lost at random moments."""
-    nodes = "abcd"[: draw.randint(1, 4)]
-    ranks = [draw.choice(nodes) for _ in range(draw.randint(1, 6))]
-    spares = [Standby(Stage.ASKED, "") for _ in range(draw.randint(1, 4))]
-    for _ in range(30):
-        number = draw.randrange(len(spares))
-        stage, node = spares[number]
-        signs: list[Sign] = [sign for sign in NEXT[stage] if sign != "taken"]
-        sign = draw.choice(signs)
-        node = draw.choice(nodes) if sign == "placed" else node
-        spares[number] = Standby(NEXT[stage][sign], "" if sign == "unplaced" else node)
-        if draw.random() < 0.3:
-            alive = set(draw.sample(nodes, draw.randint(0, len(nodes))))
-            lose(draw, ranks, spares, alive)
-
-
-def lose(draw: random.Random, ranks: list[str], spares: list[Standby], alive: set[str]) -> None:
-    """Lose the ranks of dead nodes and some more, and swap places with those that relieve them."""
-    lost = {r: n for r, n in enumerate(ranks) if n not in alive or draw.random() < 0.3}
-    busy = {node for rank, node in enumerate(ranks) if rank not in lost}
-    roam = draw.random() < 0.7
-    chosen = substitutes(lost, spares, alive, busy, roam=roam)
-    assert set(chosen) <= set(lost) and len(set(chosen.values())) == len(chosen)
-    for rank, number in chosen.items():
-        stage, node = spares[number]
-        assert node in alive and "taken" in NEXT[stage]
-        same = node == lost[rank]
-        assert same or (roam and lost[rank] not in alive)
-        assert not same or stage is not Stage.VACANT
-    idle = [spare for number, spare in enumerate(spares) if number not in chosen.values()]
-    for rank in set(lost) - set(chosen):
-        at_hand = [s for s in idle if s.stage in (Stage.WARM, Stage.STARTING)]
-        assert not any(s.node == lost[rank] for s in at_hand if s.node in alive)
-        if roam and lost[rank] not in alive:
-            assert not any(s.node in alive for s in idle if s.stage is not Stage.ASKED)
-    for rank, number in chosen.items():
-        ranks[rank], before = spares[number].node, ranks[rank]
-        spares[number] = Standby(NEXT[spares[number].stage]["taken"], before)
 
 
 def test_the_line_of_a_recovery_says_that_a_spare_took_the_place() -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.placement import comes_in_time
+from rayrec.driver.rooms import comes_in_time
 from rayrec.errors import ConfigError
 from rayrec.serve.server.settings import ServerSettings
 

@@ -1,0 +1,279 @@
+"""Seats of the ranks: how many there are, at which places, and the processes in them.
+
+One way fills them at the start, after a failure and after a pause. A run of one number of ranks is
+one whose smallest and largest numbers are the same; its lost ranks may be replaced by spares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell, View
+from rayrec.driver.failing import ailing, failed, late
+from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.roster import BASE, Place, Role, Seat, Stage, choose, surplus
+from rayrec.driver.run import Run
+from rayrec.driver.scaling import SHRINK_AFTER_S
+from rayrec.driver.sizing import seats
+from rayrec.driver.spares import relieve
+from rayrec.driver.states import Ended, Filling, Planning
+from rayrec.errors import ConfigError, RayrecError
+from rayrec.train.events import Milestone
+
+# how long a run waits at its start for one more place than it has
+SETTLE_S = 2.0
+# how long a spare may take to show that it lives, before it takes a place
+PROBE_S = 0.5
+# places that are asked for beyond those that ranks hold: each is a question at every look
+MOST_ASKED = 128
+
+
+def fill(run: Run, view: View) -> Iterator[Command]:
+    """Give a place and a process to every rank that has none."""
+    state = run.state
+    assert isinstance(state, Filling)
+    if state.deadline is not None:
+        yield from _await(run, state, view)
+        return
+    if state.since is None:
+        state.since, run.hurries = view.now, True
+    if not run.roster.groups:
+        yield from _begin(run, view)
+    elif run.roster.of(Role.SPARE) and run.recovery.under_way and not _probed(state, view):
+        yield from _probe(run, state, view)
+    elif (places := _places(run, state, view)) is not None:
+        yield from _seat(run, state, view, places)
+
+
+def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
+    """Ask the cluster for places for `ranks` ranks in all, and give surplus places back."""
+    roster, rooms = run.roster, view.rooms
+    single = [group for group in roster.groups if group != BASE]
+    spares = {seat.place.group for seat in roster.of(Role.SPARE)}
+    single = [group for group in single if group not in spares]
+    nodes = rooms.nodes if rooms is not None else {}
+    draining = {p.group for p, node in nodes.items() if rooms and node in rooms.draining}
+    taken = [seat.place for seat in roster.of(Role.RANK, Role.LEAVER, Role.NEWCOMER)]
+    back, more = surplus(single, taken, draining, ranks - run.rules.scaling.least, MOST_ASKED)
+    for group in back:
+        roster.groups.remove(group)
+        yield GiveBack(group=group)
+    for _ in range(more):
+        yield Ask(group=roster.new_group())
+
+
+def there(run: Run, view: View) -> list[Place]:
+    """Return the places for ranks that exist; those of the smallest number of ranks come first.
+
+    Nodes that will go have none, where the number of ranks may change.
+    """
+    assert view.rooms is not None
+    nodes = view.rooms.nodes
+    if run.rules.scaling.is_elastic:
+        nodes = {p: node for p, node in nodes.items() if node not in view.rooms.draining}
+    spares = {seat.place for seat in run.roster.of(Role.SPARE)}
+    return sorted(place for place in nodes if place not in spares)
+
+
+def _begin(run: Run, view: View) -> Iterator[Command]:
+    """Ask for the first places, or refuse ranks that can never have them."""
+    scaling, told = run.rules.scaling, view.resources
+    yield At(where="waiting for room on the cluster", patient=True)
+    if told is None:
+        return
+    if why := too_much(scaling, told.total, run.rules.cluster):
+        run.state = Ended(error=ConfigError(why))
+        return
+    group = run.roster.new_group()
+    assert group == BASE
+    yield Ask(group=BASE, bundles=scaling.least, strategy=scaling.placement_strategy)
+    if not scaling.is_elastic:
+        for bundle in range(scaling.least):
+            run.roster.seats.append(Seat(role=Role.RANK, place=Place(BASE, bundle)))
+    # what was said before knows of no place
+    run.state = Filling(since=view.now)
+
+
+def _probed(state: Filling, view: View) -> bool:
+    """Return True if spares have had the time to show that they live."""
+    until = state.probing_until
+    return until is not None and (not state.calls or view.now >= until)
+
+
+def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
+    """Ask ready spares for a sign of life; have those that give one replace lost ranks."""
+    roster = run.roster
+    if state.probing_until is None:
+        state.probing_until = view.now + PROBE_S
+        for seat in roster.of(Role.SPARE):
+            if seat.stage is Stage.READY and seat.process is not None:
+                call = run.new_call()
+                state.calls[call] = seat.process
+                yield Call(process=seat.process, call=call, verb="probe")
+    for reply in view.replies:
+        if not reply.cause:
+            state.calls.pop(reply.call, None)
+    if _probed(state, view):
+        mute = set(state.calls.values())
+        state.calls.clear()
+        state.relieved = relieve(run, view, mute)
+        run.recovery.relieved(state.relieved)
+
+
+def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
+    """Return the places that ranks may have, or None while nobody knows them."""
+    scaling, rooms = run.rules.scaling, view.rooms
+    ranks = run.roster.ranks
+    if not scaling.is_elastic and all(seat.process is not None for seat in ranks):
+        return run.places
+    assert state.since is not None
+    # places that were told of before may be lost with the rank
+    if rooms is None or rooms.asked_at < state.since:
+        return None
+    return there(run, view)
+
+
+def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator[Command]:
+    """Choose the number of ranks and their places; wait while places are missing."""
+    scaling, roster, sizing = run.rules.scaling, run.roster, run.sizing
+    ranks = len(roster.ranks) or scaling.least
+    if not roster.ranks and len(places) >= scaling.least:
+        # the smallest number of ranks has its places, so that further ones take none of them
+        if len(roster.groups) == 1:
+            yield from ask(run, view, scaling.most)
+        if not _settled(run, state, view, len(places)):
+            return
+    since = state.room_since = view.now if state.room_since is None else state.room_since
+    wanted = len(run.former) if run.goes_back else sizing.wanted
+    if scaling.is_elastic:
+        # a run that leaves a node in time does not stand still for another one
+        at_once = len(places) >= ranks or sizing.leaving
+        shrink_s = 0.0 if at_once else _shrink_after_s(run, view, ranks)
+        found = seats(ranks, wanted, scaling.least, len(places), view.now - since, shrink_s)
+        chosen = None
+        if found is not None:
+            chosen = choose(places, run.former if run.goes_back else run.places, found)
+    else:
+        have = set(places) | {seat.place for seat in roster.ranks if seat.process is not None}
+        chosen = run.places if have.issuperset(run.places) else None
+    if chosen is None:
+        if scaling.is_elastic and roster.ranks:
+            # what the first group lost comes back together or not at all; single places come sooner
+            lacks = scaling.least - sum(place.group == BASE for place in places)
+            nodes = view.rooms.nodes if view.rooms is not None else {}
+            lacks += sum(p.group != BASE and p in nodes and p not in places for p in run.places)
+            yield from ask(run, view, wanted + lacks)
+        yield from _wait(run, state, view, len(places), ranks)
+        return
+    state.room_since, state.is_told = None, False
+    first, lost = not roster.ranks, set(roster.vacant)
+    gone, unused = roster.reseat(chosen, keep=run.handed_over)
+    for process in unused:
+        yield EndProcess(process=process)
+    if run.recovery.under_way:
+        # a rank whose place is another one now has not left the run
+        dropped = set(sorted(lost & set(gone))[: max(0, ranks - len(chosen))])
+        run.recovery.dropped(dropped)
+        state.replaced = lost - dropped - state.relieved
+    if scaling.is_elastic:
+        yield from ask(run, view, wanted)
+        if first and len(chosen) < scaling.most:
+            yield Tell(
+                event=f"starts with {len(chosen)} of at most {scaling.most} ranks; the cluster is "
+                "asked for the rest"
+            )
+    yield At(where="starting the ranks' actors")
+    for seat in roster.ranks:
+        if seat.process is None:
+            yield run.start_process(seat)
+    state.deadline = view.now + run.setup_s
+
+
+def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
+    """Wait until all processes have come up."""
+    roster, scaling = run.roster, run.rules.scaling
+    ranks = roster.ranks
+    assert state.deadline is not None and state.since is not None
+    if scaling.is_elastic and view.rooms is not None and view.rooms.asked_at > state.since:
+        known = there(run, view)
+        lost = [seat for seat in ranks if not seat.is_up and seat.place not in known]
+        if lost:
+            for seat in lost:
+                process = seat.vacate()
+                assert process is not None
+                yield EndProcess(process=process)
+            run.state = Filling(since=view.now)
+            return
+    calls = {reply.call for reply in view.replies if reply.verb == "describe"}
+    blame = ailing(run, view, ranks, calls, "start")
+    waiting = {seat.process for seat in ranks if not seat.is_up and seat.process is not None}
+    if blame is None and waiting and view.now >= state.deadline:
+        blame = late(run, ranks, waiting, "start")
+    if blame is not None:
+        yield from failed(run, view, blame)
+    elif not waiting:
+        if not run.generation or not roster.are_neighbours:
+            roster.sort(run.rules.here)
+        if run.recovery.under_way:
+            run.recovery.replaced(state.replaced)
+        yield Tell(event=Milestone("actors", at=view.wall))
+        run.state = Planning()
+
+
+def _settled(run: Run, state: Filling, view: View, room: int) -> bool:
+    """Return True once all places that were asked for are there, or no more seem to come."""
+    if room > state.room:
+        state.room, state.grew_at = room, view.now
+    return room >= run.rules.scaling.most or view.now >= state.grew_at + SETTLE_S
+
+
+def _shrink_after_s(run: Run, view: View, ranks: int) -> float:
+    """Return the seconds that a run of `ranks` waits for a lost place before it shrinks."""
+    scaling, told = run.rules.scaling, view.resources
+    if scaling.shrink_after_s is not None:
+        return scaling.shrink_after_s
+    # no waiting for a node that nobody will add
+    never = run.rules.cluster.fixed and told is not None and shortage(scaling, told.total, ranks)
+    return 0.0 if never else SHRINK_AFTER_S
+
+
+def _wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterator[Command]:
+    """Spend a look waiting for more places than there are."""
+    scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
+    assert state.room_since is not None
+    waited_s, limit_s = view.now - state.room_since, run.rules.longest_wait_s
+    shrinks = scaling.is_elastic and bool(run.roster.ranks)
+    if run.generation:
+        lost = "the ranks" if shrinks else "the lost ranks"
+        yield At(where=f"waiting for room for {lost}", patient=True)
+    if told is None:
+        return
+    if room < least or not shrinks:
+        why = too_much(scaling, told.total, run.rules.cluster)
+        if why and (shrinks or waited_s == 0.0):
+            run.state = _no_room(run, ConfigError(why))
+            return
+        if waited_s >= limit_s:
+            base = view.rooms.base if view.rooms is not None else "unknown"
+            run.state = _no_room(run, refusal(scaling, base, told, waited_s))
+            return
+    if waited_s < NOTICE_AFTER_S or state.is_told:
+        return
+    state.is_told = True
+    if not shrinks:
+        what = why_waiting(scaling, told) or "Ray has not given it yet"
+        yield Tell(event=f"waiting for room: {what} (up to {limit_s:.0f} s)")
+        return
+    until = f"at least {least} are needed, up to {limit_s:.0f} s"
+    if room >= least:
+        until = f"goes on with {room} after {_shrink_after_s(run, view, ranks):.0f} s"
+    yield Tell(event=f"waiting for room: {room} of {ranks} ranks have a place ({until})")
+
+
+def _no_room(run: Run, error: RayrecError) -> Ended:
+    """Return the end of a run whose ranks, new or lost, found no place."""
+    first = run.recovery.first_cause
+    if first is None or not isinstance(error, ConfigError):
+        return Ended(error=error)
+    past = tuple(old for old in run.recovery.past if old is not first)
+    return Ended(blame=first, past=past, more=f"it could not be replaced: {error}")

@@ -1,0 +1,188 @@
+"""`RayCluster`: looks at a Ray cluster for a run, and does there what the run has decided.
+
+All of Ray is behind three calls: `look` returns what is known, `do` carries out commands, `close`
+ends and gives back whatever the run has.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rayrec.driver.blame import RankTrouble
+from rayrec.driver.commands import (
+    Abort,
+    Ask,
+    Begin,
+    Call,
+    Command,
+    EndProcess,
+    GiveBack,
+    Plan,
+    Planned,
+    Save,
+    StartProcess,
+    Stop,
+    View,
+    Which,
+)
+from rayrec.driver.head import head
+from rayrec.driver.prepared import Prepared
+from rayrec.driver.processes import Processes
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rooms import PlacementGroups
+from rayrec.driver.run import Run
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.errors import USER_MISTAKES
+from rayrec.machine.signals import Signals
+from rayrec.train.events import Event
+
+POLL_S = 0.2
+
+
+class RayCluster:
+    """Ray cluster of one run.
+
+    Args:
+        prepare: makes the task of the ranks, once their places are known.
+        signals: signals that this process received during the run.
+        say: receives lines about the head of the cluster.
+    Attributes:
+        prepared: newest task of the ranks.
+        processes: processes of the run.
+        silence_s: seconds that a rank may be silent while its task is prepared.
+    """
+
+    silence_s = math.inf
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        prepare: Callable[[RankGroup], Prepared],
+        signals: Signals,
+        say: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._scaling, self._prepare, self._signals, self._say = scaling, prepare, signals, say
+        self.prepared = Prepared(None)
+        self.processes = Processes(scaling)
+        self._groups = PlacementGroups()
+        self._view = View(now=time.monotonic())
+        self._tasks: dict[Which, Any] = {}
+        self._planned: Planned | None = None
+        self._ranks: RankGroup | None = None
+
+    def look(self, run: Run, *, stops: bool = False, wish: int | None = None) -> View:
+        """Return what is known of the cluster after a short wait for news.
+
+        Args:
+            stops: the run was asked to end. wish: number of ranks that was asked for.
+        Raises:
+            ClusterError: nothing listens at the address of the cluster's head any more.
+        """
+        head.look(self._say)
+        self.silence_s = run.silence_s
+        self.processes.look(0.0 if run.hurries else POLL_S)
+        rooms, resources = self._view.rooms, self._view.resources
+        if "rooms" in run.needs:
+            rooms = self._groups.rooms(rooms)
+        if "resources" in run.needs:
+            resources = self._groups.resources()
+        planned, self._planned = self._planned, None
+        self._view = View(
+            now=time.monotonic(),
+            wall=time.time(),
+            processes=self.processes.views,
+            replies=self.processes.take_replies(),
+            rooms=rooms,
+            resources=resources,
+            events=self.processes.take_events(),
+            planned=planned,
+            stops=stops or self._signals.came,
+            signal=self._signals.number,
+            wish=wish,
+        )
+        return self._view
+
+    def do(self, commands: Sequence[Command]) -> None:
+        """Carry out commands; those that are not about the cluster are for the caller."""
+        for command in commands:
+            match command:
+                case Ask():
+                    self._groups.ask(command, self._scaling.bundle)
+                case GiveBack():
+                    self._groups.give_back(command.group)
+                case StartProcess():
+                    self.processes.start(command, self._groups.group(command.place.group))
+                case EndProcess():
+                    self.processes.end(command.process)
+                case Call():
+                    self.processes.call(command, self._task(command.which))
+                case Begin():
+                    self.processes.begin(command)
+                case Abort():
+                    self.processes.abort(command.process, command.generation)
+                case Stop():
+                    actor = self.processes[command.process].actor
+                    actor.request_stop.remote(command.going_to)
+                case Save():
+                    self.processes[command.process].actor.request_save.remote()
+                case Plan():
+                    self._planned = self._plan(command)
+
+    def results(self, run: Run) -> tuple[Any, ...]:
+        """Return the result of each rank's task; empty without a task."""
+        if self.prepared.task is None:
+            return ()
+        seats = run.roster.ranks
+        return tuple(self.processes[s.process].result for s in seats if s.process is not None)
+
+    def stacks(self, timeout_s: float) -> str:
+        """Return the stacks of all ranks as text."""
+        if self._ranks is None:
+            return "-- no ranks yet"
+        try:
+            return self._ranks.stacks(timeout_s)
+        except KeyError:
+            return "-- ranks are being replaced"
+
+    def close(self) -> None:
+        """End all processes, and give all places back."""
+        self.processes.close()
+        self._groups.close()
+
+    def _plan(self, plan: Plan) -> Planned:
+        """Have the task of the ranks prepared."""
+        self._ranks = RankGroup(
+            self.processes,
+            plan.processes,
+            lambda: self._check(plan),
+            self.silence_s,
+            handed_over=plan.handed_over,
+        )
+        try:
+            self.prepared = self._prepare(self._ranks)
+        except USER_MISTAKES as error:
+            return Planned(refused=error)
+        except RankTrouble as trouble:
+            return Planned(failed=trouble.blame)
+        # the references keep tasks in the object store, which has each once for all ranks
+        self._tasks.clear()
+        prepared = self.prepared
+        return Planned(has_task=prepared.task is not None, has_first=prepared.first is not None)
+
+    def _check(self, plan: Plan) -> None:
+        """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
+        head.look(self._say)
+        if not plan.handed_over:
+            self._signals.check()
+
+    def _task(self, which: Which) -> Any:
+        """Return the Ray reference of a task."""
+        import ray
+
+        if which not in self._tasks:
+            task = self.prepared.first if which == "first" else self.prepared.task
+            self._tasks[which] = ray.put(task)
+        return self._tasks[which]

@@ -1,0 +1,162 @@
+"""`Run`: all that the driver knows of one run, as one value that `decide` changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rayrec.driver.blame import Observation
+from rayrec.driver.cluster import Cluster
+from rayrec.driver.commands import Need, ProcessView, StartProcess, View
+from rayrec.driver.placement import longest_wait
+from rayrec.driver.preemption import Preemption
+from rayrec.driver.progress import RunProgress
+from rayrec.driver.recovery import Recovery
+from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.sizing import Sizing
+from rayrec.driver.states import Ended, Filling, State
+
+UNKNOWN = ProcessView()
+PRIVATE = Cluster(private=True, fixed=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What does not change during a run.
+
+    Attributes:
+        scaling: number and resources of the ranks.
+        cluster: the connection to Ray.
+        here: node of the driver.
+        timeout_s: bound on every collective.
+        heartbeat_s: a rank that says nothing for so long is lost.
+        setup_timeout_s: bound on each part of the start of the ranks.
+        stop_timeout_s: bound on the way from a stop request to the end.
+        max_failures: number of failures that the run recovers from; -1 for any number.
+        max_preemptions: the same of ranks that were lost with nodes that were announced to go.
+        resizes: the ranks may change on the way. keeps: the run keeps checkpoints.
+        obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
+            by a signal.
+    """
+
+    scaling: ScalingConfig
+    cluster: Cluster = PRIVATE
+    here: str = ""
+    timeout_s: float = 300.0
+    heartbeat_s: float = 30.0
+    setup_timeout_s: float = 120.0
+    stop_timeout_s: float = 60.0
+    max_failures: int = 0
+    max_preemptions: int = -1
+    resizes: bool = False
+    keeps: bool = False
+    obeys_stop: bool = True
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Seconds that the run waits for room."""
+        return longest_wait(self.scaling)
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """A run as it stands.
+
+    Attributes:
+        roster: its seats. base: the first placement group was asked for.
+        generation: number of worlds that the ranks have formed.
+        handed_over: the ranks keep the tables of a world that has ended.
+        former: places of the ranks when they paused for a change, and `goes_back`: True if they go
+            back there.
+        calls: number of calls of processes.
+        needs: what the next look shall ask the cluster's head. asked_at, looked_at: when it was
+            asked, and its answers were last looked at, while the ranks worked.
+        short_s, short_told: seconds for which spares had no room; the user knows.
+        wanted_since: the number of ranks that has no room, and since when; no time once that was
+            told.
+        hurries: the next decision needs no answer of the ranks.
+    """
+
+    rules: Rules
+    state: State = field(default_factory=Filling)
+    roster: Roster = field(default_factory=Roster)
+    recovery: Recovery = field(default_factory=Recovery)
+    sizing: Sizing
+    preemption: Preemption = field(default_factory=Preemption)
+    progress: RunProgress
+    generation: int = 0
+    handed_over: bool = False
+    former: tuple[Place, ...] = ()
+    goes_back: bool = False
+    calls: int = 0
+    needs: frozenset[Need] = frozenset({"rooms", "resources"})
+    asked_at: float = 0.0
+    looked_at: float = 0.0
+    short_s: float = 0.0
+    short_told: bool = False
+    wanted_since: tuple[int, float | None] = (0, None)
+    hurries: bool = True
+
+    @classmethod
+    def of(cls, rules: Rules) -> Run:
+        """Return a run that has not begun."""
+        return cls(rules=rules, sizing=Sizing.of(rules.scaling), progress=RunProgress())
+
+    @property
+    def has_ended(self) -> bool:
+        """True once nothing is left to decide."""
+        return isinstance(self.state, Ended)
+
+    @property
+    def places(self) -> list[Place]:
+        """Place of each rank."""
+        return [seat.place for seat in self.roster.ranks]
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds that a part of the start may take now."""
+        return self.rules.setup_timeout_s * self.recovery.patience
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds without an answer after which a process counts as lost now."""
+        return self.rules.heartbeat_s * self.recovery.patience
+
+    def new_call(self) -> int:
+        """Return the number of a new call."""
+        self.calls += 1
+        return self.calls
+
+    def start_process(self, seat: Seat) -> StartProcess:
+        """Put a new process into a seat, and return the command that starts it."""
+        seat.process, seat.address = self.roster.new_process(), None
+        seat.stage = Stage.STARTING
+        return StartProcess(
+            process=seat.process,
+            place=seat.place,
+            call=self.new_call(),
+            is_spare=seat.role is Role.SPARE,
+        )
+
+    def joint(self) -> list[Seat]:
+        """Return the seats of the ranks before and after a change; those after it come first."""
+        return self.roster.of(Role.RANK, Role.LEAVER)
+
+    def observe(self, view: View, seats: Iterable[Seat]) -> tuple[Observation, ...]:
+        """Return what is known of the processes of some seats, as ranks of one world."""
+        found = []
+        for rank, seat in enumerate(seats):
+            seen = view.processes.get(seat.process, UNKNOWN) if seat.process else UNKNOWN
+            death = seen.death if seat.process else "it was not started"
+            found.append(
+                Observation(
+                    rank=rank,
+                    host=seat.address.host if seat.address else "",
+                    poll=seen.poll,
+                    death=death,
+                    death_at=seen.death_at or view.wall,
+                    silent_s=seen.silent_s,
+                )
+            )
+        return tuple(found)

@@ -1,0 +1,134 @@
+"""Thousands of random schedules of a simulated cluster, which drive the real `decide`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rayrec.driver.decide import decide
+from rayrec.driver.policies import GRACE_S
+from rayrec.driver.run import Run
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.states import Ended, Gathering, Running
+from rayrec.errors import ClusterError, ConfigError, PlanError, RunInterrupted, TrainingFailed
+from tests.unit.simulated_cluster import ROOM_S, STEPS, Simulation
+
+KINDS = ("fixed", "spares", "elastic", "preempted", "task")
+
+
+def simulation(kind: str, draw: random.Random) -> Simulation:
+    """A run of some kind on a cluster, with some chance of harm."""
+    least = draw.randint(1, 3)
+    elastic = kind in ("elastic", "preempted")
+    scaling = ScalingConfig(
+        num_workers=(least, draw.randint(least + 1, 5)) if elastic else least,
+        placement_timeout_s=draw.choice([ROOM_S, None]),
+        spares=draw.randint(1, 2) if kind == "spares" else 0,
+        **({"grow_after_s": 3.0} if elastic else {}),
+    )
+    return Simulation(
+        draw,
+        scaling,
+        draw.choice([0.0, 0.02, 0.05, 0.2]),
+        max_failures=0 if kind == "task" else draw.choice([1, 3, -1, -1]),
+        resizes=kind != "task",
+        drains=kind in ("preempted", "fixed"),
+        stops=draw.random() < 0.3,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.seeds(range(100))
+def test_no_schedule_leads_astray(kind: str, seed: int) -> None:
+    """Each seed is many schedules of one kind, which end for one of the reasons that there are.
+
+    All seeds together are 10,000 of each kind.
+    """
+    for number in range(20 if seed < 10 else 109):
+        draw = random.Random(f"{kind} {1000 * seed + number}")
+        check_end(simulation(kind, draw))
+
+
+def check_end(world: Simulation) -> None:
+    """Play a run to its end, and look at why it ended."""
+    end, run = world.play(), world.run
+    past, bound = run.recovery.past, run.rules.max_failures
+    spent = sum(not old.needless and not old.preempted for old in past)
+    assert bound < 0 or spent <= bound
+    if end.error is None and end.blame is None:
+        if not world.stops:
+            assert all(world.processes[s.process].step == STEPS for s in run.roster.ranks)
+        assert not run.recovery.under_way
+        return
+    if isinstance(end.error, RunInterrupted):
+        assert world.signal is not None and not run.handed_over
+    elif isinstance(end.error, TrainingFailed):
+        assert world.stops, "it was asked to stop and did not"
+    elif isinstance(end.error, PlanError):
+        assert world.called_off, "the nodes that will go were left in any case"
+    elif isinstance(end.error, ConfigError | ClusterError) or end.more:
+        # spares may hold the room, too
+        needed = run.rules.scaling.least + run.rules.scaling.spares
+        assert world.room() < needed or world.silences, "there is room"
+    else:
+        last = end.blame
+        assert last is not None
+        again = any((old.words, old.step) == (last.words, last.step) for old in past)
+        reasons = last.final, 0 <= bound == spent, again and last.kind == "error", world.stops
+        assert any(reasons), end
+        assert not last.final or world.mistakes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_seen_leads_to_the_same_commands_again(kind: str) -> None:
+    """Nothing but the views decides: no clock, no chance, and no other word of the cluster."""
+    for seed in range(5):
+        world = simulation(kind, random.Random(f"{kind} again {seed}"))
+        world.records = True
+        world.play()
+        again = Run.of(world.run.rules)
+        for view, commands in world.log:
+            assert decide(again, view) == commands
+        assert repr((again.state, again.recovery)) == repr((world.run.state, world.run.recovery))
+
+
+def test_a_failure_is_answered_in_bounded_time() -> None:
+    """A killed rank costs the moment for an earlier cause; a frozen one the heartbeat timeout."""
+    for freeze in (False, True):
+        world = Simulation(random.Random(1), ScalingConfig(num_workers=3), 0.0)
+        world.nodes["n0"].slots = 6
+        while world.run.progress.step < 7:
+            world.look_once()
+        victim = world.processes[world.run.roster.ranks[1].process or 0]
+        if freeze:
+            victim.hears_at = 1e9
+        else:
+            world.kill(victim)
+        since = world.now
+        while isinstance(world.run.state, Running):
+            world.look_once()
+        bound = world.run.rules.heartbeat_s if freeze else GRACE_S + 1.0
+        assert isinstance(world.run.state, Gathering) and world.now - since <= bound + 1.0
+        assert world.play() == Ended() and world.run.recovery.past[0].rank == 1
+
+
+def test_runs_that_lose_processes_alone_go_on_from_memory() -> None:
+    """Otherwise the schedules above would say nothing about sync points."""
+    worlds = []
+    for seed in range(40):
+        world = Simulation(random.Random(seed), ScalingConfig(num_workers=2), 0.05)
+        world.loses_nodes, world.nodes["n0"].slots = False, 6
+        world.play()
+        worlds.append(world)
+    failures = sum(len(world.run.recovery.past) for world in worlds)
+    assert failures / 4 < sum(world.from_memory for world in worlds) <= failures
+
+
+def test_runs_that_nothing_happens_to_finish_in_one_world() -> None:
+    for kind in KINDS:
+        draw = random.Random(7)
+        world = simulation(kind, draw)
+        world.hazard, world.nodes["n0"].slots = 0.0, 6
+        end = world.play()
+        assert end == Ended() and world.run.generation == 1 and world.from_memory == 0
