@@ -27,8 +27,13 @@ def command(runs: tuple[str, ...], out: str) -> None:
     """Show runs on one self-contained HTML page: curves, plans, times, memory and events.
 
     RUN is the folder of a run, as [run] storage_path and name say, or its events.jsonl. The run may
-    still train, or have been killed.
+    still train, or have been killed. Where the driver kept its decisions ([run] failure
+    log_decisions), they are decided again, and the states of the run are printed with their times.
     """
+    from rayrec.driver.replay import timelines
     from rayrec.watch import write_run_page
 
+    for run in runs:
+        for line in timelines(run):
+            print(line)
     print(f"page: {write_run_page(runs, out)}")

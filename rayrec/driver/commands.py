@@ -27,25 +27,6 @@ Need = Literal["rooms", "resources"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessView:
-    """A process as it is known.
-
-    Attributes:
-        poll: last answer, or None before the first; without events, and with `Pause` as result.
-        death: cause of its death in one line, or "" while it lives.
-        death_at: wall clock seconds when the death was seen.
-        silent_s: seconds since its last answer.
-        is_awake: it has told that its imports are done.
-    """
-
-    poll: RankPoll | None = None
-    death: str = ""
-    death_at: float = 0.0
-    silent_s: float = 0.0
-    is_awake: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Pause:
     """Result of a training task as far as the driver decides by it.
 
@@ -56,6 +37,27 @@ class Pause:
 
     stopped: bool
     handed_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessView:
+    """A process as it is known.
+
+    Attributes:
+        poll: last answer, or None before the first; without events and result.
+        pause: result of a training task, once it has ended.
+        death: cause of its death in one line, or "" while it lives.
+        death_at: wall clock seconds when the death was seen.
+        silent_s: seconds since its last answer.
+        is_awake: it has told that its imports are done.
+    """
+
+    poll: RankPoll | None = None
+    pause: Pause | None = None
+    death: str = ""
+    death_at: float = 0.0
+    silent_s: float = 0.0
+    is_awake: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +105,14 @@ class Planned:
 
     Attributes:
         has_task, has_first: there is a task for the ranks, and one before it.
-        refused: the planner's error. failed: a rank failed meanwhile.
+        refused: the planner's error in one line, or "". error: the error itself.
+        failed: a rank failed meanwhile.
     """
 
     has_task: bool = True
     has_first: bool = False
-    refused: RayrecError | None = None
+    refused: str = ""
+    error: RayrecError | None = None
     failed: Blame | None = None
 
 

@@ -33,11 +33,14 @@ class FailureConfig:
         sync_every_n_steps: ranks on CPUs set a sync point after every so many global steps. A run
             that lost processes and no host goes on from the last one, out of memory; see
             docs/resilience.md. None sets none.
+        log_decisions: write what the driver sees and decides into the folder logs of the run, where
+            `rayrec report` finds it; about a kilobyte a second for each rank.
     """
 
     max_failures: int = 0
     max_preemptions: int = -1
     sync_every_n_steps: int | None = None
+    log_decisions: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,6 +123,11 @@ class RunConfig(RunOptions):
 
                 object.__setattr__(self, what, checkpoint_path(f"RunConfig has {what}", path))
         self._check_start()
+        if self.failure.log_decisions and is_uri(self.storage_path or "://"):
+            raise ConfigError(
+                f"FailureConfig(log_decisions=True) writes into the run's folder on this machine, "
+                f"and storage_path={self.storage_path!r}; give a local folder."
+            )
         if self.checkpoint.num_to_keep and not self.storage_path:
             raise ConfigError(
                 f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of "

@@ -19,6 +19,7 @@ from rayrec.driver.ending import ending, write_traceback
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.ray_cluster import RayCluster
+from rayrec.driver.replay import Look, recording
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
@@ -52,6 +53,7 @@ class Controller:
         on_poll: called at every look at the ranks; its error ends the run.
         on_step: receives the newest finished step whenever it has changed.
         stall_s: seconds without progress after which the run says where it stands.
+        record_in: folder of the run that gets a log of what was seen and decided, or None.
     Attributes:
         standing: the run as it stands, once the cluster is joined.
     """
@@ -77,6 +79,7 @@ class Controller:
         on_poll: Callable[[], None] = lambda: None,
         stall_s: float = STALL_S,
         on_step: Callable[[int], None] = lambda step: None,
+        record_in: str | None = None,
     ) -> None:
         self._rules = Rules(
             scaling=scaling,
@@ -92,7 +95,7 @@ class Controller:
         )
         self.resizes, self._prepare, self._on_event = resizes, prepare, on_event
         self._log = log or RunLog(None)
-        self._on_poll, self._on_step = on_poll, on_step
+        self._on_poll, self._on_step, self._record_in = on_poll, on_step, record_in
         self._watch = StallWatch(on_event, self._log, self._rank_stacks, stall_s)
         self._stop, self._wishes = threading.Event(), deque[int]()
         self._cluster: RayCluster | None = None
@@ -131,6 +134,10 @@ class Controller:
         self._on_event(Milestone("connection to Ray"))
         here = ray.get_runtime_context().get_node_id()
         run = self.standing = Run.of(replace(self._rules, cluster=connection, here=here))
+        record = None
+        if self._record_in is not None:
+            record = stack.enter_context(recording(self._record_in))
+            record(run.rules)
         scaling = self._rules.scaling
         cluster = self._cluster = RayCluster(scaling, self._prepare, signals, self._on_event)
         stack.callback(cluster.close)
@@ -139,7 +146,10 @@ class Controller:
             wish = self._wishes.popleft() if self._wishes else None
             view = cluster.look(run, stops=self._stop.is_set(), wish=wish)
             self._on_poll()
-            self._do(cluster, decide(run, view))
+            commands = decide(run, view)
+            if record is not None:
+                record(Look.of(view, run, commands))
+            self._do(cluster, commands)
         assert isinstance(run.state, Ended)
         if (error := self._error(run, run.state)) is not None:
             raise error

@@ -116,7 +116,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         return
     if planned.failed is not None:
         yield from failed(run, view, planned.failed)
-    elif planned.refused is not None:
+    elif planned.refused:
         # the ranks are as they were, and their tables are still there
         keeps = run.sizing.call_off() if run.former and not run.goes_back else 0
         run.goes_back = bool(keeps)
@@ -125,7 +125,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
             yield Tell(event=why)
             run.state = Filling()
         else:
-            run.state = Ended(error=planned.refused)
+            run.state = Ended(error=planned.error)
     elif not planned.has_task:
         # Only a plan was wanted: the ranks had to exist for it, and have nothing to run.
         run.state = Ended()

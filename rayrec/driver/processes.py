@@ -142,7 +142,7 @@ class Processes:
         """Have a process begin the task that it took; what it said of an earlier one is void."""
         process = self._all[begin.process]
         process.poll, process.begins, process.seen, process.result = None, True, 0, None
-        process.view = replace(process.view, poll=None, silent_s=0.0)
+        process.view = replace(process.view, poll=None, pause=None, silent_s=0.0)
         if begin.seat.rank == 0:
             self.teller, self._events = begin.process, []
         self._calls[process.actor.start.remote(begin.seat)] = (begin.process, begin.call, "begin")
@@ -256,7 +256,8 @@ class Processes:
         process.answered_at = now
         process.view = replace(
             process.view,
-            poll=replace(poll, events=(), result=pause),
+            poll=replace(poll, events=(), result=None),
+            pause=pause,
             silent_s=0.0,
             is_awake=not poll.starts,
         )

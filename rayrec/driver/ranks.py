@@ -134,6 +134,7 @@ class Ranks:
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,
+                record_in=run.run_path if run.failure.log_decisions else None,
             )
             return self._controller.run()
         finally:

@@ -164,7 +164,7 @@ class RayCluster:
         try:
             self.prepared = self._prepare(self._ranks)
         except USER_MISTAKES as error:
-            return Planned(refused=error)
+            return Planned(refused=str(error) or type(error).__name__, error=error)
         except RankTrouble as trouble:
             return Planned(failed=trouble.blame)
         # the references keep tasks in the object store, which has each once for all ranks

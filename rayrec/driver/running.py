@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.commands import Command, EndProcess, Pause, Save, Stop, Tell, View
+from rayrec.driver.commands import Command, EndProcess, Save, Stop, Tell, View
 from rayrec.driver.failing import failed, part
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
@@ -57,7 +57,7 @@ def watch(run: Run, view: View) -> Iterator[Command]:
     run.recovery.at_step(run.progress.step, now)
     verdict = _verdict(run, state, view, ranks)
     if verdict.action == "finish":
-        _finish(run, view, ranks)
+        _finish(run, view)
     elif verdict.failure is not None:
         yield from failed(run, view, verdict.failure)
     elif run.rules.resizes and not view.stops:
@@ -115,10 +115,11 @@ def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
         yield Tell(event=event)
 
 
-def _finish(run: Run, view: View, ranks: Sequence[Observation]) -> None:
+def _finish(run: Run, view: View) -> None:
     """End the run, or begin the change for which its ranks have paused."""
-    result = ranks[0].poll.result if ranks[0].poll is not None else None
-    if run.rules.resizes and isinstance(result, Pause):
+    first = run.roster.ranks[0].process
+    result = view.processes[first].pause if first is not None else None
+    if run.rules.resizes and result is not None:
         paused = run.sizing.paused_since is not None and result.stopped
         # ranks that were to end meanwhile, and have not saved, do so in the next life
         if paused and (not view.stops or result.handed_over):

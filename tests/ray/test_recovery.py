@@ -28,6 +28,7 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
 from rayrec.driver.commands import Begin, Command
 from rayrec.driver.ray_cluster import RayCluster
+from rayrec.driver.replay import timelines
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -84,8 +85,15 @@ def test_a_killed_rank_is_replaced_and_the_tables_are_those_of_an_undisturbed_ru
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     act, heard = heard_before(tmp_path, 13), (Heard(tmp_path),)
-    result, told = run(clicks, tmp_path, act, callbacks=heard, progress="plain")
+    failure = FailureConfig(max_failures=3, log_decisions=True)
+    result, told = run(clicks, tmp_path, act, callbacks=heard, progress="plain", failure=failure)
     assert told == undisturbed
+    (log,) = tmp_path.rglob("decisions-*.jsonl")
+    states = [line.split()[-1] for line in timelines(str(log.parent.parent))][1:]
+    once = ["filling", "planning", "starting", "running"]
+    assert [s for s in states if s in {*once, "gathering", "ended"}] == [
+        *once, "gathering", *once, "ended"
+    ]  # fmt: skip
     assert (result.steps, result.failures, result.recoveries) == (STEPS, 1, 1)
     assert 0 < result.seconds_lost < 60
     survivor, lost = pids(tmp_path, 0), pids(tmp_path, 1)

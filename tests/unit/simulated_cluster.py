@@ -38,6 +38,7 @@ from rayrec.driver.commands import (
 from rayrec.driver.decide import decide
 from rayrec.driver.facts import Resources
 from rayrec.driver.policies import COLLECT_S
+from rayrec.driver.replay import Look
 from rayrec.driver.roster import Place, Role
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.scaling import ScalingConfig
@@ -168,7 +169,7 @@ class Simulation:
         self.arranged: tuple[Place, ...] = ()
         self.wish: int | None = None
         self.loses_nodes = True
-        self.records, self.log = False, list[tuple[View, list[Command]]]()
+        self.records, self.log = False, list[Look]()
 
     # ---- the run
 
@@ -192,7 +193,7 @@ class Simulation:
         commands = decide(self.run, view)
         self.looks += 1
         if self.records:
-            self.log.append((view, commands))
+            self.log.append(Look.of(view, self.run, commands))
         self.do(commands)
         self.check()
 
@@ -501,9 +502,8 @@ class Simulation:
             step=process.step,
             phase="training" if process.state == "running" else "",
             error=process.error,
-            result=process.result,
         )
-        process.view = ProcessView(poll=poll, is_awake=True)
+        process.view = ProcessView(poll=poll, pause=process.result, is_awake=True)
 
     def answers(self, reply: Reply) -> bool:
         process = self.processes.get(reply.process)
@@ -586,7 +586,10 @@ class Simulation:
         world.members[process.number] = process
         process.state, process.generation, process.step = "running", seat.generation, 0
         process.error, process.stops, process.result = None, None, None
-        process.fails_at, process.view = math.inf, replace(process.view, poll=None, silent_s=0.0)
+        process.fails_at, process.view = (
+            math.inf,
+            replace(process.view, poll=None, pause=None, silent_s=0.0),
+        )
         self.call(begin.process, begin.call, "begin")
 
     planned_first = False
@@ -598,7 +601,8 @@ class Simulation:
         refuses = self.run.former and not self.run.goes_back and self.harms(20)
         if refuses:
             self.called_off += 1
-            self.planned = Planned(refused=PlanError("the tables do not fit"))
+            error = PlanError("the tables do not fit")
+            self.planned = Planned(refused=str(error), error=error)
             return
         self.planned_first = plan.handed_over
         self.planned = Planned(has_first=plan.handed_over)
