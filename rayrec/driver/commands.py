@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rayrec.driver.blame import Blame
 from rayrec.driver.facts import Resources
@@ -274,4 +274,3 @@ Command = (
     | At
     | ReportStep
 )
-Result = Any

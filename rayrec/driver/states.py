@@ -30,7 +30,7 @@ class Filling:
         probing_until: until when spares may show that they live; None before.
         calls: probes without an answer, by number, with their processes.
         deadline: until when processes may come up; None while places are missing.
-        lost: ranks that were vacant at the beginning, and `relieved`: those that spares replace.
+        relieved: ranks that go on in the process of a spare, and `replaced`: those with a new one.
     """
 
     since: float | None = None
