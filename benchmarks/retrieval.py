@@ -25,9 +25,9 @@ from benchmarks import report
 from benchmarks.quality_films import source, split_further
 from jobs import train_two_tower
 from jobs.convert_movielens import convert_movielens
-from jobs.held_out import IdColumn, Truth, click_labels, mark, read_rows
 from rayrec.data import FeatureSchema
 from rayrec.metrics import RankingMetrics
+from rayrec.runs.held_out import IdColumn, Truth, click_labels, mark, read_rows
 
 KS = (10, 50)
 RIDGES, NEIGHBOURS = (50.0, 100.0, 200.0, 400.0), (20, 40, 80, 160, 320)

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.options import PROFILE_SKIP, PROFILE_STEPS
-from rayrec.checks import lasting_path
 from rayrec.errors import ConfigError
-from rayrec.runs.inputs import open_data, output_path, read_text
+from rayrec.runs.inputs import open_data, output_path, read_text, run_folder
 from rayrec.runs.scaling import scaling_from
 from rayrec.spec.schedule import Schedule, ScheduleConfig
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -62,7 +61,9 @@ def run_of(
     from rayrec.driver import FailureConfig, RunConfig
 
     _check_together(args)
-    storage, name = _storage(args.checkpoint_dir)
+    storage, name = None, "run"
+    if args.checkpoint_dir is not None:
+        storage, name = run_folder(args.checkpoint_dir)
     return RunConfig(
         global_batch_size=args.global_batch_size,
         steps=args.steps,
@@ -110,19 +111,6 @@ def _schedule(args: argparse.Namespace) -> Schedule:
     if args.schedule == "constant" and not args.warmup:
         return ()
     return ScheduleConfig(decay=args.schedule, warmup=args.warmup)
-
-
-def _storage(path: str | None) -> tuple[str | None, str]:
-    """(storage path, name of the run's folder in it) of --checkpoint-dir."""
-    if path is None:
-        return None, "run"
-    whole = lasting_path("--checkpoint-dir", path)
-    parent, _, name = whole.rpartition("/")
-    if not name or parent.endswith(":/"):
-        raise ConfigError(
-            f"--checkpoint-dir {path} names no folder for the run; add one, such as {whole}/run."
-        )
-    return parent or "/", name
 
 
 def _profile(args: argparse.Namespace) -> ProfileConfig | None:

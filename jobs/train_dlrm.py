@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jobs.options import (
     add_keeping_options,
@@ -36,9 +34,6 @@ from rayrec.runs.reporting import Reporting, process_start
 from rayrec.runs.training import ClickRun, train_clicks
 from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_BATCH
-
-if TYPE_CHECKING:
-    from rayrec.data.planted import SyntheticConfig
 
 
 class DataPaths(NamedTuple):
@@ -135,9 +130,7 @@ def _given_data(args: argparse.Namespace) -> DataPaths:
 def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Milestone]) -> DataPaths:
     """Make planted-truth data in a temporary folder, while Ray starts."""
     from rayrec.data.planted import SyntheticConfig
-    from rayrec.data.synthetic import check_room
-    from rayrec.driver.cluster import connected
-    from rayrec.machine.signals import hold_signals
+    from rayrec.runs.planted import planted_rows
 
     # checked before Ray starts: a run that cannot be costs nothing
     run_of(args, epochs=1, extras={})
@@ -146,26 +139,8 @@ def _make_data(args: argparse.Namespace, stack: ExitStack, timing: list[Mileston
     config = SyntheticConfig(
         **{name: rows for name, rows in chosen.items() if rows is not None}, seed=args.seed
     )
-    print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
-    check_room(folder, config)
-    signals = stack.enter_context(hold_signals())
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(_write_data, config, folder)
-        if not args.local:
-            stack.enter_context(connected())
-            timing.append(Milestone("Ray cluster"))
-    signals.check()
-    paths, ready = made.result()
-    timing.append(ready)
-    return paths
-
-
-def _write_data(config: SyntheticConfig, folder: str) -> tuple[DataPaths, Milestone]:
-    from rayrec.data.synthetic import write_synthetic
-
-    made = write_synthetic(folder, config)
-    return DataPaths(str(made.train), str(made.eval), str(made.schema)), Milestone("data")
+    made = stack.enter_context(planted_rows(config, not args.local, timing))
+    return DataPaths(str(made.train), str(made.eval), str(made.schema))
 
 
 if __name__ == "__main__":

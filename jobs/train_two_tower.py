@@ -18,11 +18,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from jobs.options import (
     add_keeping_options,
@@ -31,19 +31,16 @@ from jobs.options import (
     cutoffs,
     sizes,
 )
-from jobs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
 from jobs.settings import output_path, read_text, run_of, scaling_of
 from rayrec import arguments
 from rayrec.checks import absolute_path, separate_files
 from rayrec.command import Parser, run_command
 from rayrec.errors import ConfigError
-from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report, process_start
+from rayrec.runs.reporting import Reporting, process_start
+from rayrec.runs.towers import TowerRun, TwoTowerModel, train_towers
 from rayrec.storage import probe_output
 from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_DENSE, DEFAULT_SPARSE
-
-if TYPE_CHECKING:
-    from rayrec.driver import Result
 
 DIM = 32  # width of the tables of converted data
 
@@ -95,89 +92,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     separate_files({"--result": args.result}, {**inputs, "--plan": args.plan})
     args.result = output_path("--result", args.result)
     # checked before data are converted: a run that cannot be costs nothing
-    run_of(args, epochs=20, extras={})
-    scaling_of(args)
-    _check_batch(args)
+    run, scaling = run_of(args, epochs=20, extras={}), scaling_of(args)
+    model = TwoTowerModel(
+        query=args.query,
+        candidate=args.candidate,
+        layers=args.layers,
+        temperature=args.temperature,
+        log_q=not args.no_log_q,
+        ks=args.ks,
+    )
     with ExitStack() as stack:
         rows, work = _rows(args, stack)
-        recipe = TwoTowerRecipe(
+        tower_run = TowerRun(
+            model=model,
+            run=run,
+            scaling=scaling,
+            train=rows.train,
+            eval=rows.eval,
             schema=rows.schema,
-            query=args.query,
-            candidate=args.candidate,
-            layers=args.layers,
-            temperature=args.temperature,
-            log_q=None,
+            schema_source=args.schema or "the schema",
+            work_dir=str(work),
+            plan=args.plan,
         )
-        # The towers are checked before the positives are written: a run that cannot be costs
-        # nothing.
-        recipe.check()
-        paths = write_positives(
-            rows.train, rows.eval, rows.schema, args.candidate[0], str(work / "positives")
-        )
-        if not args.no_log_q:
-            recipe = replace(recipe, log_q=paths.log_q)
-        return _train(args, recipe, paths, timing)
-
-
-def _train(
-    args: argparse.Namespace, recipe: TwoTowerRecipe, paths: RetrievalPaths, timing: list[Milestone]
-) -> int:
-    # The model trains on the positives alone: the negatives of a row are the candidates of the
-    # other rows of its batch. Held-out rows are read once before, so that a damaged file costs no
-    # run.
-    from rayrec.data import FeatureSchema, ParquetDataset
-    from rayrec.driver import Driver
-
-    extras: dict[str, Any] = {"two_tower": {**asdict(recipe), "log_q": not args.no_log_q}}
-    data = ParquetDataset(paths.positives, FeatureSchema.from_json(paths.schema, "the schema"))
-    scorer = RetrievalScorer(paths=paths, query=args.query, candidate=args.candidate, ks=args.ks)
-    candidates = len(scorer.truth().item_ids)
-    if max(args.ks) > candidates:
-        raise ConfigError(
-            f"--ks {max(args.ks)} is longer than a list of all {candidates} candidates."
-        )
-    # a short batch has too few negatives
-    run = run_of(args, epochs=20, extras=extras, drop_last=True)
-    driver = Driver(recipe, data, scaling_of(args), run, plan=args.plan, scorer=scorer)
-    fit_and_report(driver, Reporting(timing, args.timing, args.result, args.seed), _outcome)
+        train_towers(tower_run, Reporting(timing, args.timing, args.result, args.seed))
     return 0
-
-
-def _outcome(result: Result) -> ResultReport:
-    scores: dict[str, dict[str, float]] = {"model": {}, "popularity": {}}
-    for name, value in result.metrics.items():
-        # Names are "model recall@10" and the like; "queries" and "candidates" have no second word.
-        who, _, score = name.partition(" ")
-        if score:
-            scores[who][score] = value
-    lines = []
-    for title, who in (("two towers", "model"), ("popularity", "popularity")):
-        if scores[who]:
-            shown = [f"{score} {value:.4f}" for score, value in scores[who].items()]
-            lines.append(f"{title}: {'  '.join(shown)}")
-    queries = int(result.metrics.get("queries", 0))
-    candidates = int(result.metrics.get("candidates", 0))
-    if result.metrics:
-        lines.append(f"{queries} queries, {candidates} candidates")
-        lines += _warning(scores["model"], scores["popularity"])
-    loss = "" if result.train_loss is None else f", train loss {result.train_loss:.4f}"
-    return ResultReport(
-        done=f"{result.rows} rows in {result.seconds:.1f} s{loss}",
-        lines=lines,
-        fields={**scores, "queries": queries, "candidates": candidates},
-    )
-
-
-def _warning(model: Mapping[str, float], popularity: Mapping[str, float]) -> list[str]:
-    """Return a one-line warning if popularity alone ranks better than the model, else no line."""
-    name = next(iter(model))  # recall of the shortest lists
-    if model[name] >= popularity[name]:
-        return []
-    return [
-        f"warning: the model is below popularity ({name} {model[name]:.4f} against "
-        f"{popularity[name]:.4f}): a list of the most popular items, the same for all, serves "
-        "better. Train longer, try other learning rates, or leave --no-log-q out where it is given."
-    ]
 
 
 class RetrievalRows(NamedTuple):
@@ -186,20 +124,6 @@ class RetrievalRows(NamedTuple):
     train: str
     eval: str
     schema: str
-
-
-def _check_batch(args: argparse.Namespace) -> None:
-    """Check that every rank's part of a batch has negatives.
-
-    Raises:
-        ConfigError: it has fewer than two rows.
-    """
-    ranks = max(1, scaling_of(args).most)
-    if args.global_batch_size < 2 * ranks:
-        raise ConfigError(
-            f"--global-batch {args.global_batch_size} on {ranks} ranks: the other rows of a rank's "
-            f"batch are the negatives, so it must be at least {2 * ranks}."
-        )
 
 
 def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[RetrievalRows, Path]:
@@ -218,11 +142,7 @@ def _rows(args: argparse.Namespace, stack: ExitStack) -> tuple[RetrievalRows, Pa
             "--dim is of the tables that --source makes; with --train, --schema says it."
         )
     if args.train is not None:
-        from rayrec.data import FeatureSchema
-
         schema = read_text("--schema", args.schema)
-        # what is wrong in it is said with its name, before anything is started
-        FeatureSchema.from_json(schema, args.schema).one_label(f"retrieval ({args.schema})")
         train, held_out = absolute_path("--train", args.train), absolute_path("--eval", args.eval)
         return RetrievalRows(train, held_out, schema), Path(_work_folder(args, stack))
     from jobs.convert_movielens import convert_movielens

@@ -1,10 +1,18 @@
-"""`rayrec train`: a training run of a click model, from a run file or with the defaults."""
+"""`rayrec train`: a training run, from a run file or with the defaults."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from rayrec.cli.base import PATH, Command
+from rayrec import arguments
+from rayrec.cli.base import PATH, Checked, Command
+
+if TYPE_CHECKING:
+    from rayrec.runs.toml_tree import Option
+
+RANKS = Checked(arguments.ranks, "ranks")
 
 
 @click.command(
@@ -13,11 +21,33 @@ from rayrec.cli.base import PATH, Command
 rayrec train --data data/clicks
 rayrec train run.toml --set run.steps=500 --set data.train=data/clicks/train
 rayrec train run.toml --print-config > effective.toml
+rayrec train --set data.planted.rows_train=20000 --ranks 2 --plan row_wise
 """,
 )
 @click.argument("run", type=PATH, required=False, metavar="[RUN.toml]")
 @click.option(
     "--data", type=PATH, metavar="DIR", help="a folder that `rayrec make-data` wrote, to train on"
+)
+@click.option(
+    "--ranks",
+    type=RANKS,
+    metavar="N|LEAST:MOST",
+    help="ranks, one Ray actor each; with LEAST:MOST the run grows and shrinks "
+    "(scaling.num_workers)",
+)
+@click.option(
+    "--local", is_flag=True, help="one rank in this process, without Ray (scaling.num_workers=0)"
+)
+@click.option(
+    "--plan",
+    metavar="PLAN",
+    help="auto, a sharding kind for all tables, or a plan's JSON file (plan.plan)",
+)
+@click.option(
+    "--checkpoint-dir",
+    type=PATH,
+    metavar="DIR",
+    help="folder or URI of the run, seen by all hosts (run.storage_path and run.name)",
 )
 @click.option(
     "--set",
@@ -32,18 +62,23 @@ rayrec train run.toml --print-config > effective.toml
 def command(
     run: str | None,
     data: str | None,
+    ranks: int | tuple[int, int] | None,
+    local: bool,
+    plan: str | None,
+    checkpoint_dir: str | None,
     changes: tuple[str, ...],
     print_config: bool,
     timing: bool,
     result: str | None,
 ) -> None:
-    """Train a click model (DLRM, or DLRM with DCN v2) as a run file says.
+    """Train a model as a run file says: DLRM, DLRM with DCN v2, or two towers for retrieval.
 
     With a storage_path, the folder of the run gets checkpoints and events.jsonl, which `rayrec
     report` draws.
 
     The sections of the file are model, data, scaling, run and plan; docs/cli.md has their keys.
-    What it leaves out has a default, which --print-config shows. Relative paths are taken from the
+    What it leaves out has a default, which --print-config shows. An option that stands for a key
+    takes the place of what the file says, and --set of both. Relative paths are taken from the
     working directory. Ctrl-C and SIGTERM save where there is a storage_path and end the command
     with 130 and 143.
     """
@@ -52,16 +87,17 @@ def command(
     from rayrec.runs.inputs import output_path
     from rayrec.runs.reporting import Reporting, process_start
     from rayrec.runs.run_file import RunFile
-    from rayrec.runs.training import train_clicks
+    from rayrec.runs.start import train
     from rayrec.train.events import Milestone
 
-    if run is None and data is None and not changes and not print_config:
+    options = _options(ranks, local, plan, checkpoint_dir)
+    if run is None and data is None and not changes and not options and not print_config:
         raise ConfigError(
             "say what to train: a run file, or --data DIR of a folder that `rayrec make-data DIR` "
             "wrote."
         )
     milestones = [Milestone("process", process_start()), Milestone("imports")]
-    settings = RunFile.read(run, changes, data)
+    settings = RunFile.read(run, changes, data, options)
     if print_config:
         print(settings.to_toml(), end="")
         return
@@ -74,6 +110,36 @@ def command(
         "[plan] topology": settings.plan.topology,
     }
     separate_files({"--result": result}, inputs)
-    click_run = settings.click_run()
     whole = output_path("--result", result)
-    train_clicks(click_run, Reporting(milestones, timing, whole, click_run.run.seed))
+    train(settings, Reporting(milestones, timing, whole, settings.run.seed))
+
+
+def _options(
+    ranks: int | tuple[int, int] | None, local: bool, plan: str | None, folder: str | None
+) -> list[Option]:
+    """Return the options that stand for keys of a run file.
+
+    Raises:
+        ConfigError: two contradict each other, or a folder has no name.
+    """
+    from rayrec.errors import ConfigError
+    from rayrec.runs.inputs import run_folder
+    from rayrec.runs.toml_tree import Option
+
+    found = []
+    if ranks is not None and local:
+        raise ConfigError(
+            "--ranks is about the ranks of a cluster, and --local runs one rank in this process. "
+            "Leave one of them out."
+        )
+    if ranks is not None or local:
+        value = 0 if local else list(ranks) if isinstance(ranks, tuple) else ranks
+        said = "--local" if local else "--ranks"
+        found.append(Option(said, ("scaling", "num_workers"), value))
+    if plan is not None:
+        found.append(Option("--plan", ("plan", "plan"), plan))
+    if folder is not None:
+        storage, name = run_folder(folder)
+        for key, value in (("storage_path", storage), ("name", name)):
+            found.append(Option("--checkpoint-dir", ("run", key), value))
+    return found

@@ -83,6 +83,21 @@ def read_text(option: str, path: str) -> str:
         raise ConfigError(f"cannot read {option} {path} as text: {error}.") from None
 
 
+def run_folder(path: str) -> tuple[str, str]:
+    """Return the storage path and the name of a run for --checkpoint-dir.
+
+    Raises:
+        ConfigError: it would be deleted after the job, or names no folder.
+    """
+    whole = lasting_path("--checkpoint-dir", path)
+    parent, _, name = whole.rpartition("/")
+    if not name or parent.endswith(":/"):
+        raise ConfigError(
+            f"--checkpoint-dir {path} names no folder for the run; add one, such as {whole}/run."
+        )
+    return parent or "/", name
+
+
 def made_part(path: str, part: str) -> str:
     """Return a part of a folder that `rayrec make-data` wrote, or the path if it is no such folder.
 

@@ -11,9 +11,9 @@
     [run.checkpoint]
     every_n_steps = 100
 
-The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema,
-`DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`. Relative paths are taken from the
-working directory of the command.
+The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema or
+`TwoTowerModel`, `DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`. Relative paths are
+taken from the working directory of the command.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from typing import Any
 import tomli_w
 
 from rayrec.checks import absolute_path
+from rayrec.data.planted import SyntheticConfig
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
-from rayrec.recipe import ModelRecipe
+from rayrec.recipe import MODELS, ModelRecipe
 from rayrec.runs.inputs import read_text
 from rayrec.runs.scaling import default_ranks
-from rayrec.runs.toml_tree import Settings, read_settings
+from rayrec.runs.toml_tree import Option, Settings, read_settings
+from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
 from rayrec.runs.training import ClickRun
 from rayrec.train.optimizer_config import DEFAULT_BATCH
 
@@ -53,6 +55,9 @@ class DataSection:
         schema: JSON file of the schema.
         where, eval_where: filters of the rows of `train` and of `eval`, such as "day < 10"; None
             takes all.
+        planted: rows to make for this run instead; without a seed of their own they have the run's.
+        work_dir: folder for the rows that a retrieval model trains on, seen by all hosts; None
+            takes a temporary one.
     """
 
     train: str | None = None
@@ -60,13 +65,20 @@ class DataSection:
     schema: str | None = None
     where: str | None = None
     eval_where: str | None = None
+    planted: SyntheticConfig | None = None
+    work_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train", "eval", "schema"):
+        for name in ("train", "eval", "schema", "work_dir"):
             path = getattr(self, name)
             if path is not None:
                 object.__setattr__(self, name, absolute_path(name, path))
-        if self.eval_where is not None and self.eval is None:
+        if self.planted is not None and (self.train or self.eval or self.schema):
+            raise ConfigError(
+                "planted makes rows of its own, and train, eval and schema say where rows lie; "
+                "leave one of both out."
+            )
+        if self.eval_where is not None and self.eval is None and self.planted is None:
             raise ConfigError("eval_where is about the rows of eval; give eval, or leave it out.")
 
 
@@ -113,12 +125,13 @@ class RunFile:
     """Training run of a run file and the options beside it.
 
     Attributes:
-        model: recipe of the model; its schema is read later, from `data.schema`.
+        model: recipe of a click model, whose schema is read later, from `data.schema`, or two
+            towers.
         data, scaling, run, plan: the other sections.
         source: name of the file in messages.
     """
 
-    model: ModelRecipe
+    model: ModelRecipe | TwoTowerModel
     data: DataSection
     scaling: ScalingConfig
     run: RunConfig
@@ -127,7 +140,11 @@ class RunFile:
 
     @classmethod
     def read(
-        cls, path: str | None, changes: Sequence[str] = (), data: str | None = None
+        cls,
+        path: str | None,
+        changes: Sequence[str] = (),
+        data: str | None = None,
+        options: Sequence[Option] = (),
     ) -> RunFile:
         """Read a run file.
 
@@ -135,10 +152,11 @@ class RunFile:
             path: the file; None takes the defaults.
             changes: "section.key=value", each in place of the file's value.
             data: a folder that `rayrec make-data` wrote, instead of the section data.
+            options: options of the command line that stand for keys.
         Raises:
             ConfigError: the file is no TOML, or something in it does not fit; names the place.
         """
-        settings = read_settings(path, changes)
+        settings = read_settings(path, changes, options)
         tables = settings.tables
         sections = ("model", "data", "scaling", "run", "plan")
         for name, table in tables.items():
@@ -152,25 +170,41 @@ class RunFile:
                 raise odd.in_run_file(settings.source_of)
         if data is not None:
             said = tables.setdefault("data", {})
-            if {"train", "eval", "schema"} & set(said):
+            made = any(changed[:2] == ("data", "planted") for changed in settings.changes)
+            if made or {"train", "eval", "schema"} & set(said):
                 raise ConfigError(
                     f"{settings.source_of(('data',))}: [data] says where the data lie, and so does "
                     "--data. Leave one of them out."
                 )
+            said.pop("planted", None)
             said.update(_below(data))
-        run = tables.get("run", {})
+        run, model = tables.get("run", {}), tables.get("model", {})
 
         def read(name: str, kind: type, base: Any = None, **fixed: Any) -> Any:
             return read_table(kind, tables.get(name, {}), name, settings.source_of, base, **fixed)
 
-        return cls(
-            model=read("model", ModelRecipe, DEFAULT_MODEL, schema=""),
+        word = model.get("model", DEFAULT_MODEL.model)
+        if isinstance(word, str) and word not in (*MODELS, TWO_TOWER):
+            raise ConfigError(
+                f"{settings.source_of(('model', 'model'))}: [model] model {word!r} is not known; "
+                f"choose one of {', '.join((*MODELS, TWO_TOWER))}."
+            )
+        is_towers = word == TWO_TOWER
+        whole = cls(
+            model=read("model", TwoTowerModel)
+            if is_towers
+            else read("model", ModelRecipe, DEFAULT_MODEL, schema=""),
             data=read("data", DataSection),
             scaling=read("scaling", ScalingConfig, default_scaling()),
             run=read("run", RunConfig, default_run(in_steps="steps" in run)),
             plan=read("plan", PlanSection),
             source=_name(settings),
         )
+        planted = whole.data.planted
+        if planted is None or "seed" in tables["data"]["planted"]:
+            return whole
+        planted = replace(planted, seed=whole.run.seed)
+        return replace(whole, data=replace(whole.data, planted=planted))
 
     def to_toml(self) -> str:
         """Return the complete effective run as TOML; reading it gives the same run.
@@ -190,18 +224,13 @@ class RunFile:
         )
 
     def click_run(self) -> ClickRun:
-        """Return the training run, with the schema read.
+        """Return the training run of a click model, with the schema read.
 
         Raises:
             ConfigError: the data are not said, or the schema cannot be read.
         """
-        train, schema = self.data.train, self.data.schema
-        if train is None or schema is None:
-            lacking = "train" if train is None else "schema"
-            raise ConfigError(
-                f"{self.source}: [data] needs {lacking}; give it in a run file, or name with "
-                "--data DIR a folder that `rayrec make-data DIR` wrote."
-            )
+        assert isinstance(self.model, ModelRecipe)
+        train, schema = self._needed("train"), self._needed("schema")
         return ClickRun(
             recipe=replace(self.model, schema=read_text("[data] schema", schema)),
             run=self.run,
@@ -215,6 +244,42 @@ class RunFile:
             topology=self.plan.topology,
             constraints=self.plan.by_table(),
         )
+
+    def tower_run(self) -> TowerRun:
+        """Return the training run of two towers, with the schema read.
+
+        Raises:
+            ConfigError: the data are not said, or filtered, or the schema cannot be read.
+        """
+        assert isinstance(self.model, TwoTowerModel)
+        if self.data.where is not None or self.data.eval_where is not None:
+            raise ConfigError(
+                f"{self.source}: [data] where and eval_where are for click models; {TWO_TOWER!r} "
+                "takes all rows. Leave them out."
+            )
+        train, held_out, schema = map(self._needed, ("train", "eval", "schema"))
+        return TowerRun(
+            model=self.model,
+            run=self.run,
+            scaling=self.scaling,
+            train=train,
+            eval=held_out,
+            schema=read_text("[data] schema", schema),
+            schema_source=schema,
+            work_dir=self.data.work_dir,
+            plan=self.plan.plan,
+            topology=self.plan.topology,
+            constraints=self.plan.by_table(),
+        )
+
+    def _needed(self, name: str) -> str:
+        path: str | None = getattr(self.data, name)
+        if path is None:
+            raise ConfigError(
+                f"{self.source}: [data] needs {name}; give it in a run file, or name with "
+                "--data DIR a folder that `rayrec make-data DIR` wrote."
+            )
+        return path
 
 
 def default_scaling() -> ScalingConfig:

@@ -14,12 +14,31 @@ from typing import Any, NamedTuple
 
 from rayrec.errors import ConfigError
 
-# One of them ends a run; a change of one takes the place of the file's other.
-ENDS: dict[tuple[str, ...], str] = {("run", "steps"): "epochs", ("run", "epochs"): "steps"}
+# Keys that say one thing in several ways; a change of one takes the place of the file's others.
+INSTEAD: dict[tuple[str, str], tuple[str, ...]] = {
+    ("run", "steps"): ("epochs",),
+    ("run", "epochs"): ("steps",),
+    ("data", "train"): ("planted",),
+    ("data", "eval"): ("planted",),
+    ("data", "schema"): ("planted",),
+    ("data", "planted"): ("train", "eval", "schema"),
+}
+
+
+class Option(NamedTuple):
+    """An option of the command line that stands for a key of a run file.
+
+    Attributes:
+        said: the option with its value, for messages.
+    """
+
+    said: str
+    path: tuple[str, ...]
+    value: Any
 
 
 class Settings(NamedTuple):
-    """Tables of a file, changed by `--set`.
+    """Tables of a file, changed by options and `--set`.
 
     Attributes:
         tables: all of them, by the names of the sections.
@@ -42,14 +61,18 @@ class Settings(NamedTuple):
         return " with ".join([self.file, *below])
 
 
-def read_settings(file: str | None, changes: Sequence[str]) -> Settings:
-    """Read a TOML file, and put the changes into it.
+def read_settings(
+    file: str | None, changes: Sequence[str], options: Sequence[Option] = ()
+) -> Settings:
+    """Read a TOML file, and put the options and then the changes into it.
 
     Raises:
         ConfigError: the file cannot be read or is no TOML, with the line; a change has no key, or
             a quote without its second.
     """
     settings = Settings({} if file is None else _read_toml(file), file, {})
+    for option in options:
+        _put(settings, option.path, option.value, option.said)
     for change in changes:
         key, sign, text = change.partition("=")
         path = _key(key, change) if sign else ()
@@ -115,6 +138,8 @@ def _put(settings: Settings, path: tuple[str, ...], value: Any, said: str) -> No
             raise ConfigError(f"{said}: {held} is {table!r} and no table, so it has no keys.")
     table[path[-1]] = value
     settings.changes[path] = said
-    other = ENDS.get(path)
-    if other is not None and (*path[:-1], other) not in settings.changes:
-        table.pop(other, None)
+    said_before = {changed[:2] for changed in settings.changes}
+    for other in INSTEAD.get(path[:2], ()):
+        if (path[0], other) not in said_before:
+            tables = settings.tables[path[0]]
+            tables.pop(other, None)

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.held_out import Truth
-from jobs.retrieval import RetrievalScorer, TwoTowerRecipe, write_positives
 from jobs.train_two_tower import main
 from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.runs.held_out import Truth
+from rayrec.runs.retrieval import RetrievalScorer, TwoTowerRecipe, write_positives
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.progress import ProgressLog
@@ -105,7 +105,7 @@ def test_a_model_below_popularity_is_said_in_one_line(
     assert told["model"]["recall@5"] < told["popularity"]["recall@5"]
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert (
-        said.startswith("warning: the model is below popularity (recall@5 0.") and "log-q" in said
+        said.startswith("warning: the model is below popularity (recall@5 0.") and "log_q" in said
     )
 
 
@@ -225,7 +225,7 @@ def test_held_out_rows_without_positives_are_refused_before_training(
     ("more", "says"),
     [
         (["--epochs", "0"], "--epochs: '0' must be a whole number of at least 1"),
-        (["--work-dir", "FILE"], "--work-dir"),
+        (["--work-dir", "FILE"], "work-dir"),
         (["--timeout", "nan"], "--timeout: 'nan' must be"),
         (["--seed", str(2**63)], "--seed: '9223372036854775808' must be"),
         (["--resume", ""], "--resume: '' must be a path"),
@@ -235,8 +235,8 @@ def test_held_out_rows_without_positives_are_refused_before_training(
         (["--query", "nothing"], "no feature 'nothing'"),
         (["--candidate", "nothing"], "no feature 'nothing'"),
         (["--ks", "5,5"], "--ks: 5 is given twice"),
-        (["--ks", "41"], "--ks 41 is longer than a list of all 40 candidates"),
-        (["--global-batch", "1"], "--global-batch 1 on 1 ranks"),
+        (["--ks", "41"], "ks has 41, which is longer than a list of all 40 candidates"),
+        (["--global-batch", "1"], "global_batch_size=1 on 1 ranks"),
     ],
 )
 def test_mistaken_options_are_said_in_one_line(

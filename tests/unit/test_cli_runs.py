@@ -14,6 +14,8 @@ import pytest
 
 from jobs import train_dlrm
 from rayrec.cli.main import main
+from rayrec.errors import ConfigError
+from rayrec.runs.run_file import RunFile
 from rayrec.watch import read_events
 from rayrec.watch.story import trained_s
 from tests.clicks import write_clicks
@@ -50,6 +52,46 @@ def test_a_run_without_a_file_is_the_jobs_run(
     options = ["--schema", f"{clicks}/schema.json", "--local", "--result", str(by_job)]
     assert train_dlrm.main([*files, *options, "--init-bound", "2"]) == 0
     assert result_of(by_command) == result_of(by_job)
+
+
+def test_made_rows_are_those_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run by both doors: equal bytes of every checkpoint, equal scores."""
+    small = ["--local", "--plan", "table_wise", "--checkpoint-dir"]
+    job = ["--rows", "2000", "--eval-rows", "500", "--steps", "3", "--seed", "5", "--keep", "2"]
+    assert train_dlrm.main([*job, *small, f"{tmp_path}/job/a"]) == 0
+    by_job = capsys.readouterr().out
+    changes = "data.planted.rows_train=2000 data.planted.rows_eval=500 run.steps=3 run.seed=5"
+    changes += " run.checkpoint.num_to_keep=2"
+    words = [word for change in changes.split() for word in ("--set", change)]
+    assert main(["train", *words, *small, f"{tmp_path}/command/a"]) == 0
+    by_command = capsys.readouterr().out
+    lines = [
+        [line for line in shown.splitlines() if line.startswith(("making", "evaluation: auc"))]
+        for shown in (by_job, by_command)
+    ]
+    assert len(lines[0]) == 2 and lines[0] == lines[1] and "regret" in lines[0][1]
+    assert bytes_of(tmp_path / "job/a/step-00000003") == bytes_of(
+        tmp_path / "command/a/step-00000003"
+    )
+
+
+def bytes_of(checkpoint: Path) -> dict[str, bytes]:
+    """The files of a checkpoint, without the manifest, which has times."""
+    files = {str(p.relative_to(checkpoint)): p for p in checkpoint.rglob("*") if p.is_file()}
+    assert len(files) > 2
+    return {name: p.read_bytes() for name, p in files.items() if name != "manifest.json"}
+
+
+def test_rows_that_are_said_take_the_place_of_rows_to_make(clicks: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[data.planted]\nrows_train = 7\n[run]\nseed = 4\n")
+    planted = RunFile.read(str(file)).data.planted
+    assert planted is not None and (planted.rows_train, planted.seed) == (7, 4)
+    for data, changes in ((str(clicks), []), (None, [f"data.train={clicks}/train"])):
+        read = RunFile.read(str(file), changes, data).data
+        assert read.planted is None and read.train == f"{clicks}/train"
+    with pytest.raises(ConfigError, match="planted makes rows of its own"):
+        RunFile.read(str(file), [f"data.train={clicks}/train", "data.planted.seed=9"])
 
 
 def test_the_printed_configuration_gives_the_same_run(
@@ -166,6 +208,11 @@ def test_where_takes_a_part_of_the_rows(
         ("train --data {data} --set run.steps=x", "--set run.steps=x: [run] steps is 'x'"),
         ("train --data {data} --set plan.plan=rowwise", "neither a file nor one of"),
         ("train --data {data} --set model.model=dnn", "'dnn' is not known"),
+        ("train --data {data} --set model.model=two_tower", "[model] needs query"),
+        ("train --data {data} --ranks 2 --local", "--ranks is about the ranks of a cluster"),
+        ("train --data {data} --checkpoint-dir s3://bucket", "names no folder for the run"),
+        ("train --data {data} --set data.planted.rows_train=9", "so does --data. Leave one"),
+        ("train --set data.planted={{}} --set data.train=x", "planted makes rows of its own"),
         ("train --data {data} --set run.tasks=[{{name='a'}},{{name='b'}}]", "one binary task"),
         ("evaluate {own} --data {data} --local", "manifest.json"),
         ("evaluate {own} --data {data} --local --ranks 2", "--ranks is about the ranks of"),

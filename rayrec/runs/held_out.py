@@ -1,4 +1,4 @@
-"""Ground truth of the retrieval job, read from its data without a model: the items of each user.
+"""Ground truth of retrieval, read from its data without a model: the items of each user.
 
 Everything is read into memory as columns of ids: for data of some ten million rows.
 """

@@ -1,4 +1,4 @@
-"""Work of the retrieval job's ranks besides training: build the towers, and rank all items.
+"""Two towers for retrieval: building them from plain data, and ranking all items on all ranks.
 
 Truth is read from the files by every rank: which items a user has rows for in the training part
 (those are left out of the lists) and which of the held-out rows have label 1. Vectors of all items
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor, nn
 
-    from jobs.held_out import Truth
     from rayrec.layout import EmbeddingBagConfig
     from rayrec.metrics import RankingMetrics, RankingScores
     from rayrec.models import TwoTower
+    from rayrec.runs.held_out import Truth
     from rayrec.sparse import KeyedJaggedTensor
     from rayrec.train.loop import RankTrainer
 
@@ -101,7 +101,7 @@ class TwoTowerRecipe:
         if missing:
             raise ConfigError(
                 f"the schema has no feature {missing[0]!r}; it has {sorted(known)}. Choose with "
-                "--query and --candidate."
+                "[model] query and candidate."
             )
         sides = []
         for names in (self.query, self.candidate):
@@ -127,8 +127,8 @@ def write_positives(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from jobs.held_out import IdColumn, click_labels, read_rows
     from rayrec.data import FeatureSchema
+    from rayrec.runs.held_out import IdColumn, click_labels, read_rows
 
     parsed = FeatureSchema.from_json(schema, "the schema")
     rows = read_rows(train, list(parsed.columns()))
@@ -176,8 +176,8 @@ class RetrievalScorer:
             InputError: a file cannot be read, or no held-out row has label 1 and an item that is
                 new to its user.
         """
-        from jobs.held_out import Truth
         from rayrec.data import FeatureSchema
+        from rayrec.runs.held_out import Truth
 
         schema = FeatureSchema.from_json(self.paths.schema, "the schema")
         truth = Truth.load(
@@ -208,8 +208,8 @@ def compare(
     """Scores of lists by the model and by popularity; a collective, and the same on every rank."""
     import torch
 
-    from jobs.held_out import mark
     from rayrec.metrics import RankingMetrics
+    from rayrec.runs.held_out import mark
     from rayrec.train.window import all_sum
 
     device, rank, world = trainer.device, trainer.rank, trainer.world_size

@@ -1,0 +1,38 @@
+"""Start of the run that a run file says, whatever its model and its data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rayrec.errors import ConfigError
+from rayrec.runs.planted import planted_rows
+from rayrec.runs.reporting import Reporting
+from rayrec.runs.run_file import RunFile
+from rayrec.runs.towers import TwoTowerModel, train_towers
+from rayrec.runs.training import train_clicks
+
+
+def train(settings: RunFile, reporting: Reporting) -> None:
+    """Make the data where the run asks for it, train, score, and report.
+
+    Raises:
+        RayrecError, RunInterrupted: the errors of `train_clicks` and of `train_towers`.
+        ConfigError: two towers are asked for with rows that have no user and item.
+    """
+    planted = settings.data.planted
+    if planted is None:
+        if isinstance(settings.model, TwoTowerModel):
+            train_towers(settings.tower_run(), reporting)
+        else:
+            train_clicks(settings.click_run(), reporting)
+        return
+    if isinstance(settings.model, TwoTowerModel):
+        raise ConfigError(
+            f"{settings.source}: [data] planted makes rows for click models, and the model is "
+            f"{settings.model.model!r}; give train, eval and schema."
+        )
+    on_cluster = settings.scaling.most > 0
+    with planted_rows(planted, on_cluster, reporting.timing) as made:
+        paths = {"train": str(made.train), "eval": str(made.eval), "schema": str(made.schema)}
+        data = replace(settings.data, planted=None, **paths)
+        train_clicks(replace(settings, data=data).click_run(), reporting)
