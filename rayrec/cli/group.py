@@ -125,10 +125,15 @@ def _say_version(ctx: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code, see `rayrec.command`."""
-    return run_command(_run, argv)
+    return run_command(run, argv)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def run(argv: Sequence[str] | None) -> int:
+    """Run a subcommand, also for the jobs; returns the exit code.
+
+    Raises:
+        RayrecError, RunInterrupted: the error of the subcommand.
+    """
     asked = os.environ.get(COMPLETE)
     if asked:
         return shell_complete(group, {}, "rayrec", COMPLETE, asked)

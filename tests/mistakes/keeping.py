@@ -133,69 +133,72 @@ RESUME = [
 ]
 
 SCORE = [
-    ("--checkpoint ''", "--checkpoint"),
-    ("--checkpoint {data}/nothing", "nothing"),
-    ("--checkpoint {data}/clicks", "manifest"),
-    ("--checkpoint {data}/runs/clicks", "is the folder of a run"),
-    ("--checkpoint {data}/plan.json", "plan.json"),
-    ("--checkpoint nofs://bucket/step", "nofs"),
-    (f"--checkpoint {TOWERS}", "train_dlrm"),
-    ("--checkpoint latest", "latest"),
-    ("--eval ''", "--eval"),
-    ("--eval {data}/nothing", "nothing"),
-    ("--eval {data}/films/eval", "is missing"),
-    ("--eval {data}/ml", "none of them Parquet"),
-    ("--global-batch-size 0", "--global-batch-size|at least 1"),
+    ("--data ''", "--data"),
+    ("--data {data}/nothing", "nothing"),
+    ("--data {data}/films/eval", "is missing"),
+    ("--data {data}/ml", "none of them Parquet"),
     ("--global-batch-size=-1", "--global-batch-size|at least 1"),
     ("--global-batch-size x", "--global-batch-size"),
-    ("--predictions ''", "--predictions"),
-    ("--predictions {data}", "--predictions|folder"),
-    ("--predictions {data}/plan.json/p.parquet", "--predictions"),
-    ("--predictions /proc/nothing/p.parquet", "--predictions"),
-    ("--predictions nofs://bucket/p.parquet", "nofs"),
-    ("--predictions {own}/p.parquet --keys nothing", "'nothing'"),
-    ("--predictions {own}/p.parquet --keys label", "label"),
-    ("--predictions {own}/p.parquet --keys cat_0,cat_0", "'cat_0'|twice"),
-    ("--predictions {own}/p.parquet --keys ''", "--keys"),
-    ("--predictions {own}/p.parquet --keys cat_0,,cat_1", "--keys"),
-    ("--keys cat_0", "--keys|--predictions"),
-    ("--predictions {own}/same --result {own}/same", "--predictions|--result"),
     ("--result ''", "--result"),
     ("--result {data}", "--result|folder"),
     ("--timeout 0", "--timeout"),
     ("--timeout x", "--timeout"),
     ("--plan nothing", "plan 'nothing'"),
     ("--plan {data}/plan2.json", "plan is for 2 ranks|1"),
-    ("--ranks 1", "--ranks|--local"),
     ("--ranks 0", "--ranks|at least 1"),
     ("--pin-cores", "--pin-cores|--local"),
     ("--gpu", "GPU"),
     ("--steps 5", "unrecognized arguments"),
 ]
 
+# of the checkpoint, in place of the sound one
+CHECKPOINTS = [
+    ("''", "CHECKPOINT"),
+    ("{data}/nothing", "nothing"),
+    ("{data}/clicks", "manifest"),
+    ("{data}/runs/clicks", "is the folder of a run"),
+    ("{data}/plan.json", "plan.json"),
+    ("nofs://bucket/step", "nofs"),
+    (TOWERS, "rayrec train"),
+    ("latest", "latest"),
+]
+
+FILE = [
+    ("--out ''", "--out"),
+    ("--out {data}/plan.json/p.parquet", "--out"),
+    ("--out /proc/nothing/p.parquet", "--out"),
+    ("--out nofs://bucket/p.parquet", "nofs"),
+    ("--keys label", "label"),
+    ("--keys ''", "--keys"),
+    ("--out {own}/same.parquet --result {own}/same.parquet", "--out|--result"),
+]
+
+OWN_ROWS = [
+    (
+        "--data {own}/train --out {own}/train/part-00000.parquet",
+        "among the data|part-00000.parquet",
+        copied("clicks/train", "train"),
+    ),
+    (
+        "--data {own}/train --out {own}/train/scores.parquet",
+        "among the data",
+        copied("clicks/train", "train"),
+    ),
+]
+
 OWN_EVALUATION = [
     (
-        "--eval {own}/train --predictions {own}/train/part-00000.parquet",
-        "--predictions|part-00000.parquet",
-        copied("clicks/train", "train"),
-    ),
-    (
-        "--eval {own}/train --predictions {own}/train/scores.parquet",
-        "--predictions|scores.parquet",
-        copied("clicks/train", "train"),
-    ),
-    (
-        "--eval {own}/eval",
+        "--data {own}/eval",
         "truth.json",
         both(copied("clicks/eval", "eval"), content("truth.json", "{")),
     ),
     (
-        "--eval {own}/eval",
+        "--data {own}/eval",
         "truth.json",
         both(copied("clicks/eval", "eval"), content("truth.json", "[]")),
     ),
     (
-        "--eval {own}/eval",
+        "--data {own}/eval",
         "truth.json|bayes_auc",
         both(
             copied("clicks/eval", "eval"),
@@ -209,15 +212,12 @@ OWN_EVALUATION = [
 ]
 
 REQUIRED = [
-    ("--eval {data}/clicks/eval", "required|--checkpoint"),
-    (f"--checkpoint {STEP}", "required|--eval"),
-    ("", "required"),
+    ("evaluate --data {data}/clicks/eval", "required|CHECKPOINT"),
+    (f"evaluate {STEP}", "required|--data"),
+    ("evaluate", "required"),
 ]
 
-FULL_DISK = [
-    ("--predictions {own}/p.parquet", "predictions|large"),
-    ("--result {own}/r.json", "--result|large"),
-]
+FULL_DISK = [("", "predictions|large"), ("--result {own}/r.json", "--result|large")]
 
 PUBLISH = [
     ("--publish-every 0", "--publish-every|at least 1"),
@@ -253,11 +253,21 @@ MISTAKES = [
         "clicks",
         [("--init-from {own}/step", says, spoil) for says, spoil in DAMAGE[::4]],
     ),
-    *mistakes("evaluate", "score own", [("", says, spoil) for says, spoil in DAMAGE]),
-    *mistakes("evaluate", "score", SCORE),
-    *mistakes("evaluate", "score", OWN_EVALUATION),
-    *mistakes("evaluate", "", REQUIRED),
-    *mistakes("evaluate", "score", FULL_DISK[:1], code=1, file_bytes=1000),
-    *mistakes("evaluate", "score", FULL_DISK[1:], code=1, file_bytes=400),
-    *mistakes("train_dlrm", "clicks", [("--eval {own}/eval", *OWN_EVALUATION[2][1:])]),
+    *mistakes("rayrec evaluate", "score own", [("", says, spoil) for says, spoil in DAMAGE]),
+    *mistakes("rayrec evaluate", "scores", SCORE),
+    *mistakes(
+        "rayrec evaluate",
+        "",
+        [
+            (f"evaluate {path} --data {{data}}/clicks/eval --local", says)
+            for path, says in CHECKPOINTS
+        ],
+    ),
+    *mistakes("rayrec predict", "predictions", FILE),
+    *mistakes("rayrec predict", "predictions", OWN_ROWS),
+    *mistakes("rayrec evaluate", "scores", OWN_EVALUATION),
+    *mistakes("rayrec evaluate", "", REQUIRED),
+    *mistakes("rayrec predict", "predictions", FULL_DISK[:1], code=1, file_bytes=1000),
+    *mistakes("rayrec evaluate", "scores", FULL_DISK[1:], code=1, file_bytes=400),
+    *mistakes("train_dlrm", "clicks", [("--eval {own}/eval", *OWN_EVALUATION[0][1:])]),
 ]

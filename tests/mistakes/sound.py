@@ -20,7 +20,6 @@ TOWERS = "--query user,age --candidate item,genres --layers 16 --ks 5"
 COMMANDS = {
     "train_dlrm": "jobs.train_dlrm",
     "train_two_tower": "jobs.train_two_tower",
-    "evaluate": "jobs.evaluate",
     "smoke": "jobs.smoke",
     "convert_criteo": "jobs.convert_criteo",
     "convert_movielens": "jobs.convert_movielens",
@@ -56,8 +55,7 @@ LINES = {
     "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
     "towers, own schema": "--train {data}/films/train --eval {data}/films/eval --schema "
     "{own}/schema.json " + f"{TOWERS} {SMALL} --local",
-    "score": "--checkpoint {data}/runs/clicks/step-00000004 --eval {data}/clicks/eval --local",
-    "score own": "--checkpoint {own}/step --eval {data}/clicks/eval --local",
+    "score own": "evaluate {own}/step --data {data}/clicks/eval --local",
     "smoke": "--ranks 1",
     "criteo": "{data}/criteo.tsv {own}/out --num-buckets 100",
     "own criteo": "{own}/criteo.tsv {own}/out --num-buckets 100",

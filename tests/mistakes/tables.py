@@ -21,7 +21,6 @@ OWN = "own"  # sound lines that need a mistake's own files have it in their name
 SOUND = [
     ("train_dlrm", ("clicks", "planted")),
     ("train_two_tower", ("towers", "towers from source")),
-    ("evaluate", ("score",)),
     ("convert_criteo", ("criteo",)),
     ("convert_movielens", ("films",)),
     ("rayrec plan", ("plan",)),

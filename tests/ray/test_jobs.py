@@ -108,16 +108,7 @@ def test_train_writes_its_result_and_evaluate_agrees(
     assert told["eval"]["regret"] == pytest.approx(told["eval"]["bayes_auc"] - told["eval"]["auc"])
     assert "bayes_auc" in out and "step 12/12" in out
     expect_gone(mark)
-    words = [
-        "--checkpoint",
-        told["checkpoint"],
-        "--eval",
-        data[3],
-        "--ranks",
-        "1",
-        "--result",
-        str(checked),
-    ]
+    words = [told["checkpoint"], "--data", data[3], "--ranks", "1", "--result", str(checked)]
     assert evaluate.main(words) == 0
     assert json.loads(checked.read_text())["eval"]["auc"] == pytest.approx(
         told["eval"]["auc"], abs=1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,12 @@ import pytest
 
 from jobs import train_dlrm
 from rayrec.cli.main import main
+from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
-from rayrec.runs.run_file import RunFile
+from rayrec.fields import kinds
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.run_file import DataSection, RunFile
+from rayrec.runs.towers import TwoTowerModel
 from rayrec.watch import read_events
 from rayrec.watch.story import trained_s
 from tests.clicks import write_clicks
@@ -73,6 +78,30 @@ def test_made_rows_are_those_of_the_job(tmp_path: Path, capsys: pytest.CaptureFi
     assert bytes_of(tmp_path / "job/a/step-00000003") == bytes_of(
         tmp_path / "command/a/step-00000003"
     )
+
+
+def test_the_table_of_options_names_keys_of_run_files() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    keys = re.findall(r"`((?:data|model|scaling|run|plan)\.[\w.]+)=", page)
+    sections: dict[str, list[type]] = {
+        "data": [DataSection],
+        "model": [ModelRecipe, TwoTowerModel],
+        "scaling": [ScalingConfig],
+        "run": [RunConfig],
+    }
+    assert len(keys) > 50
+    for key in keys:
+        section, *path = key.split(".")
+        assert any(has_key(kind, path) for kind in sections[section]), key
+
+
+def has_key(kind: type, path: list[str]) -> bool:
+    """True if a run file can say a key below a table of this type."""
+    field = kinds.field_types(kind).get(path[0])
+    if field is None or len(path) == 1:
+        return field is not None
+    takes_any = any(map(kinds.mapping_types, kinds.alternatives(field)))
+    return takes_any or any(has_key(one, path[1:]) for one in kinds.variants(field))
 
 
 def bytes_of(checkpoint: Path) -> dict[str, bytes]:

@@ -63,7 +63,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "chaos": 15,
     "runs": 15,
     "cli": 16,
-    "jobs": 16,
+    "jobs": 17,
 }
 # standard library only: plans are made and read without torch
 PURE = {

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from jobs import evaluate
 from rayrec.cli.main import main
 from rayrec.data import ArrowDataset, ParquetDataset
 from rayrec.driver import CheckpointConfig, Driver, RunConfig, ScalingConfig
@@ -116,8 +115,8 @@ def test_a_checkpoint_scores_rows_as_its_evaluation_does(
         (labelled / f"day={number}").mkdir(parents=True)
         pq.write_table(rows(count, seed=number), labelled / f"day={number}" / "a.parquet")
     options = ["--global-batch-size", "64", "--local"]
-    line = ["--checkpoint", world.checkpoint, "--eval", str(labelled), *options]
-    assert evaluate.main([*line, "--predictions", str(tmp_path / "one.parquet")]) == 0
+    line = ["predict", world.checkpoint, "--data", str(labelled), *options]
+    assert main([*line, "--out", str(tmp_path / "one.parquet")]) == 0
     wanted = pq.read_table(tmp_path / "one.parquet")
     out = tmp_path / "scores"
     told = a_driver(world, unlabelled(given, world)).predict(
