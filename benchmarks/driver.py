@@ -29,10 +29,10 @@ import torch
 from benchmarks import report
 from benchmarks.ranks import join
 from benchmarks.workload import quartiles
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.metrics import Metric
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import ProgressReport
 

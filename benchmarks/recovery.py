@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import Failure, Recovered
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.options import PROFILE_SKIP, PROFILE_STEPS
 from rayrec.errors import ConfigError
-from rayrec.runs.inputs import open_data, output_path, read_text, run_folder
+from rayrec.runs.inputs import output_path, read_text, run_folder
 from rayrec.runs.scaling import scaling_from
 from rayrec.spec.schedule import Schedule, ScheduleConfig
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -24,7 +24,7 @@ from rayrec.train.publish_config import PublishConfig
 if TYPE_CHECKING:
     from rayrec.driver import RunConfig, ScalingConfig
 
-__all__ = ["open_data", "output_path", "read_text", "run_of", "scaling_of"]
+__all__ = ["output_path", "read_text", "run_of", "scaling_of"]
 
 
 def scaling_of(args: argparse.Namespace) -> ScalingConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -133,13 +133,13 @@ def _options(
             "Leave one of them out."
         )
     if ranks is not None or local:
-        value = 0 if local else list(ranks) if isinstance(ranks, tuple) else ranks
+        value: Any = 0 if local else list(ranks) if isinstance(ranks, tuple) else ranks
         said = "--local" if local else "--ranks"
         found.append(Option(said, ("scaling", "num_workers"), value))
     if plan is not None:
         found.append(Option("--plan", ("plan", "plan"), plan))
     if folder is not None:
         storage, name = run_folder(folder)
-        for key, value in (("storage_path", storage), ("name", name)):
-            found.append(Option("--checkpoint-dir", ("run", key), value))
+        found.append(Option("--checkpoint-dir", ("run", "storage_path"), storage))
+        found.append(Option("--checkpoint-dir", ("run", "name"), name))
     return found

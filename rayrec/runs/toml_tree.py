@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rayrec.errors import ConfigError
 
 # Keys that say one thing in several ways; a change of one takes the place of the file's others.
-INSTEAD: dict[tuple[str, str], tuple[str, ...]] = {
+INSTEAD: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run", "steps"): ("epochs",),
     ("run", "epochs"): ("steps",),
     ("data", "train"): ("planted",),
@@ -141,5 +141,4 @@ def _put(settings: Settings, path: tuple[str, ...], value: Any, said: str) -> No
     said_before = {changed[:2] for changed in settings.changes}
     for other in INSTEAD.get(path[:2], ()):
         if (path[0], other) not in said_before:
-            tables = settings.tables[path[0]]
-            tables.pop(other, None)
+            settings.tables[path[0]].pop(other, None)

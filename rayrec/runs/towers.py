@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rayrec.driver import Result, RunConfig, ScalingConfig
     from rayrec.planner import ParameterConstraints
 
-TWO_TOWER = "two_tower"
+TWO_TOWER: Literal["two_tower"] = "two_tower"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from jobs.settings import open_data
 from rayrec.data import FeatureSchema
 from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology
 from rayrec.models import DLRM, MultiTaskTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.planner import manual_plan
+from rayrec.runs.inputs import open_data
 from rayrec.spec.task import Task
 from rayrec.train import RankTrainer, TrainSpec
 from rayrec.train.window import gather_objects

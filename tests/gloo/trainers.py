@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.distributed import DistributedModelParallel
 from rayrec.driver.planning import find_tables
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 from rayrec.train import TrainSpec
 
 

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobs.recipe import ModelRecipe
 from rayrec import (
     CheckpointConfig,
     Driver,
@@ -22,6 +21,7 @@ from rayrec import (
     RunConfig,
     ScalingConfig,
 )
+from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
 
 STEPS = 600

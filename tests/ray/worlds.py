@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.driver.scaling import GROW_AFTER_S
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 
 CPUS_PER_RANK = 1
 CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py

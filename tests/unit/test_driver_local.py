@@ -19,8 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 from torch import nn
 
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import (
@@ -41,6 +39,8 @@ from rayrec.errors import (
     TrainingFailed,
 )
 from rayrec.optim import Adam
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 from tests.clicks import TWELVE_STEPS, write_clicks, write_spoilt
 
 STEPS = 12

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.checkpoint import CheckpointManager
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
-from rayrec.recipe import INIT_BOUND
+from rayrec.recipe import INIT_BOUND, ModelRecipe
+from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
 

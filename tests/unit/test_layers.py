@@ -242,7 +242,7 @@ def test_an_offence_is_found_and_named(module, source, named):
         ),
         ("rayrec.driver.rank_group", "import ray\nfrom actors.rank import RankActor"),
         ("actors.rank", "from rayrec.train import RankTrainer"),
-        ("jobs.smoke", "import ray\nfrom rayrec import Driver\nfrom jobs.recipe import x"),
+        ("jobs.smoke", "import ray\nfrom rayrec import Driver\nfrom rayrec.recipe import x"),
         ("rayrec.spec.optimizers", "def f():\n    import torch\n"),
         ("rayrec.spec.optimizers", "if TYPE_CHECKING:\n    from torch import Tensor\n"),
         ("rayrec.layout.codec", "FORMAT = 'rayrec.plan'"),  # a string, and no module of ours

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.data import FileDataset
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import write_synthetic
@@ -20,6 +18,8 @@ from rayrec.driver.planning import find_tables
 from rayrec.driver.starvation import StarvationWatch
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 from rayrec.train import ProgressReport, RankTrainer, TrainSpec
 
 

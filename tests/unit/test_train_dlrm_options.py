@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import train_two_tower
-from jobs.recipe import MODELS, ModelRecipe
-from jobs.report import seconds_by_part, timing_table
-from jobs.settings import open_data, run_of
+from jobs.settings import run_of
 from jobs.train_dlrm import main, parse
 from rayrec.driver import RunConfig
 from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS, ScheduleConfig
+from rayrec.recipe import MODELS, ModelRecipe
+from rayrec.runs.inputs import open_data
+from rayrec.runs.reporting import seconds_by_part, timing_table
 from rayrec.runs.run_file import RunFile
 from rayrec.train.events import Milestone
 from rayrec.train.optimizer_config import DEFAULT_SPARSE
@@ -104,7 +105,7 @@ def test_a_start_up_is_told_by_part() -> None:
     assert seconds_by_part(timing) == {"imports": 1.0, "plan": 2.5, "first step": 0.5}
     assert "to the first step          4.00 s" in timing_table(timing).splitlines()[-1]
     before = time.time()
-    words = "from jobs.report import process_start; print(process_start())"
+    words = "from rayrec.runs.reporting import process_start; print(process_start())"
     told = subprocess.run([sys.executable, "-c", words], stdout=subprocess.PIPE, check=True)
     # the kernel tells the moment of its own start in whole seconds
     assert before - 2 < float(told.stdout) < time.time() + 2

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import ray
 
-from jobs.recipe import ModelRecipe
-from jobs.settings import open_data
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import (
     CheckpointConfig,
@@ -25,6 +23,8 @@ from rayrec.driver import (
 )
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.layout import ShardingPlan
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.inputs import open_data
 from rayrec.train.callbacks import Callback
 from rayrec.watch import (
     EventLog,
