@@ -31,7 +31,7 @@ class EventCallback(Callback, ABC):
         """Take an event.
 
         Args:
-            kind: one of `rayrec.watch.schema.FIELDS`, without start and end.
+            kind: one of `rayrec.watch.schema.RECORDS`, without start and end.
             step: global steps done.
             values: the event's fields as JSON data.
         """

@@ -21,7 +21,7 @@ from rayrec.checks import absolute_path
 from rayrec.errors import CheckpointError, ConfigError, InputError
 from rayrec.storage import one_line, resolve
 from rayrec.watch.event_file import NAME, PART
-from rayrec.watch.schema import FIELDS, trouble
+from rayrec.watch.schema import read_line
 
 # events that a later life may take back; a failure happened all the same
 TAKEN_BACK = ("window", "evaluation", "checkpoint")
@@ -36,7 +36,7 @@ class RunEvent:
         at: seconds of the driver's wall clock since 1970.
         step: global steps done.
         life: counts the start lines from 0.
-        values: the line's other fields, see `rayrec.watch.schema.FIELDS`.
+        values: the line's other fields, see `rayrec.watch.schema.RECORDS`.
     """
 
     kind: str
@@ -83,22 +83,20 @@ def read_events(path: str | os.PathLike[str]) -> RunEvents:
     events: list[RunEvent] = []
     kept: list[RunEvent] = []
     life = -1
-    for where, line in _lines(named):
-        kind = line["event"]
+    for where, data in _lines(named):
+        line, values = read_line(data, where)
+        kind = line.event
         if kind == "start":
             life += 1
         elif life < 0:
             raise InputError(f"{where} is a {kind}, and a run's events begin with a start.")
         if kind in ("start", "recovery"):
-            later = [e for e in kept if e.kind in TAKEN_BACK and e.step > line["step"]]
+            later = [e for e in kept if e.kind in TAKEN_BACK and e.step > line.step]
             if later:
                 gone = set(map(id, later))
                 kept = [event for event in kept if id(event) not in gone]
-        values = {
-            name: value for name, value in line.items() if name not in ("event", "at", "step")
-        }
-        if kind in FIELDS:
-            event = RunEvent(kind, float(line["at"]), line["step"], life, values)
+        if values is not None:
+            event = RunEvent(kind, line.at, line.step, life, values)
             events.append(event)
             kept.append(event)
     if not events:
@@ -106,8 +104,8 @@ def read_events(path: str | os.PathLike[str]) -> RunEvents:
     return RunEvents(path=named, events=tuple(events), kept=tuple(kept))
 
 
-def _lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every line as JSON that was checked, with the place where it stands."""
+def _lines(path: str) -> Iterator[tuple[str, Any]]:
+    """Every line as data of JSON, with the place where it stands."""
     cut = ""
     for where, text in _texts(path):
         try:
@@ -121,11 +119,6 @@ def _lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if cut and not (isinstance(line, dict) and line.get("event") == "start"):
             raise InputError(cut)
         cut = ""
-        reason = trouble(line)
-        if reason:
-            raise InputError(
-                f"{where} is no event: {reason}. Remove the line, or restore the file."
-            )
         yield where, line
 
 

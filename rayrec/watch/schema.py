@@ -1,8 +1,8 @@
-"""The fields of every event in events.jsonl, and their check.
+"""The record of every event in events.jsonl, by which a line is read.
 
 Every line is a JSON object with `event`, `at` (seconds of the wall clock since 1970) and `step`
-(global steps done). The other fields follow from the event. A number that is not finite is written
-as null, so that any JSON reader can read the file.
+(global steps done). The other fields are those of the dataclass in `RECORDS`. A number that is not
+finite is written as null, so that any JSON reader can read the file.
 """
 
 from __future__ import annotations
@@ -10,136 +10,133 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from enum import Enum
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args
+
+from rayrec.errors import InputError
+from rayrec.fields.json_text import of_json
+from rayrec.fields.kinds import field_types
+from rayrec.train import events
 
 FORMAT = 1
+Number = int | float | None
+Outcome = Literal["done", "stopped", "failed"]
+OUTCOMES = get_args(Outcome)
 
-# event -> field -> what it holds, a word of _CHECKS
-FIELDS: dict[str, dict[str, str]] = {
-    "start": {
-        "format": "whole number",
-        "rayrec": "text",
-        "run": "text",
-        "run_path": "text or null",
-        "steps": "whole number",
-        "world_size": "whole number",
-        "hosts": "list of texts",
-        "plan": "object or null",
-        "settings": "object",
-        "predicted": "list of objects",
-    },
-    "window": {
-        "rows": "whole number",
-        "rows_per_s": "number",
-        "loss": "number",
-        "auc": "number",
-        "ne": "number",
-        "data_wait": "list of numbers",
-        "scores": "numbers by name",
-        "learning_rates": "numbers by name",
-        "memory_bytes": "list of numbers",
-        "step_s": "numbers by name",
-    },
-    "evaluation": {
-        "scores": "numbers by name",
-        "rows": "whole number",
-        "seconds": "number",
-        "best": "flag",
-        "final": "flag",
-    },
-    "checkpoint": {"path": "text", "seconds": "number", "best": "flag"},
-    "failure": {"cause": "text", "rank": "number", "host": "text"},
-    "recovery": {
-        "path": "text or null",
-        "failed_step": "whole number",
-        "rank": "number",
-        "host": "text",
-        "cause": "text",
-        "seconds": "number",
-        "replaced": "flag",
-        "dropped": "flag or absent",
-        "in_memory": "flag or absent",
-        "spare": "flag or absent",
-    },
-    "resize": {
-        "ranks_before": "whole number",
-        "ranks": "whole number",
-        "lost": "flag",
-        "seconds": "number",
-    },
-    "notice": {"host": "text", "ranks": "list of numbers", "seconds": "number", "answer": "text"},
-    "end": {"outcome": "text"},
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineHead:
+    """The fields that all lines have."""
+
+    event: str
+    at: float
+    step: int
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError(f"step is {self.step}; it must be 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LifeStart:
+    """A life of a run begins; see docs/watching.md."""
+
+    format: int
+    rayrec: str
+    run: str
+    run_path: str | None
+    steps: int
+    world_size: int
+    hosts: list[str]
+    plan: dict[str, Any] | None
+    settings: dict[str, Any]
+    predicted: list[dict[str, Number]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnyFailure:
+    """A rank failed, or an error ended the run, for which no rank may be to blame."""
+
+    cause: str
+    rank: int | None
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LifeEnd:
+    """A life of a run is over."""
+
+    outcome: Outcome
+
+
+RECORDS: dict[str, type] = {
+    "start": LifeStart,
+    "window": events.ProgressReport,
+    "evaluation": events.Evaluation,
+    "checkpoint": events.Saved,
+    "failure": AnyFailure,
+    "recovery": events.Recovered,
+    "resize": events.Resized,
+    "notice": events.Noticed,
+    "end": LifeEnd,
 }
-OUTCOMES = ("done", "stopped", "failed")
-
-
-def _is_number(value: Any) -> bool:
-    # json reads NaN and Infinity, which no event may hold.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (is_number and math.isfinite(value))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
-
-
-def _are_named(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _are_objects(value: Any) -> bool:
-    """Objects of numbers by name."""
-    return isinstance(value, list) and all(map(_are_named, value))
-
-
-_CHECKS = {
-    "whole number": _is_whole,
-    "number": _is_number,
-    "text": lambda value: isinstance(value, str),
-    "text or null": lambda value: value is None or isinstance(value, str),
-    "flag": lambda value: isinstance(value, bool),
-    # written since runs may change their number of ranks
-    "flag or absent": lambda value: isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "object or null": lambda value: value is None or isinstance(value, dict),
-    "list of numbers": _are_numbers,
-    "numbers by name": _are_named,
-    "list of texts": _are_texts,
-    "list of objects": _are_objects,
+# JSON has no number that is not finite and no tuple
+_IN_JSON: dict[Any, Any] = {
+    float: Number,
+    float | None: Number,
+    tuple[int, ...]: list[Number],
+    tuple[float, ...]: list[Number],
+    Mapping[str, float]: dict[str, Number],
 }
 
 
-def trouble(line: Any) -> str:
-    """Return the mistake in a line that was read as JSON, or "".
+def read_line(data: Any, where: str) -> tuple[LineHead, dict[str, Any] | None]:
+    """Return the event of a line that was read as JSON, and its other fields.
 
-    Events of a kind that is not known are left to the reader, who passes over them: a later version
-    may write more kinds.
+    Fields that an older version did not write have their defaults.
+
+    Args:
+        where: place of the line, for errors.
+    Returns:
+        No fields for an event of a kind that is not known: a later version may write more kinds.
+    Raises:
+        InputError: a field is unknown, missing or of another type; names its path.
     """
-    if not isinstance(line, dict):
-        return "it is no JSON object"
-    for name, kind in {"event": "text", "at": "number", "step": "whole number"}.items():
-        if line.get(name) is None or not _CHECKS[kind](line[name]):
-            return f"its {name!r} is {line.get(name)!r} and no {kind}"
-    for name, kind in FIELDS.get(line["event"], {}).items():
-        if name not in line:
-            if kind == "flag or absent":
-                continue
-            return f"the {line['event']} has no {name!r}"
-        if not _CHECKS[kind](line[name]):
-            return f"{name!r} of the {line['event']} is no {kind}"
-    if line["event"] == "start" and line["format"] > FORMAT:
-        return f"it has format {line['format']}, of a later rayrec; this one reads {FORMAT}"
-    return ""
+    shared = field_types(LineHead)
+    head, rest = data, dict[str, Any]()
+    if isinstance(data, dict):
+        head = {name: data[name] for name in shared if name in data}
+        rest = {name: value for name, value in data.items() if name not in shared}
+    line = of_json(LineHead, head, where, InputError)
+    if line.event not in RECORDS:
+        return line, None
+    written_by = rest.get("format") if line.event == "start" else None
+    if isinstance(written_by, int) and written_by > FORMAT:
+        raise InputError(
+            f"{where} has format {written_by}, of a later rayrec; this one reads {FORMAT}."
+        )
+    record: Any = of_json(_record(line.event), rest, where, InputError)
+    return line, {name: getattr(record, name) for name in names_of(line.event)}
+
+
+def names_of(event: str) -> list[str]:
+    """Return the fields of a known event beside those of `LineHead`."""
+    return [each.name for each in fields(_record(event))]
+
+
+@cache
+def _record(event: str) -> type:
+    """Return the dataclass of a known event as JSON has it."""
+    types, named = field_types(RECORDS[event]), list[Any]()
+    for each in fields(RECORDS[event]):
+        if each.name != "step":
+            kind, options = types[each.name], dict[str, Any](default=each.default)
+            if each.default_factory is not MISSING:
+                options = {"default_factory": each.default_factory}
+            named.append((each.name, _IN_JSON.get(kind, kind), field(**options)))
+    return make_dataclass(event, named, kw_only=True)
 
 
 def plain(value: Any) -> Any:

@@ -30,6 +30,7 @@ from rayrec.layout import (
     table_wise,
 )
 from rayrec.modules.names import DTYPES
+from tests.unit.plan_worlds import random_cuts
 
 STATES = ("none", "row", "element")
 
@@ -97,12 +98,6 @@ def random_truths(rng: random.Random) -> list[Truth]:
     ]
 
 
-def random_cuts(rng: random.Random, size: int, multiple: int) -> tuple[int, ...]:
-    units = -(-size // multiple)
-    inner = rng.sample(range(1, units), rng.randint(0, min(4, units - 1)))
-    return (0, *(multiple * cut for cut in sorted(inner)), size)
-
-
 def random_layout(rng: random.Random, table: EmbeddingBagConfig, world_size: int):
     ranks = list(range(world_size))
     kind = rng.choice(("table", "row", "column", "grid", "replicated", "product", "product"))
@@ -116,7 +111,7 @@ def random_layout(rng: random.Random, table: EmbeddingBagConfig, world_size: int
         return data_parallel(table, ranks)
     if kind == "grid" and world_size % 2 == 0:
         return grid_shard(table, (ranks[: world_size // 2], ranks[world_size // 2 :]))
-    rows, cols = random_cuts(rng, table.num_embeddings, 1), random_cuts(rng, table.embedding_dim, 4)
+    rows, cols = random_cuts(rng, table.num_embeddings), random_cuts(rng, table.embedding_dim, 4)
     return TableLayout(
         rows, cols, tuple(tuple(rng.choice(ranks) for _ in cols[1:]) for _ in rows[1:])
     )

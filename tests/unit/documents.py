@@ -26,6 +26,7 @@ from tests.warm import Warm
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    ROOT / "tests/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _MARK = r"(?:^ *<!-- ([a-z ]+): ?((?:(?!-->).)*?) -->\n)?"
