@@ -161,6 +161,11 @@ class Manifest:
     tables: tuple[StoredTable, ...]
     sha256: str = ""
 
+    @property
+    def version(self) -> str:
+        """Name of these weights on servers: the step, and the first digits of the sha256."""
+        return f"{self.step}-{self.sha256[:12]}"
+
     def files(self) -> list[StoredFile]:
         """Return every file but the manifest."""
         return [table.file for table in self.tables] + self.other_files()

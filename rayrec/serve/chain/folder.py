@@ -15,7 +15,7 @@ from pathlib import Path
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
 from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
-from rayrec.serve.files import read_plain
+from rayrec.serve.files import read_plain, sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
 
@@ -53,6 +53,13 @@ class ChainFolder:
             raise ArtifactError(f"{self.path} cannot be read: {one_line(error)}.") from None
         places = [place for name in names if (place := place_of(name)) is not None]
         return sorted((seq, kind) for kind, seq in places)
+
+    def nothing_yet(self) -> ArtifactError:
+        """Return the error for a folder without a base."""
+        return ArtifactError(
+            f"{self.path} holds no base to begin with; name the folder of a run that publishes, "
+            "after its first publication."
+        )
 
     def folder(self, kind: str, seq: int) -> Path:
         """Return the path of a publication."""
@@ -152,16 +159,3 @@ class ChainFolder:
                 folder = self.folder(kind, seq)
                 (folder / PUBLICATION).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to disk.
-
-    Raises:
-        OSError: the file system refuses.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
