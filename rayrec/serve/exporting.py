@@ -112,8 +112,8 @@ def export(
         _clear(folder)
         (folder / TABLES).mkdir(parents=True)
         wanted = ids_of(trained.tables(), sample.batch.sparse_features)
-        stored, kept = write_packed(reader, folder, packed, wanted)
-        manifest = _described(trained, folder, tuple(stored))
+        tables, kept = write_packed(reader, folder, packed, wanted)
+        manifest = _described(trained, folder, tuple(tables))
         if compiled:
             manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(trained, folder, manifest, sample, kept, bounds or ParityBounds())

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,7 @@ import pytest
 
 from rayrec.errors import UnavailableError
 from rayrec.serve import Client, Predictor
-from tests.leftovers import processes_with
-from tests.ray.heads import ROOT, Head, can_unshare, node_with_own_disk
+from tests.ray.heads import ROOT, Head, can_unshare, node_with_own_disk, processes_of_command
 from tests.unit.published_worlds import published_world
 from tests.unit.serve_worlds import an_artifact, rows
 from tests.unit.served_processes import Asking, free_ports, wait_for
@@ -123,24 +122,14 @@ def serving(head: Head, *words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def of_command(head: Head, words: bytes) -> set[int]:
-    """Processes of a cluster with these words in their command."""
-    kept = set()
-    for pid in processes_with(head.mark):
-        with suppress(OSError):
-            if words in Path(f"/proc/{pid}/cmdline").read_bytes():
-                kept.add(pid)
-    return kept
-
-
 def actors(head: Head) -> set[int]:
     """Processes of the actors of hosts."""
-    return of_command(head, b"ray::HostActor")
+    return processes_of_command(head, b"ray::HostActor")
 
 
 def raylets(head: Head) -> set[int]:
     """Processes that end with their node."""
-    return of_command(head, b"raylet/raylet")
+    return processes_of_command(head, b"raylet/raylet")
 
 
 def test_a_host_without_the_artifact_is_named(two_hosts: Head, hidden: Path, artifact: Path):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
-from rayrec.serve.files import read_plain, sync
+from rayrec.serve.chain.publication import BASE, FORM, PUBLICATION, Publication, place_of
+from rayrec.serve.files import sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
 
@@ -73,15 +73,7 @@ class ChainFolder:
                 of another one.
         """
         folder = self.folder(kind, seq)
-        try:
-            text = read_plain(folder / PUBLICATION)
-        except OSError as error:
-            raise ArtifactError(
-                f"{folder}/{PUBLICATION} cannot be read: {one_line(error)}. Copy it again."
-            ) from None
-        if self._key is not None:
-            self._key.check(folder / PUBLICATION, text)
-        publication = Publication.from_bytes(text, str(folder))
+        publication = FORM.read_file(Publication, folder, self._key)
         if (publication.kind, publication.seq) != (kind, seq):
             raise ArtifactError(f"{folder} holds {publication.name}. Copy it to its own place.")
         return publication

@@ -9,14 +9,14 @@ second, and what has happened is told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rayrec.driver.ray_replies import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.host import HostActor, HostReport
-from rayrec.serve.cluster.placing import NodePlace, actor_on, kill_on, places_of
+from rayrec.serve.cluster.placing import NodePlace, Places, actor_on, kill_on, places_of
 from rayrec.serve.server.forked import say
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.storage import one_line
@@ -98,21 +98,21 @@ class Hosts:
             RayrecError: an error of `serve_on_cluster`.
         """
         own = self._settings
-        self._place(range(own.replicas))
+        while not (places := places_of(self._group, range(own.replicas), self._check)):
+            self._check()
+            time.sleep(_LOOK_S)
+        self._place(places)
         model = self._look()
         self._version = "" if self._follow else model
         for slot in self._slots:
             self._serve(slot)
-        self.watch()
         while len(self.addresses) < len(self._slots):
+            self.watch()
             try:
                 self._check()
-            except RunInterrupted:
-                # some may answer by now, and have requests
-                self.watch()
+            except RunInterrupted:  # some may answer by now, and have requests
                 self.drain()
                 raise
-            self.watch()
         self._was_ready = True
         step = max(one.step for one in self.addresses)
         hosts = len(self._slots)
@@ -177,9 +177,8 @@ class Hosts:
             if slot.actor is not None:
                 ray.kill(slot.actor, no_restart=True)
 
-    def _place(self, bundles: Iterable[int]) -> list[_HostSlot]:
+    def _place(self, places: Places) -> list[_HostSlot]:
         """Make an actor on every node where some parts of the group lie."""
-        places = places_of(self._group, bundles, self._check)
         made = [_HostSlot(own, place, actor_on(place, HostActor)) for place, own in places.items()]
         self._slots += made
         return made
@@ -225,12 +224,15 @@ class Hosts:
 
     def _start_again(self, lost: _HostSlot) -> None:
         """Start servers where the room of a lost one lies now; wait where it has none yet."""
-        places = places_of(self._group, lost.bundles, self._check)
-        if self._is_ending or sum(map(len, places.values())) < len(lost.bundles):
+        try:
+            places = places_of(self._group, lost.bundles, self._check)
+        except RunInterrupted:  # which ends the loop that watches, too
+            return
+        if self._is_ending or not places:
             lost.due = time.monotonic() + 1.0
             return
         self._slots.remove(lost)
-        for slot in self._place(lost.bundles):
+        for slot in self._place(places):
             slot.failed = lost.failed
             slot.ports = lost.ports if slot.place == lost.place else None
             self._serve(slot)

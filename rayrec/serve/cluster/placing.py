@@ -29,6 +29,9 @@ class NodePlace(NamedTuple):
     host: str
 
 
+Places = dict[NodePlace, tuple[int, ...]]  # the parts of a placement group on each node
+
+
 @contextmanager
 def room_for(
     settings: ServerSettings, cluster: Cluster, check: Callable[[], None]
@@ -64,12 +67,10 @@ def room_for(
         remove_placement_group(group)
 
 
-def places_of(
-    group: Any, bundles: Iterable[int], check: Callable[[], None]
-) -> dict[NodePlace, tuple[int, ...]]:
+def places_of(group: Any, bundles: Iterable[int], check: Callable[[], None]) -> Places:
     """Return the nodes where some parts of a placement group lie, each with its parts.
 
-    A part that has no place at the moment, or whose node is dead, is left out.
+    It is empty while one of them has no place, or lies on a node that is dead.
 
     Args:
         check: called several times a second while the head is waited for; its error ends the wait.
@@ -79,13 +80,14 @@ def places_of(
 
     nodes = head.answer(ray.nodes, check)
     hosts = {one["NodeID"]: one["NodeManagerAddress"] for one in nodes if one["Alive"]}
-    table = head.answer(lambda: placement_group_table(group), check)["bundles_to_node_id"]
-    places: dict[NodePlace, tuple[int, ...]] = {}
+    table = head.answer(lambda: placement_group_table(group), check).get("bundles_to_node_id", {})
+    places: Places = {}
     for bundle in bundles:
         node = str(table.get(bundle, ""))
-        if node in hosts:
-            place = NodePlace(node, hosts[node])
-            places[place] = (*places.get(place, ()), bundle)
+        if node not in hosts:
+            return {}
+        place = NodePlace(node, hosts[node])
+        places[place] = (*places.get(place, ()), bundle)
     return places
 
 
