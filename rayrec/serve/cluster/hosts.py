@@ -215,8 +215,7 @@ class Hosts:
         return seen[0]
 
     def _serve(self, slot: _HostSlot) -> None:
-        own = replace(self._settings, replicas=len(slot.bundles))
-        tries = self._settings.replicas
+        own, tries = replace(self._settings, replicas=len(slot.bundles)), self._settings.replicas
         if slot.ports is not None and slot.failed <= _KNOWN_PORTS_TRIES:
             own, tries = replace(own, port=slot.ports[0], http_port=slot.ports[1]), 1
         options = {"follow": self._follow, "version": self._version, "tries": tries}
