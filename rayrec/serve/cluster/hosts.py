@@ -21,12 +21,10 @@ from rayrec.serve.server.forked import say
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.storage import one_line
 
-_LOOK_S = 0.25
-_ANSWER_S = 2.0
+_LOOK_S, _ANSWER_S = 0.25, 2.0
 _SILENT_S = 60.0  # an actor that has answered, and does not for so many seconds of looking, hangs
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _MOST_FAILED_STARTS = 3
-_KNOWN_PORTS_TRIES = 6  # in these the last replicas at the known ports have ended
 
 
 @dataclass(slots=True, eq=False)
@@ -83,8 +81,7 @@ class Hosts:
         self._group, self._path, self._settings = group, path, settings
         self._follow, self._check = follow, check
         self._version, self._was_ready, self._is_ending = "", False, False
-        self._slots: list[_HostSlot] = []
-        self._unanswered: list[str] = []
+        self._slots, self._unanswered = list[_HostSlot](), list[str]()
 
     @property
     def addresses(self) -> tuple[ServerStatus, ...]:
@@ -110,9 +107,13 @@ class Hosts:
             self.watch()
             try:
                 self._check()
-            except RunInterrupted:  # some may answer by now, and have requests
-                self.drain()
-                raise
+            except RunInterrupted:
+                # some may answer by now, and have requests; a status comes with the second look
+                for _ in range(3):
+                    self.watch()
+                if len(self.addresses) < len(self._slots):
+                    self.drain()
+                    raise
         self._was_ready = True
         step = max(one.step for one in self.addresses)
         hosts = len(self._slots)
@@ -165,8 +166,7 @@ class Hosts:
         while any(slot.actor for slot in waited) and time.monotonic() < end:
             self.watch()
         late = [f"{slot.name} does not end." for slot in waited if slot.actor]
-        if self._unanswered or late:
-            said = " ".join([*self._unanswered, *late])
+        if said := " ".join([*self._unanswered, *late]):
             raise ServingError(f"some requests were not answered. {said}")
 
     def kill(self) -> None:
@@ -216,7 +216,7 @@ class Hosts:
 
     def _serve(self, slot: _HostSlot) -> None:
         own, tries = replace(self._settings, replicas=len(slot.bundles)), self._settings.replicas
-        if slot.ports is not None and slot.failed <= _KNOWN_PORTS_TRIES:
+        if slot.ports is not None and slot.failed <= 2 * _MOST_FAILED_STARTS:
             own, tries = replace(own, port=slot.ports[0], http_port=slot.ports[1]), 1
         options = {"follow": self._follow, "version": self._version, "tries": tries}
         slot.actor.serve.remote(self._path, own, options)
