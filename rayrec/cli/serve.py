@@ -54,9 +54,9 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
     is_flag=False,
     flag_value="auto",
     metavar="[ADDRESS]",
-    help="place the replicas on the nodes of a Ray cluster, which restarts them; ADDRESS is "
-    "host:port (by default that of RAY_ADDRESS, or the cluster of this machine), and ARTIFACT "
-    "lies at the same path on every node",
+    help="place the replicas on the nodes of a Ray cluster; ADDRESS is host:port (by default that "
+    "of RAY_ADDRESS, or the cluster of this machine), and ARTIFACT or RUN lies at the same path on "
+    "every node",
 )
 @click.option(
     "--port", type=count(0, 65535), default=8500, show_default=True, help="of gRPC; 0: a free one"
@@ -156,7 +156,7 @@ def command(
     if cluster is not None:
         from rayrec.serve.cluster import serve_on_cluster
 
-        serve_on_cluster(path, settings, address=cluster)
+        serve_on_cluster(path, settings, follow=follow is not None, address=cluster)
         return
     from rayrec.serve.server.supervisor import serve
 
@@ -177,11 +177,6 @@ def _served(
     """
     from rayrec.errors import ConfigError
 
-    if follow is not None and cluster is not None:
-        raise ConfigError(
-            "--follow serves a chain of this host, and --cluster an artifact of many; leave one of "
-            "them out."
-        )
     if artifact is None and follow is None and cluster is not None:
         raise ConfigError(
             f"there is no ARTIFACT, and --cluster takes {cluster!r} as its address; write ARTIFACT "

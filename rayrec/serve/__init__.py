@@ -6,8 +6,9 @@ first use, so that a `Client` works without torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rayrec.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.serve.artifact import Artifact, open_artifact
@@ -20,17 +21,16 @@ if TYPE_CHECKING:
     from rayrec.serve.wire import Answer
 
 _HOME = {
-    "Answer": "wire",
-    "Artifact": "artifact",
-    "Client": "client",
-    "Manifest": "manifest",
-    "ParityBounds": "parity",
-    "Predictor": "predictor",
-    "export": "exporting",
-    "open_artifact": "artifact",
-    "predict_files": "bulk",
+    "Answer": "rayrec.serve.wire",
+    "Artifact": "rayrec.serve.artifact",
+    "Client": "rayrec.serve.client",
+    "Manifest": "rayrec.serve.manifest",
+    "ParityBounds": "rayrec.serve.parity",
+    "Predictor": "rayrec.serve.predictor",
+    "export": "rayrec.serve.exporting",
+    "open_artifact": "rayrec.serve.artifact",
+    "predict_files": "rayrec.serve.bulk",
 }
-
 __all__ = [
     "Answer",
     "Artifact",
@@ -42,11 +42,4 @@ __all__ = [
     "open_artifact",
     "predict_files",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOME)

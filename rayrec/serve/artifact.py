@@ -33,8 +33,7 @@ from rayrec.quant import (
 )
 from rayrec.quant.tables import laid_out
 from rayrec.serve.dense_file import loaded_dense
-from rayrec.serve.files import read_plain
-from rayrec.serve.manifest import BAGS, MANIFEST, Manifest, StoredCollection, StoredFile
+from rayrec.serve.manifest import BAGS, FORM, MANIFEST, Manifest, StoredCollection, StoredFile
 from rayrec.serve.sealed_memory import TableMemory, populate, read_ahead
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_stored, read_table
@@ -184,18 +183,7 @@ def read_manifest(folder: Path, name: str = MANIFEST, key: SigningKey | None = N
     Raises:
         ArtifactError: there is none, or none of this version, or it is not signed with the key.
     """
-    try:
-        text = read_plain(folder / name)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(
-            f"{folder} has no file {MANIFEST}: the path is wrong, or the export was cut short. "
-            "Name a folder that rayrec export wrote."
-        ) from None
-    except OSError as error:
-        raise ArtifactError(f"{folder}/{MANIFEST} cannot be read: {one_line(error)}.") from error
-    if key is not None:
-        key.check(folder / name, text)
-    return Manifest.from_bytes(text, str(folder))
+    return FORM.read_file(Manifest, folder, key, name)
 
 
 def _check_size(folder: Path, file: StoredFile) -> None:

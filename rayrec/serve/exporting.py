@@ -8,7 +8,6 @@ opened as a server will do it and its scores compared with those of the trained 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +29,17 @@ from rayrec.quant.types import Types
 from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
-from rayrec.serve.manifest import MANIFEST, Manifest, StoredCode, StoredFile
-from rayrec.serve.packed_files import measured, write_packed
+from rayrec.serve.files import sync
+from rayrec.serve.manifest import MANIFEST, Manifest, StoredCode
 from rayrec.serve.parity import ParityBounds, ParitySample, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
+from rayrec.serve.requests import Request
 from rayrec.serve.sample import check_sample, random_sample, sample_of
-from rayrec.serve.sample_scores import check_takes_ids, sample_scores
-from rayrec.serve.sampled import SampledRows, ids_of
+from rayrec.serve.sampled import SampledRows, check_takes_ids, ids_of, sample_scores
 from rayrec.serve.signing import SUFFIX, SigningKey
-from rayrec.serve.table_file import TABLES
+from rayrec.serve.stored import stored
+from rayrec.serve.table_file import TABLES, measured, write_packed
 from rayrec.serve.trained_model import TrainedModel, open_trained
 from rayrec.spec.task import Task
 from rayrec.storage import one_line
@@ -112,8 +112,8 @@ def export(
         _clear(folder)
         (folder / TABLES).mkdir(parents=True)
         wanted = ids_of(trained.tables(), sample.batch.sparse_features)
-        stored, kept = write_packed(reader, folder, packed, wanted)
-        manifest = _described(trained, folder, tuple(stored))
+        tables, kept = write_packed(reader, folder, packed, wanted)
+        manifest = _described(trained, folder, tuple(tables))
         if compiled:
             manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(trained, folder, manifest, sample, kept, bounds or ParityBounds())
@@ -146,15 +146,15 @@ def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> 
     schema = None
     if trained.schema is not None:
         (folder / SCHEMA).write_text(trained.schema.to_json(), encoding="utf-8")
-        schema = _stored(folder, SCHEMA)
+        schema = stored(folder, SCHEMA)
     return Manifest(
         step=trained.restored.step,
         source=trained.path,
         tables=tables,
         collections=trained.stored_collections(),
         outputs=trained.scorer({}).outputs,
-        dense=_stored(folder, DENSE),
-        program=None if trouble else _stored(folder, PROGRAM),
+        dense=stored(folder, DENSE),
+        program=None if trouble else stored(folder, PROGRAM),
         no_program=trouble,
         compiled=None,
         schema=schema,
@@ -180,7 +180,7 @@ def _with_compiled(folder: Path, manifest: Manifest) -> Manifest:
             "Export without compiling."
         )
     compile_program(folder / PROGRAM, folder / COMPILED)
-    return replace(manifest, compiled=StoredCode(_stored(folder, COMPILED), Target.here()))
+    return replace(manifest, compiled=StoredCode(stored(folder, COMPILED), Target.here()))
 
 
 def _with_parity(
@@ -202,7 +202,7 @@ def _with_parity(
     predictor = Predictor(artifact, build)
     batch = sample.batch
     exact = sample_scores(trained, kept, sample)
-    got = predictor.outputs(batch.dense_features, batch.sparse_features)
+    got = predictor.outputs(Request(batch.dense_features, batch.sparse_features))
     told = compared(sample, manifest.outputs, exact, got)
 
     def of_tables() -> dict[str, float]:
@@ -217,11 +217,6 @@ def _with_parity(
 
     parity = check_bounds(told, bounds, of_tables)
     return replace(manifest, parity=parity).sealed()
-
-
-def _stored(folder: Path, name: str) -> StoredFile:
-    content = (folder / name).read_bytes()
-    return StoredFile(name, len(content), hashlib.sha256(content).hexdigest())
 
 
 def _check_out(folder: Path) -> None:
@@ -259,20 +254,12 @@ def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
 def _publish(folder: Path, manifest: Manifest, key: SigningKey | None) -> None:
     """Write the manifest so that it appears whole or not at all, when all else is on disk."""
     for file in manifest.files():
-        _sync(folder / file.path)
+        sync(folder / file.path)
     text = manifest.to_bytes()
     if key is not None:
-        _sync(key.sign(folder / MANIFEST, text))
+        sync(key.sign(folder / MANIFEST, text))
     (folder / _PARTIAL).write_bytes(text)
     for path in (folder / _PARTIAL, folder / TABLES, folder):
-        _sync(path)
+        sync(path)
     os.replace(folder / _PARTIAL, folder / MANIFEST)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)

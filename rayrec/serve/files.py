@@ -1,4 +1,4 @@
-"""Opening files of a folder that others can write to, so that nobody waits for them for ever.
+"""Files of a folder that others can write to: opened so that nobody waits for them for ever.
 
 A pipe in the place of a file would hold whoever opens it, a device would never end, and a file of
 any size can be made of nothing.
@@ -39,3 +39,16 @@ def read_plain(path: Path) -> bytes:
     if len(text) > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES} bytes", str(path))
     return text
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

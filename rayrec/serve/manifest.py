@@ -21,7 +21,7 @@ from rayrec.serve.compiled import Target
 from rayrec.serve.sealed import Form, fingerprint
 
 MANIFEST = "manifest.json"
-_FORM = Form(
+FORM = Form(
     file=MANIFEST,
     format="rayrec.artifact",
     versions=(1, 2),  # version 1 has the dense part as torch.save writes it
@@ -161,6 +161,11 @@ class Manifest:
     tables: tuple[StoredTable, ...]
     sha256: str = ""
 
+    @property
+    def version(self) -> str:
+        """Name of these weights on servers: the step, and the first digits of the sha256."""
+        return f"{self.step}-{self.sha256[:12]}"
+
     def files(self) -> list[StoredFile]:
         """Return every file but the manifest."""
         return [table.file for table in self.tables] + self.other_files()
@@ -183,7 +188,7 @@ class Manifest:
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()
 
     def _body(self) -> dict[str, Any]:
-        body = _FORM.head() | record_of(self)
+        body = FORM.head() | record_of(self)
         del body["sha256"]
         # as it will be read: JSON makes lists of tuples
         whole: dict[str, Any] = json.loads(json.dumps(body))
@@ -196,7 +201,7 @@ class Manifest:
         Raises:
             ArtifactError: it is no manifest, of another version, or damaged.
         """
-        return _FORM.read(cls, text, where)
+        return FORM.read(cls, text, where)
 
     def check(self, where: str) -> None:
         """Check numbers, by which lookups read memory, and the places of files.

@@ -174,7 +174,14 @@ class Predictor:
         Raises:
             InputError, ConfigError: the errors of `predict`.
         """
-        return self._request(rows, dense)
+        if isinstance(rows, KeyedJaggedTensor):
+            columns = None if self.schema is None else len(self.schema.dense)
+            return tensors_of(rows, dense, columns)
+        if dense is not None:
+            raise InputError(
+                "dense belongs to a KeyedJaggedTensor; rows have columns of their own."
+            )
+        return self._of_batch(read_rows(rows, self._known_schema()))
 
     def score(self, request: Request) -> Scores:
         """Return the scores of a request that `read` made."""
@@ -184,18 +191,15 @@ class Predictor:
         """Return the scores of a request, with the name and the step of the weights."""
         with self._held() as weights:
             outputs = weights.outputs(request)
-        return self._finish(outputs, as_logits=False), weights.name, weights.step
+        return self._named(outputs, probabilities), weights.name, weights.step
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """Return the logits of every row, for the arguments of `predict`."""
-        return self._finish(self._run(self._request(rows, dense)), as_logits=True)
+        return self._named(self.outputs(self.read(rows, dense)), lambda kind, logits: logits)
 
     def predict_batch(self, batch: Batch) -> Scores:
         """Return the scores of a batch that a loader of `rayrec.data` made, by the same schema."""
-        if self._ids_are_checked:
-            mark_checked(batch.sparse_features)
-        request = Request(batch.dense_features, batch.sparse_features)
-        return self._finish(self._run(request), as_logits=False)
+        return self.score(self._of_batch(batch))
 
     def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
         """Return the probability of label 1 of each candidate for one user.
@@ -230,7 +234,7 @@ class Predictor:
         split = self._splits[columns]
         if split.is_whole and self._takes_strides():
             return split.request(one, candidates, self._ids_are_checked)
-        return self._request(broadcast(one, candidates, schema), None)
+        return self.read(broadcast(one, candidates, schema))
 
     def _takes_strides(self) -> bool:
         """Return True if keys with different numbers of bags reach the collections unchanged."""
@@ -250,7 +254,7 @@ class Predictor:
             lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
         )
         request = Request(torch.zeros(1, len(self.schema.dense)), ids)
-        self._finish(self.weights.outputs(request), as_logits=False)
+        self._named(self.weights.outputs(request), probabilities)
 
     def _known_schema(self) -> FeatureSchema:
         if self.schema is None:
@@ -260,15 +264,8 @@ class Predictor:
             )
         return self.schema
 
-    def _request(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None) -> Request:
-        if isinstance(rows, KeyedJaggedTensor):
-            columns = None if self.schema is None else len(self.schema.dense)
-            return tensors_of(rows, dense, columns)
-        if dense is not None:
-            raise InputError(
-                "dense belongs to a KeyedJaggedTensor; rows have columns of their own."
-            )
-        batch = read_rows(rows, self._known_schema())
+    def _of_batch(self, batch: Batch) -> Request:
+        """Return a batch that was read by the schema as a request."""
         if self._ids_are_checked:
             mark_checked(batch.sparse_features)
         return Request(batch.dense_features, batch.sparse_features)
@@ -277,16 +274,15 @@ class Predictor:
         """Yield the weights for one request, which stay valid inside the block."""
         return nullcontext(self.weights)
 
-    def _run(self, request: Request) -> tuple[Tensor, ...]:
+    def outputs(self, request: Request) -> tuple[Tensor, ...]:
+        """Return the logits of every output of the manifest, in order; checks the ids."""
         with self._held() as weights:
             return weights.outputs(request)
 
-    def outputs(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
-        """Return the logits of every output of the manifest, in order; checks the ids."""
-        return self._run(Request(dense, ids))
-
-    def _finish(self, outputs: tuple[Tensor, ...], *, as_logits: bool) -> Scores:
-        kinds = self.manifest.outputs
-        pairs = zip(kinds, outputs, strict=True)
-        named = {name: o if as_logits else probabilities(kind, o) for (name, kind), o in pairs}
+    def _named(
+        self, outputs: tuple[Tensor, ...], finish: Callable[[str, Tensor], Tensor]
+    ) -> Scores:
+        """Return outputs by their names, each finished by its kind; one without a name as it is."""
+        pairs = zip(self.manifest.outputs, outputs, strict=True)
+        named = {name: finish(kind, logits) for (name, kind), logits in pairs}
         return named[""] if list(named) == [""] else named

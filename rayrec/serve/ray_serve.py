@@ -14,13 +14,12 @@ from typing import Any
 
 from rayrec.errors import ConfigError, ServingError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.body import type_trouble, written
 from rayrec.serve.server.faults import fault_of
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.reading_thread import ReadingThread
 from rayrec.serve.server.scoring_queue import ScoringQueue
-from rayrec.serve.server.served import request_columns, served_schema, version_of
+from rayrec.serve.server.served import request_columns, served_predictor, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import ARROW_TYPE, Answer, Columns, request_bytes
@@ -70,13 +69,10 @@ class ServeReplica:
         import torch
 
         torch.set_num_threads(settings.threads)
-        predictor = Predictor.load(
-            artifact, trusted=settings.trusted, signing_key=settings.signing_key
-        )
-        schema = served_schema(predictor, artifact)
+        predictor = served_predictor(artifact, settings)
         predictor.warm()
         self._most_bytes, self._broken = settings.max_bytes, Event()
-        reader = RequestReader(request_columns(schema), settings.max_rows)
+        reader = RequestReader(request_columns(served_schema(predictor)), settings.max_rows)
         self._reading = ReadingThread(reader, settings.queue_bytes)
         metrics = Metrics(version_of(predictor)[0])
         self._queue = ScoringQueue(predictor, settings, metrics, self._broken.set)

@@ -23,8 +23,8 @@ from rayrec.data import Batch, to_batch
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import mark_checked
+from rayrec.serve.wire import columns_of, record_batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.storage import one_line
 
 _MOST_REPEATED = 1 << 26  # bytes of one user's columns beside all candidates
 
@@ -51,30 +51,7 @@ def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch
             f"{source} is of {type(rows).__name__}; give an Arrow record batch or table, or a list "
             "of dicts from column to value."
         )
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise InputError(
-                f"row {number} of {source} is of {type(row).__name__}; a row is a dict from column "
-                "to value."
-            )
-    names = [name for name in schema.columns() if any(name in row for row in rows)]
-    return pa.RecordBatch.from_arrays([_column(name, rows, source) for name in names], names=names)
-
-
-def _column(name: str, rows: Sequence[Mapping[str, Any]], source: str) -> pa.Array:
-    for number, row in enumerate(rows):
-        if name not in row:
-            raise InputError(
-                f"row {number} of {source} has no {name!r}, which other rows have; write None "
-                "where it is not known."
-            )
-    try:
-        return pa.array([row[name] for row in rows])
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise InputError(
-            f"column {name!r} of {source} holds values of several types: {one_line(error)}. Give "
-            "all rows the same."
-        ) from error
+    return record_batch(columns_of(rows, list(schema.columns()), source), source)
 
 
 def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") -> Batch:

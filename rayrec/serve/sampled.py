@@ -1,4 +1,4 @@
-"""Collections over some rows of large tables: the float32 reference of a packed artifact.
+"""Logits of a trained model for a sample of rows: the float32 reference of a packed artifact.
 
 A sample of evaluation rows reads few rows of each table. They are kept with their ids, and looked
 up by them, so that the trained model can be run where its tables would not fit.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.errors import ConfigError, RayrecError
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import (
     EmbeddingBagCollection,
@@ -22,7 +23,10 @@ from rayrec.modules import (
     get_embedding_names_by_table,
     pool_bags,
 )
+from rayrec.serve.parity import ParitySample
+from rayrec.serve.trained_model import TrainedModel, configs_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.storage import one_line
 
 
 class SampledRows(NamedTuple):
@@ -40,7 +44,7 @@ def ids_of(tables: Iterable[BaseEmbeddingConfig], batch: KeyedJaggedTensor) -> d
     }
 
 
-class SampledBags(nn.Module):
+class _SampledBags(nn.Module):
     """Reference collection of pooled tables that looks up in kept rows.
 
     Args:
@@ -69,7 +73,7 @@ class SampledBags(nn.Module):
         return KeyedTensor(self._names, widths, torch.cat(pooled, dim=1))
 
 
-class SampledSequences(nn.Module):
+class _SampledSequences(nn.Module):
     """Reference collection of sequences that looks up in kept rows."""
 
     def __init__(self, collection: EmbeddingCollection, kept: Mapping[str, SampledRows]) -> None:
@@ -92,10 +96,52 @@ class SampledSequences(nn.Module):
         return outputs
 
 
-def sampled(
+def _sampled(
     collection: EmbeddingBagCollection | EmbeddingCollection, kept: Mapping[str, SampledRows]
 ) -> nn.Module:
     """Return a collection that looks up in kept rows, in place of the given one."""
     if isinstance(collection, EmbeddingBagCollection):
-        return SampledBags(collection, kept)
-    return SampledSequences(collection, kept)
+        return _SampledBags(collection, kept)
+    return _SampledSequences(collection, kept)
+
+
+@torch.inference_mode()
+def sample_scores(
+    trained: TrainedModel, kept: Mapping[str, SampledRows], sample: ParitySample
+) -> tuple[Tensor, ...]:
+    """Return the logits of the trained model, with the kept rows in its tables."""
+    places = {
+        name: _sampled(one, {table.name: kept[table.name] for table in configs_of(one)})
+        for name, one in trained.collections.items()
+    }
+    batch = sample.batch
+    outputs: tuple[Tensor, ...] = trained.scorer(places)(
+        batch.dense_features, batch.sparse_features
+    )
+    return outputs
+
+
+def check_takes_ids(trained: TrainedModel, sample: ParitySample) -> None:
+    """Check that a model without a schema takes the made-up rows, which have no dense columns.
+
+    Raises:
+        ConfigError: the model refuses them.
+    """
+    ids = ids_of(trained.tables(), sample.batch.sparse_features)
+    zeros = {
+        table.name: SampledRows(
+            ids[table.name], torch.zeros(len(ids[table.name]), table.embedding_dim)
+        )
+        for table in trained.tables()
+    }
+    try:
+        sample_scores(trained, zeros, sample)
+    except RayrecError:
+        raise
+    # a user's model may raise any type of error for a wrong number of columns
+    except Exception as error:
+        raise ConfigError(
+            f"the checkpoint has no schema, and {type(trained.module).__name__} does not take rows "
+            f"of ids alone ({type(error).__name__}: {one_line(error)}). Give schema=, by which it "
+            "was trained, or data= with rows of it."
+        ) from error

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rayrec.errors import ArtifactError
 from rayrec.fields.misfit import Misfit
 from rayrec.fields.reading import read_record
+from rayrec.serve.files import read_plain
+from rayrec.serve.signing import SigningKey
+from rayrec.storage import one_line
 
 
 class Document(Protocol):
@@ -51,6 +55,31 @@ class Form(NamedTuple):
     def head(self) -> dict[str, Any]:
         """The first fields of a document that is written."""
         return {"format": self.format, "version": self.versions[-1]}
+
+    def read_file(
+        self, kind: type[D], folder: Path, key: SigningKey | None = None, name: str = ""
+    ) -> D:
+        """Read the document of a folder.
+
+        Args:
+            key: key that it has to be signed with; None asks for none.
+            name: name of the file where it is not `file`.
+        Raises:
+            ArtifactError: there is none, of these versions, or it is damaged or not signed.
+        """
+        path = folder / (name or self.file)
+        try:
+            text = read_plain(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ArtifactError(
+                f"{folder} has no file {self.file}: the path is wrong, or the {self.folder} was "
+                f"cut short. {self.wanted}"
+            ) from None
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {one_line(error)}. {self.again}") from None
+        if key is not None:
+            key.check(path, text)
+        return self.read(kind, text, str(folder))
 
     def read(self, kind: type[D], text: bytes, where: str) -> D:
         """Parse a document.

@@ -1,4 +1,4 @@
-"""Reading the files that a manifest names: what is checked is what is kept, and nothing else.
+"""Files that a manifest names, written and read: what is checked is what is kept, and nothing else.
 
 A file is read once. The bytes that were hashed are those that the caller gets, so that whoever
 writes to a folder while it is read is found, and whoever writes to it later changes nothing.
@@ -17,6 +17,19 @@ from rayrec.storage import one_line
 
 _PIECE = 1 << 20  # stays in the processor's cache between the read, the hash and the write
 _AGAIN = "Copy it again, or export the checkpoint again."
+
+
+def stored(folder: Path, path: str, content: bytes | memoryview | None = None) -> StoredFile:
+    """Return the record of a file; one whose content is given is written first.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    if content is None:
+        content = (folder / path).read_bytes()
+    else:
+        (folder / path).write_bytes(content)
+    return StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
 
 
 def read_stored(folder: Path, file: StoredFile, *, verify: bool = True) -> bytes:

@@ -1,4 +1,6 @@
-"""The Arrow file of one packed table: one column of fixed-size binary rows, in one record batch.
+"""The Arrow files of packed tables: one column of fixed-size binary rows, in one record batch.
+
+The rows come from a checkpoint, chunk by chunk; those of a sample are kept on the way.
 
 A column is contiguous inside a record batch only, and a lookup wants all rows of a table as one
 stretch of bytes. pyarrow writes a batch from memory that holds all of it. So it is given memory
@@ -10,16 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
+import torch
 from torch import Tensor
 
-from rayrec.quant import PackedTable
+from rayrec.checkpoint import TableReader
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.quant import PackedTable, QuantType, TableRange, pack_rows
+from rayrec.quant.tables import chunks
 from rayrec.serve.manifest import StoredFile, StoredTable
+from rayrec.serve.sampled import SampledRows
 from rayrec.storage import Sink
 
 TABLES = "tables"
@@ -34,13 +41,66 @@ def table_path(name: str, number: int) -> str:
     return f"{TABLES}/{number:04d}-{escaped[:_MAX_NAME]}.arrow"
 
 
-def write_table(
-    folder: Path, path: str, table: PackedTable, chunks: Iterable[Tensor]
+def measured(
+    reader: TableReader, tables: Iterable[BaseEmbeddingConfig], types: Mapping[str, QuantType]
+) -> list[PackedTable]:
+    """Read every row of every table, and return the packing of each table.
+
+    Raises:
+        InputError: a row cannot be packed; names table and row.
+        CheckpointError: the checkpoint cannot be read, or is damaged.
+    """
+    packed = []
+    for table in tables:
+        rows, width, kind = table.num_embeddings, table.embedding_dim, types[table.name]
+        span = TableRange(table.name, kind)
+        for part in chunks(rows, width):
+            span.add(reader.read(table.name, range(part.start, part.stop)), part.start)
+        packed.append(PackedTable(table.name, rows, width, kind, span.power()))
+    return packed
+
+
+def write_packed(
+    reader: TableReader, folder: Path, tables: Iterable[PackedTable], wanted: Mapping[str, Tensor]
+) -> tuple[list[StoredTable], dict[str, SampledRows]]:
+    """Write the file of every table.
+
+    Args:
+        wanted: table -> (n,) ids, ascending, whose float32 rows are kept on the way.
+    Returns:
+        the written tables, and the kept rows by table.
+    Raises:
+        OSError: the file system refuses.
+        CheckpointError: the checkpoint cannot be read, or is damaged.
+    """
+    stored, kept = [], {}
+    for number, table in enumerate(tables):
+        ids = wanted[table.name]
+        values = torch.empty(len(ids), table.width)
+        parts = _packed_parts(reader, table, ids, values)
+        stored.append(_write_table(folder, table_path(table.name, number), table, parts))
+        kept[table.name] = SampledRows(ids, values)
+    return stored, kept
+
+
+def _packed_parts(
+    reader: TableReader, table: PackedTable, ids: Tensor, values: Tensor
+) -> Iterator[Tensor]:
+    """Yield the packed chunks of a table, and copy the wanted rows among them to `values`."""
+    for part in chunks(table.rows, table.width):
+        rows = reader.read(table.name, range(part.start, part.stop))
+        first, last = torch.searchsorted(ids, torch.tensor([part.start, part.stop])).tolist()
+        values[first:last] = rows[ids[first:last] - part.start]
+        yield pack_rows(rows, table.kind, table.power)
+
+
+def _write_table(
+    folder: Path, path: str, table: PackedTable, parts: Iterable[Tensor]
 ) -> StoredTable:
     """Write the file of one table.
 
     Args:
-        chunks: (N, row_bytes) uint8 each; together all rows of the table.
+        parts: (N, row_bytes) uint8 each; together all rows of the table.
     Raises:
         OSError: the file system refuses.
     """
@@ -53,7 +113,7 @@ def write_table(
     untouched = pa.py_buffer(mmap.mmap(-1, table.num_bytes, flags=flags, prot=mmap.PROT_READ))
     rows = pa.FixedSizeBinaryArray.from_buffers(kind, table.rows, [None, untouched])
     with open(folder / path, "wb") as file:
-        sink = _Sink(file, untouched, chunks)
+        sink = _Sink(file, untouched, parts)
         with pa.PythonFile(sink, mode="w") as stream, pa.ipc.new_file(stream, schema) as writer:
             writer.write_batch(pa.record_batch([rows], schema=schema))
     assert sink.body is not None, "pyarrow has written the rows as one buffer"
@@ -63,29 +123,29 @@ def write_table(
 
 
 class _Sink(Sink):
-    """A file object that writes chunks where it is given the untouched memory.
+    """A file object that writes parts where it is given the untouched memory.
 
     Attributes:
         body: byte at which the rows begin, once they are written.
     """
 
-    def __init__(self, file: Any, untouched: pa.Buffer, chunks: Iterable[Tensor]) -> None:
+    def __init__(self, file: Any, untouched: pa.Buffer, parts: Iterable[Tensor]) -> None:
         super().__init__()
-        self._file, self._untouched, self._chunks = file, untouched, chunks
+        self._file, self._untouched, self._parts = file, untouched, parts
         self.hash = hashlib.sha256()
         self.body: int | None = None
 
     def write(self, data: bytes | pa.Buffer) -> int:
-        """Write all of `data`, or the chunks in its place."""
+        """Write all of `data`, or the parts in its place."""
         view = memoryview(data)
         is_body = isinstance(data, pa.Buffer) and data.address == self._untouched.address
         if not is_body:
             self._put(view)
             return view.nbytes
         self.body = self.num_bytes
-        for chunk in self._chunks:
-            self._put(chunk.contiguous().view(-1).numpy().data)
-        assert self.num_bytes - self.body == view.nbytes, "the chunks are all rows of the table"
+        for part in self._parts:
+            self._put(part.contiguous().view(-1).numpy().data)
+        assert self.num_bytes - self.body == view.nbytes, "the parts are all rows of the table"
         return view.nbytes
 
     def _put(self, view: memoryview) -> None:

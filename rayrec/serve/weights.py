@@ -56,7 +56,7 @@ class Weights:
         manifest, where = artifact.manifest, artifact.folder
         self._artifact = artifact
         self.collections: Collections = artifact.collections()
-        self.name, self.step = f"{manifest.step}-{manifest.sha256[:12]}", manifest.step
+        self.name, self.step = manifest.version, manifest.step
         self._compiled: Program | None = None
         self.not_compiled = "the artifact was exported without"
         if manifest.compiled is not None:

@@ -23,6 +23,7 @@ from rayrec.storage import one_line
 
 SERVICE, METHOD, SCORE_METHOD = "rayrec.Serving", "Predict", "Score"
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
+REQUEST = "the request"  # name of the rows in messages
 SCORE = "score"  # the column of a model without named tasks
 _VERSION, _STEP, _TASKS = b"rayrec.version", b"rayrec.step", b"rayrec.tasks"
 
@@ -81,25 +82,32 @@ def _batch_of(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> pa.Recor
     return record_batch(columns_of(rows))
 
 
-def columns_of(rows: Sequence[Any], wanted: Sequence[str] | None = None) -> dict[str, list[Any]]:
+def columns_of(
+    rows: Sequence[Any], wanted: Sequence[str] | None = None, source: str = REQUEST
+) -> dict[str, list[Any]]:
     """Rows as columns.
 
     Args:
         wanted: the columns that are taken; None takes all.
+        source: name of the rows in messages.
     Raises:
         InputError: a row is no dict, or has not the columns of the first.
     """
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InputError(
-                f"row {number} of the request is of {type(row).__name__}; a row is a dict from "
+                f"row {number} of {source} is of {type(row).__name__}; a row is a dict from "
                 "column to value."
             )
         different = row.keys() ^ rows[0].keys()
+        if different and wanted is not None:
+            different &= set(wanted)
         if different:
+            name = min(different, key=str)
+            lacks = number if name in rows[0] else 0
             raise InputError(
-                f"only one of rows 0 and {number} of the request has {sorted(different)[0]!r}; "
-                "write None where a value is not known."
+                f"row {lacks} of {source} has no {name!r}, which other rows have; write None where "
+                "it is not known."
             )
     names = list(rows[0]) if rows else []
     if wanted is not None:
@@ -107,8 +115,8 @@ def columns_of(rows: Sequence[Any], wanted: Sequence[str] | None = None) -> dict
     return {name: [row[name] for row in rows] for name in names}
 
 
-def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Columns, each of B values, as one record batch.
+def record_batch(columns: Mapping[str, Any], source: str = REQUEST) -> pa.RecordBatch:
+    """Columns, each of B values, as one record batch; `source` names them in messages.
 
     Raises:
         InputError: names the column whose values have no one type, or whose length is another.
@@ -118,25 +126,25 @@ def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
     for name, values in columns.items():
         if not isinstance(name, str) or not _is_unicode(name):
             raise InputError(
-                f"column {name!r} of the request has no name of text that UTF-8 can hold; name it "
+                f"column {name!r} of {source} has no name of text that UTF-8 can hold; name it "
                 "as the schema does."
             )
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
             raise InputError(
-                f"column {name!r} of the request is of {type(values).__name__}; give a list or an "
+                f"column {name!r} of {source} is of {type(values).__name__}; give a list or an "
                 "array with a value for each row."
             )
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise InputError(
-                f"column {name!r} of the request holds values of several types: {one_line(error)}. "
+                f"column {name!r} of {source} holds values of several types: {one_line(error)}. "
                 "Give all rows the same."
             ) from error
         array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
         if arrays and len(array) != len(arrays[0]):
             raise InputError(
-                f"column {name!r} of the request has {len(array)} values and column {names[0]!r} "
+                f"column {name!r} of {source} has {len(array)} values and column {names[0]!r} "
                 f"has {len(arrays[0])}; give every column a value for each row."
             )
         arrays.append(array)

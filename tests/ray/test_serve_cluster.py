@@ -1,9 +1,10 @@
-"""`rayrec serve --cluster` on two nodes: a replica that is killed returns, and all are ended."""
+"""`rayrec serve --cluster` on several nodes: what is lost returns, a chain is followed, all end."""
 
 from __future__ import annotations
 
 import os
 import queue
+import random
 import re
 import signal
 import subprocess
@@ -19,8 +20,8 @@ import pytest
 
 from rayrec.errors import UnavailableError
 from rayrec.serve import Client, Predictor
-from tests.leftovers import processes_with
-from tests.ray.heads import ROOT, Head, can_unshare
+from tests.ray.heads import ROOT, Head, can_unshare, node_with_own_disk, processes_of_command
+from tests.unit.published_worlds import published_world
 from tests.unit.serve_worlds import an_artifact, rows
 from tests.unit.served_processes import Asking, free_ports, wait_for
 
@@ -31,7 +32,7 @@ pytestmark = [
         not can_unshare(), reason="a disk of its own for a node needs root and mount namespaces"
     ),
 ]
-READY = r"replica (\d) on \S+ \(process (\d+)\): gRPC at (127.0.0.1:\d+), HTTP at 127.0.0.1:\d+$"
+READY = r"host \S+ \(process (\d+)\): 1 replicas, gRPC at (127.0.0.1:\d+), HTTP at 127.0.0.1:\d+$"
 
 
 @pytest.fixture(scope="module")
@@ -121,17 +122,14 @@ def serving(head: Head, *words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def actors(head: Head) -> list[int]:
-    """Processes of replicas."""
-    kept = []
-    for pid in processes_with(head.mark):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if command.startswith(b"ray::ReplicaActor"):
-            kept.append(pid)
-    return kept
+def actors(head: Head) -> set[int]:
+    """Processes of the actors of hosts."""
+    return processes_of_command(head, b"ray::HostActor")
+
+
+def raylets(head: Head) -> set[int]:
+    """Processes that end with their node."""
+    return processes_of_command(head, b"raylet/raylet")
 
 
 def test_a_host_without_the_artifact_is_named(two_hosts: Head, hidden: Path, artifact: Path):
@@ -139,9 +137,7 @@ def test_a_host_without_the_artifact_is_named(two_hosts: Head, hidden: Path, art
     with serving(two_hosts, str(hidden / "artifact"), "--replicas", "2") as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and out == "", out + errors
-    wanted = (
-        rf"error: replica \d on host \S+: {hidden}/artifact has no file manifest.json: the path"
-    )
+    wanted = rf"error: host \S+: {hidden}/artifact has no file manifest.json: the path"
     assert re.match(wanted, errors) and errors.count("\n") == 1, errors
     wait_for(lambda: not actors(two_hosts))
 
@@ -153,36 +149,85 @@ def test_too_many_replicas_are_refused(two_hosts: Head, artifact: Path):
     assert "3 replicas of 1 CPUs have no room on the cluster, whose 2 nodes hold 2." in errors
 
 
-def test_a_replica_that_is_killed_returns_and_all_are_ended(two_hosts: Head, artifact: Path):
+def children(pid: int) -> list[int]:
+    """Processes that a process has started, on any of its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def test_what_is_lost_returns_and_all_are_ended(two_hosts: Head, artifact: Path):
     predictor = Predictor.load(artifact)
     port = free_ports(4)
     words = (str(artifact), "--replicas", "2", "--port", str(port))
     with serving(two_hosts, *words) as process:
         lines = Lines(process)
         first = [lines.until(READY) for _ in range(2)]
-        assert {one[1] for one in first} == {"0", "1"}
-        assert {one[3] for one in first} == {f"127.0.0.1:{port}", f"127.0.0.1:{port + 2}"}
-        lines.until(rf"{artifact}: step 7, 2 replicas on \d hosts$")
-        assert sorted(actors(two_hosts)) == sorted(int(one[2]) for one in first)
-        number, victim, address = first[0][1], int(first[0][2]), first[0][3]
-        other = first[1][3]
+        assert {one[2] for one in first} == {f"127.0.0.1:{port}", f"127.0.0.1:{port + 2}"}
+        lines.until(rf"{artifact}: step 7, 2 replicas on 2 hosts$")
+        assert actors(two_hosts) == {int(one[1]) for one in first}
+        actor, address, other = int(first[0][1]), first[0][2], first[1][2]
         with Load([address, other], predictor) as load:
             wait_for(lambda: min(load.right.values()) > 20)
+            (supervisor,) = children(actor)
+            (victim,) = children(supervisor)
             os.kill(victim, signal.SIGKILL)
-            lines.until(rf"replica {number} on \S+ is lost: .*; Ray starts it again$")
+            lines.until(rf"host \S+: replica 0 \(process {victim}\) ended with code -9; it is star")
+            right = dict(load.right)
+            wait_for(lambda: load.right[address] > right[address] + 20)
+            os.kill(actor, signal.SIGKILL)
+            lines.until(r"host \S+: it is lost: .* It is started again in 0.1 s$")
             with Client(f"ipv4:{address},{other}", timeout_s=200) as both:
                 load.check(both)
             right = dict(load.right)
             again = lines.until(READY)
-            assert again[1] == number and int(again[2]) != victim and again[3] == address
+            assert int(again[1]) != actor and again[2] == address
             wait_for(lambda: load.right[address] > right[address] + 20)
             assert load.right[other] > right[other]
             assert load.unavailable[address] > 0 and load.unavailable[other] == 0
-            os.kill(int(again[2]), signal.SIGSTOP)
-            lines.until(rf"replica {number} hangs: silent for 6\d s; it is killed$")
-            assert int(lines.until(READY)[2]) != int(again[2])
-            wait_for(lambda: load.right[address] > right[address] + 60)
+            os.kill(int(again[1]), signal.SIGSTOP)
+            lines.until(r"host \S+ hangs: silent for 6\d s; it is killed$")
+            assert int(lines.until(READY)[1]) != int(again[1])
+            right = dict(load.right)
+            wait_for(lambda: load.right[address] > right[address] + 20)
             process.send_signal(signal.SIGTERM)
             assert process.wait(200) == 0, lines.all()
         assert not load.wrong
         wait_for(lambda: not actors(two_hosts))
+
+
+def test_a_chain_is_followed_on_all_hosts_also_on_a_node_that_comes_later(
+    two_hosts: Head, hidden: Path, tmp_path: Path
+):
+    world = published_world(tmp_path / "chain", 0)
+    world.publish()
+    words = ["--follow", str(world.folder), "--replicas", "3", "--port", "0", "--poll", "0.05"]
+    before = raylets(two_hosts)
+    with node_with_own_disk(two_hosts, hidden):
+        (third,) = raylets(two_hosts) - before
+        with serving(two_hosts, *words) as process:
+            lines = Lines(process)
+            addresses = {lines.until(READY)[2] for _ in range(3)}
+            assert len(addresses) == 3
+            lines.until(rf"{world.folder}: step \d+, 3 replicas on 3 hosts$")
+            world.train(random.Random(0))
+            world.publish()
+            newest = Predictor.follow(world.folder)
+            told = {lines.until(r"host \S+: now at step \d+, version (\S+)$")[1] for _ in range(3)}
+            assert told == {newest.weights.name}
+            for address in addresses:
+                assert_follows(address, newest)
+            os.kill(third, signal.SIGKILL)
+            lines.until(r"host \S+: it is lost: .* It is started again")
+            with node_with_own_disk(two_hosts, hidden):
+                assert_follows(lines.until(READY)[2], newest)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(200) == 0, lines.all()
+
+
+def assert_follows(address: str, predictor: Predictor) -> None:
+    asked = rows(12, 5).drop_columns(["click"])
+    with Client(address, timeout_s=200) as client:
+        answer = client.ask(asked)
+    wanted = predictor.predict(asked).numpy()
+    np.testing.assert_allclose(answer.scores, wanted, rtol=1e-5, atol=1e-6)
+    assert answer.version == predictor.weights.name

@@ -1,4 +1,4 @@
-"""What `rayrec serve --cluster` refuses before it joins a cluster, and the ports of replicas."""
+"""What `rayrec serve --cluster` refuses before it joins a cluster, and the ports of servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rayrec.cli.main import main
 from rayrec.errors import ConfigError
-from rayrec.serve.cluster.replica import _first_free
+from rayrec.serve.server.held import reserved
 from rayrec.serve.server.settings import ServerSettings
 from tests.unit.served_processes import free_ports
 
@@ -19,10 +19,6 @@ from tests.unit.served_processes import free_ports
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ("--follow", "runs/a", "--cluster"),
-            "--follow serves a chain of this host, and --cluster",
-        ),
         (
             ("--cluster", "served/a"),
             "there is no ARTIFACT, and --cluster takes 'served/a' as its address; write ARTIFACT",
@@ -61,17 +57,17 @@ def test_an_address_without_a_cluster_is_refused(address, variable, says):
     assert ran.stderr.startswith("error: " + says) and ran.stderr.count("\n") == 1, ran.stderr
 
 
-def test_replicas_of_a_host_take_the_next_free_ports():
+def test_servers_of_a_host_take_the_next_free_ports():
     port = free_ports(6)
-    settings = ServerSettings(port=port, http_port=0, replicas=3)
+    settings = ServerSettings(port=port, http_port=0)
     with (
         socket.create_server(("127.0.0.1", port)),
-        _first_free(settings) as second,
-        _first_free(settings) as third,
+        reserved(settings, 3) as second,
+        reserved(settings, 3) as third,
     ):
         assert [second.port, third.port] == [port + 2, port + 4]
         wanted = rf"cannot listen at 127.0.0.1:{port + 4} \(port"
-        with pytest.raises(ConfigError, match=wanted), _first_free(settings):
+        with pytest.raises(ConfigError, match=wanted), reserved(settings, 3):
             pass
-    with _first_free(ServerSettings(port=0, http_port=0)) as free:
+    with reserved(ServerSettings(port=0, http_port=0), 3) as free:
         assert free.port and free.http_port

@@ -139,7 +139,7 @@ def test_rows_that_are_none_are_told_by_the_client(client):
         ("abc", "is of str"),
         (7, "is of int"),
         ([{"a": 1}, 5], "row 1 of the request is of int"),
-        ([{"a": 1}, {"b": 1}], "only one of rows 0 and 1 of the request has 'a'"),
+        ([{"a": 1}, {"b": 1}], "row 1 of the request has no 'a', which other rows have"),
         ({"a": [1], "b": [1, 2]}, "column 'b' of the request has 2 values and column 'a' has 1"),
         ({"a": "xyz"}, "column 'a' of the request is of str"),
         ({"a": [1, "x"]}, "column 'a' of the request holds values of several types"),

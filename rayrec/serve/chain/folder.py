@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
-from rayrec.serve.files import read_plain
+from rayrec.serve.chain.publication import BASE, FORM, PUBLICATION, Publication, place_of
+from rayrec.serve.files import sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
 
@@ -54,6 +54,13 @@ class ChainFolder:
         places = [place for name in names if (place := place_of(name)) is not None]
         return sorted((seq, kind) for kind, seq in places)
 
+    def nothing_yet(self) -> ArtifactError:
+        """Return the error for a folder without a base."""
+        return ArtifactError(
+            f"{self.path} holds no base to begin with; name the folder of a run that publishes, "
+            "after its first publication."
+        )
+
     def folder(self, kind: str, seq: int) -> Path:
         """Return the path of a publication."""
         return self.path / f"{kind}-{seq:08d}"
@@ -66,15 +73,7 @@ class ChainFolder:
                 of another one.
         """
         folder = self.folder(kind, seq)
-        try:
-            text = read_plain(folder / PUBLICATION)
-        except OSError as error:
-            raise ArtifactError(
-                f"{folder}/{PUBLICATION} cannot be read: {one_line(error)}. Copy it again."
-            ) from None
-        if self._key is not None:
-            self._key.check(folder / PUBLICATION, text)
-        publication = Publication.from_bytes(text, str(folder))
+        publication = FORM.read_file(Publication, folder, self._key)
         if (publication.kind, publication.seq) != (kind, seq):
             raise ArtifactError(f"{folder} holds {publication.name}. Copy it to its own place.")
         return publication
@@ -152,16 +151,3 @@ class ChainFolder:
                 folder = self.folder(kind, seq)
                 (folder / PUBLICATION).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to disk.
-
-    Raises:
-        OSError: the file system refuses.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

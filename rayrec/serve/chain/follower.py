@@ -106,12 +106,7 @@ class Follower:
                 return publication, self._opened(publication)
             except ArtifactError as error:
                 trouble = trouble or error
-        if trouble is not None:
-            raise trouble
-        raise ArtifactError(
-            f"{self.folder.path} holds no base to begin with; name the folder of a run that "
-            "publishes, after its first publication."
-        )
+        raise trouble or self.folder.nothing_yet()
 
     def look(self) -> Version | None:
         """Apply the next publication, if there is one.

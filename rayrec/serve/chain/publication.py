@@ -21,7 +21,7 @@ from rayrec.serve.manifest import StoredFile
 from rayrec.serve.sealed import Form, fingerprint
 
 PUBLICATION = "publication.json"
-_FORM = Form(
+FORM = Form(
     file=PUBLICATION,
     format="rayrec.publication",
     versions=(1, 2),  # version 1 has the dense part as torch.save writes it
@@ -106,7 +106,7 @@ class Publication:
         return (json.dumps(self._body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
 
     def _body(self) -> dict[str, Any]:
-        body = _FORM.head() | record_of(self)
+        body = FORM.head() | record_of(self)
         del body["sha256"]
         return body
 
@@ -117,7 +117,7 @@ class Publication:
         Raises:
             ArtifactError: it is none, of another version, or damaged.
         """
-        return _FORM.read(cls, text, where)
+        return FORM.read(cls, text, where)
 
     def check(self, where: str) -> None:
         """Check numbers, and that its files can be files of its folder at `where`.

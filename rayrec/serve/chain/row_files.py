@@ -8,7 +8,6 @@ file that changes while it is read is found, too.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTable, pack_rows
 from rayrec.serve.chain.publication import ChangedTable
 from rayrec.serve.manifest import StoredFile
-from rayrec.serve.stored import read_stored
+from rayrec.serve.stored import read_stored, stored
 
 _CHUNK_ROWS = 1 << 16  # rows of a record batch
 
@@ -62,9 +61,7 @@ def write_rows(
             column = pa.FixedSizeBinaryArray.from_buffers(kind, len(packed), [None, body])
             numbers = pa.array(rows[part].numpy())
             writer.write_batch(pa.record_batch([numbers, column], schema=schema))
-    content = buffer.getbuffer()
-    (folder / path).write_bytes(content)
-    return StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
+    return stored(folder, path, buffer.getbuffer())
 
 
 def read_rows(

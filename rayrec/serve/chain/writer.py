@@ -7,7 +7,6 @@ the next publication is a base.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from rayrec.serve.chain.row_ranges import Changed, RowRanges
 from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.manifest import Manifest, StoredFile
 from rayrec.serve.signing import SigningKey
+from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, table_path
 from rayrec.shards.copies import TouchedState
 from rayrec.shards.state import Gather, ShardState
@@ -258,7 +258,8 @@ class ChainWriter:
             stem = table_path(table.name, number).removesuffix(".arrow")
             path = f"{stem}-{shard.rows.start}.arrow"
             files.append((table.name, len(rows), write_rows(hidden, path, packed, rows, values)))
-        return files, _write_dense(hidden, moment.dense) if self._rank == 0 else None
+        dense = stored(hidden, DENSE, dense_bytes(moment.dense)) if self._rank == 0 else None
+        return files, dense
 
     def _delta(self, head: Publication, moment: Moment, written: Sequence[Written]) -> Publication:
         """Return the record of a delta, from the files that all ranks have written."""
@@ -282,11 +283,3 @@ class ChainWriter:
             tables=tuple(tables),
             dense=written[0][1],
         )
-
-
-def _write_dense(folder: Path, dense: Mapping[str, Tensor]) -> StoredFile:
-    """Write the dense part as an export does."""
-    path = folder / DENSE
-    content = dense_bytes(dense)
-    path.write_bytes(content)
-    return StoredFile(DENSE, len(content), hashlib.sha256(content).hexdigest())

@@ -1,9 +1,9 @@
-"""Replicas of a server as Ray actors on the nodes of a cluster.
+"""The server of `rayrec serve` on the nodes of a Ray cluster.
 
-replica    one replica: an actor that holds the same `Replica` as a process of `rayrec serve`
+host       the actor of one node, which holds the supervisor and the replicas of that node
 placing    room for the replicas, spread over the nodes
-replicas   what happens to them, and how they end
-serving    joins the cluster and holds the replicas there
+hosts      what happens to the nodes' servers, and how they end
+serving    joins the cluster and holds the servers there
 
 A predictor knows nothing of Ray, and nothing below this package does.
 """

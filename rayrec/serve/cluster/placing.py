@@ -6,16 +6,30 @@ place for a part whose node is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rayrec.driver.cluster import Cluster
+from rayrec.driver.head import head
 from rayrec.driver.rooms import comes_in_time
 from rayrec.errors import ConfigError
 from rayrec.serve.server.settings import ServerSettings
 
 ROOM_S = 300.0  # how long a server waits for nodes, and for other work to end
+
+
+class NodePlace(NamedTuple):
+    """Node of a cluster: Ray's id of it, and its address."""
+
+    node: str
+    host: str
+
+
+Places = dict[NodePlace, tuple[int, ...]]  # the parts of a placement group on each node
 
 
 @contextmanager
@@ -51,3 +65,54 @@ def room_for(
         yield group
     finally:
         remove_placement_group(group)
+
+
+def places_of(group: Any, bundles: Iterable[int], check: Callable[[], None]) -> Places:
+    """Return the nodes where some parts of a placement group lie, each with its parts.
+
+    It is empty while one of them has no place, or lies on a node that is dead.
+
+    Args:
+        check: called several times a second while the head is waited for; its error ends the wait.
+    """
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    nodes = head.answer(ray.nodes, check)
+    hosts = {one["NodeID"]: one["NodeManagerAddress"] for one in nodes if one["Alive"]}
+    table = head.answer(lambda: placement_group_table(group), check).get("bundles_to_node_id", {})
+    places: Places = {}
+    for bundle in bundles:
+        node = str(table.get(bundle, ""))
+        if node not in hosts:
+            return {}
+        place = NodePlace(node, hosts[node])
+        places[place] = (*places.get(place, ()), bundle)
+    return places
+
+
+def actor_on(place: NodePlace, kind: type[Any]) -> Any:
+    """Return a new actor on a node; the CPUs that it needs are held by the placement group."""
+    import ray
+
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=_on(place)).remote()
+
+
+def kill_on(place: NodePlace, pid: int) -> None:
+    """Have a process of Ray on a node killed."""
+    import ray
+
+    # `ray.kill` of a stopped process had no effect in some runs
+    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=_on(place)).remote(pid)
+
+
+def _on(place: NodePlace) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(place.node, soft=False)
+
+
+def _kill(pid: int) -> None:
+    with suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(pid, signal.SIGKILL)

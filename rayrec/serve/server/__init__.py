@@ -18,6 +18,7 @@ held           the ports and the folder of numbers that the replicas share
 pulse          how the supervisor sees that a replica hangs
 forked         what a process does that was forked to be a replica
 supervisor     all of them: starts, watches, drains
+hosted         the same in a process of its own, for a program that may not be forked
 leading        how the parent of replicas brings them from version to version of a chain
 following      how a replica changes over
 needed         whether the packages of the extra `serve` are there

@@ -9,7 +9,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from rayrec.errors import ConfigError
@@ -18,14 +18,29 @@ from rayrec.storage import one_line
 
 
 @contextmanager
-def reserved(settings: ServerSettings) -> Iterator[ServerSettings]:
+def reserved(settings: ServerSettings, tries: int = 1) -> Iterator[ServerSettings]:
     """Hold the ports of a server inside the block; yields the settings with these ports.
 
+    Args:
+        tries: number of pairs to try: the given one, and each time the one two higher.
     Raises:
-        ConfigError: the host is unknown, or a port is taken.
+        ConfigError: the host is unknown, or no pair is free.
     """
-    with _reserve(settings, "port") as port, _reserve(settings, "http_port") as http_port:
-        yield replace(settings, port=port.getsockname()[1], http_port=http_port.getsockname()[1])
+    with ExitStack() as stack:
+        for number in range(tries):
+            ports = {
+                name: getattr(settings, name) and getattr(settings, name) + 2 * number
+                for name in ("port", "http_port")
+            }
+            own = replace(settings, **ports)
+            try:
+                held = {name: stack.enter_context(_reserve(own, name)) for name in ports}
+                break
+            except ConfigError:
+                stack.close()
+                if number == tries - 1:
+                    raise
+        yield replace(settings, **{name: one.getsockname()[1] for name, one in held.items()})
 
 
 def _reserve(settings: ServerSettings, name: str) -> socket.socket:

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from torch import Tensor
 
-from rayrec.errors import ConfigError
+from rayrec.errors import ArtifactError, ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.settings import ServerSettings
+
+
+class _Trust(TypedDict):
+    trusted: bool
+    signing_key: str | None
+
+
+def served_predictor(
+    path: str, settings: ServerSettings, *, follow: bool = False, version: str = ""
+) -> Predictor:
+    """Return the predictor of a server.
+
+    Args:
+        path: path of the artifact; with `follow` of a run that publishes, or of its publications.
+        version: name of the weights that it has to have; "" takes any.
+    Raises:
+        ConfigError: the artifact has no schema, or a key cannot be had.
+        ArtifactError: there is no artifact, or a file of it is missing or damaged; or it is not
+            signed, or not trusted and cannot be served without code; or it is of another version.
+    """
+    trust = _Trust(trusted=settings.trusted, signing_key=settings.signing_key)
+    predictor: Predictor
+    if follow:
+        predictor = Predictor.follow(path, strict=settings.strict, **trust)
+    else:
+        predictor = Predictor.load(path, **trust)
+    served_schema(predictor, path)
+    own = predictor.weights.name
+    if version not in ("", own):
+        raise ArtifactError(
+            f"{path} is version {own}, and the other hosts serve {version}. Put that back, or "
+            "start the server anew."
+        )
+    return predictor
 
 
 def served_schema(predictor: Predictor, path: str = "the artifact") -> FeatureSchema:

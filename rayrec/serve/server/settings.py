@@ -1,8 +1,9 @@
-"""`ServerSettings`: the addresses and limits of a server."""
+"""`ServerSettings` and `ServerStatus`: the addresses and limits of a server, and its version."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rayrec import checks
 from rayrec.errors import ConfigError
@@ -96,3 +97,26 @@ class ServerSettings:
     def address(self, port: int) -> str:
         """Host and port as one text, also of an address with colons."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+
+class ServerStatus(NamedTuple):
+    """Status of a server whose replicas answer.
+
+    Attributes:
+        settings: settings with the ports at which it listens.
+        version, step: name and step of its weights.
+    """
+
+    settings: ServerSettings
+    version: str
+    step: int
+
+    @property
+    def grpc(self) -> str:
+        """Host and port of gRPC."""
+        return self.settings.address(self.settings.port)
+
+    @property
+    def http(self) -> str:
+        """Host and port of HTTP."""
+        return self.settings.address(self.settings.http_port)

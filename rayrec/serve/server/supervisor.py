@@ -30,45 +30,40 @@ from rayrec.serve.server.forked import SIGNALS, run_forked, say
 from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
-from rayrec.serve.server.served import served_schema
-from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.served import served_predictor, version_of
+from rayrec.serve.server.settings import ServerSettings, ServerStatus
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _SOUND_S = 30.0  # a replica that lived so long is started again without a longer wait
 _MOST_FAILED_STARTS = 3
 
 
-def serve(path: str, settings: ServerSettings, *, follow: bool = False) -> None:
+def serve(
+    path: str,
+    settings: ServerSettings,
+    *,
+    follow: bool = False,
+    version: str = "",
+    tries: int = 1,
+    holder: Connection | None = None,
+) -> None:
     """Serve an artifact until SIGTERM or SIGINT.
 
     Args:
-        path: path of the artifact; with `follow` of a run that publishes, or of its publications.
-        follow: serve the publications of a chain, version by version.
+        path, follow, version: the arguments of `served_predictor`.
+        tries: number of pairs of ports to try; see `reserved`.
+        holder: connection to a process that asks for the status; the server ends when it is closed.
     Raises:
-        ConfigError: the artifact has no schema, or an address or a key cannot be had.
-        ArtifactError: there is no artifact, or a file of it is missing or damaged; or it is not
-            signed, or not trusted and cannot be served without code.
+        ConfigError, ArtifactError: the errors of `served_predictor`; or an address cannot be had.
         ServingError: no replica can start, or some had to be killed with requests unanswered.
     """
     # a pool of threads would be gone in the replicas, which would wait for it for ever
     torch.set_num_threads(1)
     tune_malloc()
-    with reserved(settings) as own:
-        predictor: Predictor
-        if follow:
-            predictor = Predictor.follow(
-                path,
-                strict=settings.strict,
-                trusted=settings.trusted,
-                signing_key=settings.signing_key,
-            )
-        else:
-            predictor = Predictor.load(
-                path, trusted=settings.trusted, signing_key=settings.signing_key
-            )
-        served_schema(predictor, path)
+    with reserved(settings, tries) as own:
+        predictor = served_predictor(path, settings, follow=follow, version=version)
         with metrics_folder():
-            Supervisor(predictor, own).run(path)
+            Supervisor(predictor, own, holder).run(path)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,10 +92,13 @@ class Supervisor:
     Args:
         predictor: predictor that the replicas inherit by the fork.
         settings: settings with the ports that are held.
+        holder: the argument of `serve`.
     """
 
-    def __init__(self, predictor: Predictor, settings: ServerSettings) -> None:
-        self._predictor, self._settings = predictor, settings
+    def __init__(
+        self, predictor: Predictor, settings: ServerSettings, holder: Connection | None = None
+    ) -> None:
+        self._predictor, self._settings, self._holder = predictor, settings, holder
         self._context: ForkContext = multiprocessing.get_context("fork")
         self._slots = [_ProcessSlot(number) for number in range(settings.replicas)]
         self._pulses = Pulses(settings.replicas)
@@ -155,6 +153,8 @@ class Supervisor:
     def _watch(self, name: str) -> None:
         """Wait for the next event of a replica, and handle it."""
         waited: list[Any] = [self._wake_reader]
+        if self._holder is not None:
+            waited.append(self._holder)
         for slot in self._slots:
             if slot.process is not None:
                 waited.append(slot.process.sentinel)
@@ -168,10 +168,23 @@ class Supervisor:
                 self._bury(slot)
             elif slot.process is None and self._due(slot) <= time.monotonic():
                 self._start(slot)
+        if self._holder is not None and self._holder in happened:
+            self._answer(self._holder)
         if self._pulses.due_s() == 0:
             self._end_what_hangs()
         if self._lead is not None and self._was_ready:
             self._follow(self._lead)
+
+    def _answer(self, holder: Connection) -> None:
+        """Tell the holder the status; end where it is gone."""
+        try:
+            holder.recv_bytes()
+            holder.send(self._status() if self._was_ready else None)
+        except (EOFError, OSError):
+            self._is_ending = True
+
+    def _status(self) -> ServerStatus:
+        return ServerStatus(self._settings, *version_of(self._predictor))
 
     def _end_what_hangs(self) -> None:
         """Kill replicas that have been silent for too long, so that they are restarted."""
@@ -214,10 +227,10 @@ class Supervisor:
         slot.is_ready = True
         if not self._was_ready and all(one.is_ready for one in self._slots):
             self._was_ready = True
-            own = self._settings
+            own, status = self._settings, self._status()
             print(
-                f"{name}: step {self._predictor.step}, {own.replicas} replicas, gRPC at "
-                f"{own.address(own.port)}, HTTP at {own.address(own.http_port)}",
+                f"{name}: step {status.step}, {own.replicas} replicas, gRPC at {status.grpc}, "
+                f"HTTP at {status.http}",
                 flush=True,
             )
             if not own.is_local:
