@@ -11,6 +11,7 @@ from rayrec.driver.config import RunConfig
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
+from rayrec.fields.writing import json_data
 from rayrec.layout import KINDS, ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
@@ -19,7 +20,6 @@ from rayrec.train.evaluation_schedule import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import check_tasks
 from rayrec.train.tasks import Scorer
-from rayrec.watch.schema import plain
 
 
 def check_shape(
@@ -183,6 +183,6 @@ def run_info(
         world_size=len(hosts),
         hosts=tuple(hosts),
         plan=plan,
-        settings={f.name: plain(getattr(run, f.name)) for f in fields(run)},
+        settings={f.name: json_data(getattr(run, f.name)) for f in fields(run)},
         predicted=predicted,
     )

@@ -8,6 +8,8 @@ their default. JSON has every other field, in their order.
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import cache
@@ -147,3 +149,29 @@ def _written(value: Any) -> Any:
     if isinstance(value, range):
         return [value.start, value.stop]
     return str(value) if isinstance(value, Path) else value
+
+
+def json_data(value: Any) -> Any:
+    """Return any value as data for JSON, for people and pages; no reader makes the value of it.
+
+    Numbers that are not finite are null, and code is its name.
+    """
+    if isinstance(value, Enum):
+        return json_data(value.value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): json_data(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_data(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = {one.name: json_data(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **named}
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:
+        return json_data(value.item())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    # The repr of code has its address, which says nothing of the run.
+    return getattr(value, "__qualname__", None) or type(value).__qualname__

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from rayrec.errors import RunInterrupted
+from rayrec.fields.writing import json_data
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import (
     Evaluation,
@@ -20,7 +21,6 @@ from rayrec.train.events import (
     Resized,
     Saved,
 )
-from rayrec.watch.schema import plain
 
 
 class EventCallback(Callback, ABC):
@@ -66,7 +66,7 @@ class EventCallback(Callback, ABC):
 
     def _take(self, kind: str, told: Any) -> None:
         named = {f.name: getattr(told, f.name) for f in fields(told) if f.name != "step"}
-        self.event(kind, told.step, plain(named))
+        self.event(kind, told.step, json_data(named))
 
 
 def outcome_of(error: BaseException | None) -> str:

@@ -21,12 +21,13 @@ import pyarrow as pa
 
 from rayrec.checks import lasting_path
 from rayrec.errors import CheckpointError, SaveError, TrainingFailed
+from rayrec.fields.writing import json_data
 from rayrec.storage import one_line
 from rayrec.train.callbacks import Callback, RunInfo
 from rayrec.version import VERSION
 from rayrec.watch.event_callback import EventCallback, outcome_of
 from rayrec.watch.event_file import Patient, check_events, open_events
-from rayrec.watch.schema import FORMAT, plain
+from rayrec.watch.schema import FORMAT
 
 
 class EventLog(EventCallback):
@@ -96,7 +97,7 @@ class EventLog(EventCallback):
 
     @staticmethod
     def _line(event: str, step: int, values: Mapping[str, Any]) -> bytes:
-        line = {"event": event, "at": round(time.time(), 3), "step": step, **plain(values)}
+        line = {"event": event, "at": round(time.time(), 3), "step": step, **json_data(values)}
         return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 

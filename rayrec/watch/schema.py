@@ -7,11 +7,8 @@ finite is written as null, so that any JSON reader can read the file.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
-from enum import Enum
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -137,26 +134,3 @@ def _record(event: str) -> type:
                 options = {"default_factory": each.default_factory}
             named.append((each.name, _IN_JSON.get(kind, kind), field(**options)))
     return make_dataclass(event, named, kw_only=True)
-
-
-def plain(value: Any) -> Any:
-    """Any value as JSON data: numbers that are not finite are null, what JSON has not is text."""
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        named = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-        return {"type": type(value).__name__, **named}
-    if hasattr(value, "item") and getattr(value, "size", None) == 1:
-        return plain(value.item())
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    # The repr of code has its address, which says nothing of the run.
-    return getattr(value, "__qualname__", None) or type(value).__qualname__

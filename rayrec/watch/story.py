@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import UTC, datetime
 from statistics import median
 
@@ -51,9 +50,7 @@ def words_of(event: RunEvent) -> str:
     """Return an event other than a window as words."""
     values = event.values
     if event.kind in SAID:
-        kind = SAID[event.kind]
-        known = {f.name: values[f.name] for f in fields(kind) if f.name in values}
-        return str(kind(step=event.step, **known))
+        return str(SAID[event.kind](step=event.step, **values))
     if event.kind == "start":
         verb = "continued" if event.step else "started"
         return f"{verb} on {values['world_size']} ranks with rayrec {values['rayrec']}"

@@ -19,11 +19,11 @@ from typing import Any
 
 from rayrec.checks import is_uri, lasting_path
 from rayrec.errors import ConfigError
+from rayrec.fields.writing import json_data
 from rayrec.storage import one_line, probe_output
 from rayrec.train.callbacks import RunInfo
 from rayrec.watch.event_callback import EventCallback, outcome_of
 from rayrec.watch.numbers import numbers_of
-from rayrec.watch.schema import plain
 
 # bounds of MLflow's interface for one call, and for the value of a parameter
 BATCH, PARAMETER_BATCH, PARAMETER_LENGTH = 1000, 100, 500
@@ -194,7 +194,7 @@ class WandbCallback(Tracker):
         self._run: Any = None
 
     def _begin(self, info: RunInfo) -> None:
-        config = {"world_size": info.world_size, "steps": info.steps, **plain(info.settings)}
+        config = {"world_size": info.world_size, "steps": info.steps, **json_data(info.settings)}
         self._run = self._wandb.init(**{"name": info.name, "config": config, **self._options})
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
@@ -225,9 +225,9 @@ def _mlflow_name(name: str) -> str:
 
 
 def _indented(settings: Mapping[str, Any]) -> str:
-    return json.dumps(plain(settings), indent=1)
+    return json.dumps(json_data(settings), indent=1)
 
 
 def _text(value: Any) -> str:
-    simple = plain(value)
+    simple = json_data(value)
     return simple if isinstance(simple, str) else json.dumps(simple)
