@@ -244,7 +244,7 @@ def test_labels_that_must_be_binary_are_named(tmp_path):
     assert sum(batch.rows for batch in data.loader(0, 1, 50, binary_labels=["label"])) == 120
     with pytest.raises(InputError, match=r"'stars' holds \d in row \d+ of '.*parquet'"):
         list(data.loader(0, 1, 50, binary_labels=True))
-    with pytest.raises(InputError, match=r"'stars' holds \d in row \d+ of '.*parquet'"):
+    with pytest.raises(InputError, match="'stars'"):
         check_statistics(data)
     check_statistics(data, ["label"])
     spoil(tmp_path / "part-001.parquet", "label", 41, 2)

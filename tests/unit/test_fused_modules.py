@@ -169,7 +169,7 @@ def test_the_fused_optimizer_has_learning_rate_and_state_by_name() -> None:
     assert not torch.equal(
         fused.state_dict()["embedding_bags.t0.weight"], before["embedding_bags.t0.weight"]
     )
-    with pytest.raises(CheckpointError, match="lacks"):
+    with pytest.raises(CheckpointError):
         optimizer.load_state_dict({"state": {}})
 
 

@@ -88,7 +88,7 @@ def test_mistakes_raise_typed_errors():
     kt = KeyedTensor(["a"], [1], torch.rand(1, 1))
     with pytest.raises(UnknownKeyError, match="no key 'b'"):
         kt["b"]
-    with pytest.raises(UnknownKeyError, match="no key 'b'"):
+    with pytest.raises(UnknownKeyError, match="'b'"):
         KeyedTensor.regroup([kt], [["b"]])
     with pytest.raises(InputError, match="no KeyedTensor"):
         KeyedTensor.regroup([], [[]])

@@ -220,5 +220,5 @@ def test_regroup_as_a_module():
     assert (
         KTRegroupAsDict([["a"]], ["x"], emb_dtype=DataType.FP16)([kt])["x"].dtype == torch.float16
     )
-    with pytest.raises(ShapeError, match="1 groups and 2 keys"):
+    with pytest.raises(ShapeError):
         KTRegroupAsDict([["a"]], ["x", "y"])

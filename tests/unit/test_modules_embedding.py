@@ -206,10 +206,9 @@ def test_mistakes_raise_typed_errors():
 
     with pytest.raises(ConfigError, match="named twice"):
         EmbeddingBagCollection([table(), table()])
-    with pytest.raises(ConfigError, match="cannot name a torch module"):
-        EmbeddingBagCollection([table("a.b")])
-    with pytest.raises(ConfigError, match="cannot name a torch module"):
-        EmbeddingBagCollection([table("values")])
+    for name in ("a.b", "values"):
+        with pytest.raises(ConfigError, match="cannot name a torch module"):
+            EmbeddingBagCollection([table(name)])
     collection = EmbeddingBagCollection([table()], is_weighted=True)
     ids = KeyedJaggedTensor(["f"], torch.tensor([0, 1, 7]), torch.ones(3), torch.tensor([1, 2]))
     with pytest.raises(InputError, match="id 7 of key 'f', row 1"):
