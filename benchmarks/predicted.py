@@ -185,10 +185,10 @@ def rank_main(rank: int, port: Any, options: argparse.Namespace, results: Any) -
     import torch
     import torch.distributed as dist
 
+    from rayrec.calibration.measure import measure_topology
     from rayrec.comm.choose import exchange_for
     from rayrec.comm.process_group import destroy_process_group
     from rayrec.machine.memory import tune_malloc
-    from rayrec.train.measure import measure_topology
 
     tune_malloc()
     join(

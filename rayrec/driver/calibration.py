@@ -36,7 +36,7 @@ def calibrate(
     """
 
     def prepare(group: RankGroup) -> Prepared:
-        from rayrec.train.tasks import CalibrateTask
+        from rayrec.calibration.task import CalibrateTask
 
         return Prepared(CalibrateTask(topology=discover(group, scaling, setup_timeout_s)))
 

@@ -3,7 +3,7 @@
 A `Topology` is plain data. The driver fills it with what the cluster really has; `Topology.local`
 makes one for the ranks of one host. Bandwidths are per rank and in bytes per second; the defaults
 are orders of magnitude for prices, not promises: a calibration replaces them
-(`rayrec.train.measure`). Leaves out: links shared by several ranks, ranks of unequal speed.
+(`rayrec.calibration`). Leaves out: links shared by several ranks, ranks of unequal speed.
 Standard library only.
 """
 

@@ -93,17 +93,17 @@ class DataCursor:
         """Return the state for a checkpoint, with the options and data that it depends on."""
         return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
 
-    def restore(self, cursor: Mapping[str, Any], path: str) -> None:
-        """Go to the place that the checkpoint at `path` was saved at; new data begin anew.
+    def place_in(self, cursor: Mapping[str, Any], path: str) -> tuple[int, int]:
+        """Return epoch and batch of the checkpoint at `path`; new data stay where they are.
 
         Raises:
             ConfigError: the run's data, batch size or seed differ, so that the place means other
                 rows.
         """
         if self._spec.new_data:
-            return
+            return self.epoch, self.batch
         check_cursor(cursor, self._meaning(), path)
-        self.epoch, self.batch = int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
+        return int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
     def go_to(self, epoch: int, batch: int) -> None:
         """Go to a place of this very run."""

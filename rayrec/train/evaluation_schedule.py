@@ -31,7 +31,7 @@ class EvaluationSchedule:
 
     def resume(self, best: Best) -> None:
         """Restore the best evaluation from a checkpoint."""
-        self.best = best
+        self.best, self.early = best, ""
         self._look_at_patience()
 
     def next_step(self, step: int) -> int | None:

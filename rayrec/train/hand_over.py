@@ -8,9 +8,8 @@ its own plan, and fills it from what each of its ranks keeps (`take`). No storag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from rayrec.errors import CommError
 from rayrec.layout import ShardingPlan
 from rayrec.machine.available import available_bytes
 from rayrec.shards.state import ShardState
+from rayrec.train.run_state import LiveRun
 from rayrec.train.seat import RankContext
 from rayrec.train.window import gather_objects
 
@@ -38,9 +38,7 @@ class Held:
         world_rank, world_size: index of the rank in the old world, and size of that world.
         plan: sharding plan of the old world.
         states: rows and optimizer state of this rank, on the CPU.
-        small: state beside the rows, in bytes; see `InMemoryKeeper.remember`.
-        random: states of the random generators of every rank.
-        iteration: number of updates of the tables.
+        state: `RunState` of the run, in bytes.
     """
 
     rank: int
@@ -48,9 +46,7 @@ class Held:
     world_size: int
     plan: ShardingPlan
     states: Sequence[ShardState]
-    small: bytes
-    random: Sequence[Mapping[str, Any]]
-    iteration: int
+    state: bytes
 
 
 _held: Held | None = None
@@ -75,7 +71,28 @@ def take() -> Held:
     return held
 
 
-def on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
+def asked(live: LiveRun, wanted: int | None) -> bool:
+    """Return True if the tables are kept for the next world; see `next_ranks`."""
+    states = live.model.shard_states()
+    return next_ranks(wanted, states, live.spec.sharding_group_size) > 0
+
+
+def hold(live: LiveRun) -> None:
+    """Keep what this rank holds for the next world; all ranks call it together."""
+    # replicas have drifted apart, and each new rank takes a row from one of them
+    live.model.sync()
+    held = Held(
+        rank=live.rank % live.writers,
+        world_rank=live.rank,
+        world_size=live.world_size,
+        plan=live.spec.plan,
+        states=_on_cpu(live.model.shard_states()),
+        state=live.state().to_bytes(),
+    )
+    keep(held)
+
+
+def _on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
     """Copy shard states to the CPU, since the next model needs the memory of a GPU."""
     return [
         ShardState(

@@ -3,7 +3,8 @@
 All ranks hold the same spec and do the same things in the same order: as many steps as the spec and
 the dataset's metadata say, a merged window every few seconds, checkpoints at fixed steps. So nobody
 asks anybody how to go on, except for one agreement at the end of each window: whether to stop.
-Batches are read and their ids exchanged ahead, during the step before (`pipeline`). No Ray here.
+`RunLoop` goes over the windows; the steps inside of one are here. Batches are read and
+their ids exchanged ahead, during the step before (`pipeline`). No Ray here.
 """
 
 from __future__ import annotations
@@ -41,9 +42,6 @@ class RankTrainer(RankRun):
         device: device of this rank.
         on_phase: receives the current phase, in words that complete "while ...".
     Attributes:
-        step: global steps done.
-        rows, seconds: rows of training and its duration in this run, over all ranks.
-        loss: mean loss over the rows of the last window.
         profile: profile of this run, once it is complete.
     Raises:
         ConfigError: the model holds nothing to shard or an optimizer is unknown.
@@ -66,7 +64,7 @@ class RankTrainer(RankRun):
         self._dense = spec.dense_optimizer.make_dense(parameters) if parameters else None
         self._rates = LearningRates(spec, self.model, self._dense)
         clip_dense(spec, self._dense)
-        self._keep(self._dense)
+        self._track(self._dense)
         self.profile: Profile | None = None
         # a GPU's parts would have to be waited for
         if self.device.type == "cpu":
@@ -92,9 +90,9 @@ class RankTrainer(RankRun):
         """End the threads that work ahead; see `DistributedModelParallel.close`."""
         self._pipeline.close()
         if wait:
-            self._finish_save()
+            self._loop.finish()
         else:
-            self._leave_save()
+            self._loop.give_up()
         self.model.close(wait)
 
     def run(
@@ -119,73 +117,56 @@ class RankTrainer(RankRun):
             InputError: a batch is not what the model takes, or the loss is no longer finite.
             CommError: another rank is gone.
         """
-        self._tell = on_event
+        live = self._live
+        live.tell = on_event
         self.model.train()
-        self._on_phase("reading the first batch")
-        batches = self._cursor.batches()
+        live.on_phase("reading the first batch")
+        batches = live.cursor.batches()
         profiler = self._profiler()
-        stopped = False
         try:
-            stopped = not self._make_up(should_stop)
-            while self.step < self.spec.steps and not stopped and not self.early:
+            for window in self._loop.windows(should_stop, self.save_asked, profiler):
                 # Steps of a profile are counted apart from the mean that prices are compared with.
                 times = profiler.times if profiler and profiler.times else self._times
-                window, waited_s = self._steps(self._window_end(profiler), batches, times, on_step)
-                merged = window.merge(
-                    lambda: should_stop() or self.hooks.error is not None,
-                    waited_s,
-                    self._written,
-                    self.save_asked(),
-                )
-                self._report(merged, window.steps, self._rates.now(), self._times.last)
-                stopped = self._after_window(merged, should_stop)
-                if profiler is not None:
-                    profiler.turn(self.step, stopped)
-                    self.profile = profiler.result
+                self._steps(window, batches, times, on_step)
         finally:
             if profiler is not None:
+                self.profile = profiler.result
                 profiler.close()
             # first the thread that reads them
             self._pipeline.reset()
             batches.close()
-        self._end_run(stopped)
-        return stopped
+        self._loop.end(self.going_to)
+        return self.stopped
 
     def _steps(
-        self, end: int, batches: Iterator[Any], times: StepTimes, on_step: Callable[[int], None]
-    ) -> tuple[Window, float]:
-        """Train up to step `end`; return the window, and the seconds that it waited for batches."""
-        spec = self.spec
-        window = Window(self.device, self.world_size, spec.tasks, self.model.module)
+        self,
+        window: Window,
+        batches: Iterator[Any],
+        times: StepTimes,
+        on_step: Callable[[int], None],
+    ) -> None:
+        """Take the steps of a window."""
+        live, spec = self._live, self.spec
         times.begin()
-        first, waited_s = self.step + 1, self._pipeline.data_wait_s
-        while self.step < end:
+        first, waited_s = live.step + 1, self._pipeline.data_wait_s
+        while live.step < window.end:
             # nothing here waits for the device: losses and scores are summed there
-            self._rates.before(self.step)
+            self._rates.before(live.step)
             # the dense layers are updated at multiples, and from what there is at the end
-            number = self.step + 1
+            number = live.step + 1
             update = number % spec.accumulate == 0 or number == spec.steps
             done = self._pipeline.advance(batches, update)
             result = checked((done.loss, done.output))
             window.add(summarize(result, done.batch.rows, done.rows), done.batch)
-            self._cursor.advance()
-            self.step += 1
-            on_step(self.step)
-            self.hooks.step(self.step)
-            if self.step == first:
-                self._on_phase("training")
+            live.cursor.advance()
+            live.step = number
+            on_step(number)
+            self.hooks.step(number)
+            if number == first:
+                live.on_phase("training")
         times.add(window.steps)
-        return window, self._pipeline.data_wait_s - waited_s
-
-    def _window_end(self, profiler: Profiler | None) -> int:
-        """Return the last step of the next window, where a report, a save or a profile is due."""
-        ends = [self._next_end()]
-        if profiler is not None and profiler.due is not None:
-            ends.append(profiler.due)
-        # a report amid the profile would show in its trace
-        if profiler is None or profiler.times is None:
-            ends.append(self._report_end())
-        return min(ends)
+        window.waited_s = self._pipeline.data_wait_s - waited_s
+        window.rates, window.step_s = self._rates.now(), self._times.last
 
     def _profiler(self) -> Profiler | None:
         """Return the profiler of the steps that the spec names, or None."""

@@ -53,13 +53,12 @@ class LoopContext(RankRun):
         device = "cuda:0" if context.seat.device == "cuda" else "cpu"
         super().__init__(spec, device, context.phase)
         seed_all(spec.seed)
-        self._context, self._tell = context, context.report
+        self._context, self._live.tell = context, context.report
         self.save_asked, self.going_to = context.save_asked, context.going_to
         self._window: Window | None = None
         self._told: tuple[Tensor, Any, Any] | None = None
         self._stands_for: Rows = None
         self._values: Mapping[str, float] = {}
-        self.stopped = False
 
     @property
     def plan(self) -> ShardingPlan:
@@ -85,7 +84,7 @@ class LoopContext(RankRun):
         """
         if not hasattr(self, "model"):
             raise ConfigError("context.track comes after context.shard(module).")
-        self._keep(optimizer)
+        self._track(optimizer)
         self._context.phase("starting")
         began = self.begin(self._context.note)
         self._context.at_step(self.step)
@@ -104,39 +103,33 @@ class LoopContext(RankRun):
             CallbackError: a callback of this rank raised; what the run keeps was saved.
             InputError: the data hold what a batch cannot; or a reported loss is not finite.
         """
-        spec = self.spec
-        if spec.run_path or spec.resume_from or spec.init_from or self._publishes:
-            _ = self._keeper  # raises where nothing is tracked
+        spec, live = self.spec, self._live
+        keeps = spec.run_path or spec.resume_from or spec.init_from or spec.sync_points
+        if keeps or self._publishes:
+            _ = self._loop.checkpoints  # raises where nothing is tracked
         if not hasattr(self, "model"):
             raise ConfigError("call context.shard(module) before context.batches().")
-        if self._kept is None:
+        if self._loop.saves is None:
             self._context.report(Began(step=self.step, path=None))
         self.model.train()
-        source = self._cursor.batches()
-        first, self.stopped = self.step + 1, not self._make_up(self._context.should_stop)
+        source = live.cursor.batches()
+        first = self.step + 1
         try:
-            while self.step < self.spec.steps and not self.stopped and not self.early:
-                end = min(self._next_end(), self._report_end())
-                module, waited_s = self.model.module, 0.0
-                window = Window(self.device, self.world_size, self.spec.tasks, module)
-                while self.step < end:
+            for window in self._loop.windows(self._context.should_stop, self.save_asked):
+                while self.step < window.end:
                     started = time.perf_counter()
                     batch = next(source)
-                    waited_s += time.perf_counter() - started
+                    window.waited_s += time.perf_counter() - started
                     if self.device.type != "cpu":
                         batch = batch.to(self.device, non_blocking=True)
                     self._told = self._stands_for = None
                     yield batch
                     window.add(self._result(batch), batch)
                     self._count_step(first)
-                merged = window.merge(
-                    self._asked_to_stop, waited_s, self._written, self.save_asked()
-                )
-                self._report(merged, window.steps, {}, {}, self._values)
-                self.stopped = self._after_window(merged, self._context.should_stop)
+                window.values = self._values
         finally:
             source.close()
-        self._end_run(self.stopped)
+        self._loop.end(self.going_to)
 
     def loss_weight(self, batch: Any) -> float | Tensor:
         """Return the factor of this rank's mean loss before the backward pass, with which all ranks
@@ -185,12 +178,9 @@ class LoopContext(RankRun):
         loss, logits, labels = self._told or (torch.zeros((), device=self.device), None, None)
         return StepResult.told(loss, logits, labels, batch.rows, self._stands_for)
 
-    def _asked_to_stop(self) -> bool:
-        return self._context.should_stop() or self.hooks.error is not None
-
     def _count_step(self, first: int) -> None:
-        self._cursor.advance()
-        self.step += 1
+        self._live.cursor.advance()
+        self._live.step += 1
         self._context.at_step(self.step)
         self.hooks.step(self.step)
         if self.step == first:
@@ -220,15 +210,15 @@ class LoopTask:
         own = LoopContext(self.spec, context)
         try:
             scores = self.loop(own)
-            own._finish_save()  # a loop may leave `batches` before their end
-            if own._publisher is not None:
-                own._publisher.finish()
+            own._loop.finish()  # a loop may leave `batches` before their end
+            if own._loop.publisher is not None:
+                own._loop.publisher.finish()
             if scores is None and self.spec.eval_data is not None and not own.stopped:
                 context.phase("evaluating")
                 scores = own.final_scores(context.should_stop, context.beat)
         except Exception as error:
             own.hooks.end(error, own.step)
-            own._leave_save()
+            own._loop.give_up()
             raise
         finally:
             if hasattr(own, "model"):

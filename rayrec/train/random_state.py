@@ -7,7 +7,7 @@ Generators of the user's own are not among them.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,16 +67,21 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def go_on(
-    saved: Sequence[Mapping[str, Any]], rank: int, world_size: int, device: torch.device, place: str
+    saved: Mapping[int, Mapping[str, Any]],
+    saved_ranks: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    place: str,
 ) -> None:
-    """Restore a rank's generators from a checkpoint.
+    """Restore a rank's generators from those of `saved_ranks` ranks.
 
     Args:
         saved: states by rank. If they are of another number of ranks, all ranks are seeded anew.
             An older checkpoint has none, and nothing is changed.
         place: text that new seeds are derived from, such as the run's seed and its step.
     """
-    if len(saved) == world_size:
+    if saved_ranks == world_size:
         set_random_state(saved[rank], device)
     elif saved:
         # Python's own generator makes one number of any text, the same in every process.

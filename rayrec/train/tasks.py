@@ -1,20 +1,14 @@
-"""The tasks of this package, picklable values that ranks run: train, score, measure the ranks."""
+"""The tasks of this package, picklable values that ranks run: train, evaluate, predict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
-from rayrec.comm.choose import exchange_for
-from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
-from rayrec.layout import Topology
 from rayrec.train.config import TrainSpec
 from rayrec.train.loop import RankTrainer
-from rayrec.train.measure import measure_topology
 from rayrec.train.outcome import FitOutcome as FitOutcome
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankContext
@@ -133,21 +127,6 @@ class PredictTask:
             trainer.restore(self.checkpoint, weights_only=True)
             context.phase("predicting")
             return trainer.predict(data, self.folder, context.should_stop, context.beat)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrateTask:
-    """Measure these ranks; `topology` says which of them share a host and what memory they have."""
-
-    topology: Topology
-
-    def run(self, context: RankContext) -> Topology:
-        """Measure on this rank, together with all ranks."""
-        device = torch.device(_device(context))
-        exchange: Exchange = LocalExchange()
-        if self.topology.world_size > 1:
-            exchange = exchange_for(None, device)
-        return measure_topology(exchange, self.topology, device, context.note)
 
 
 def _device(context: RankContext) -> str:

@@ -61,6 +61,13 @@ class Window:
         world_size: number of ranks that merge their windows.
         tasks: tasks of the run; none means one binary task.
         model: trained model, which may say that its logits are no probabilities.
+    Attributes:
+        end: global step after which the window is merged.
+        steps: steps done.
+        waited_s: seconds in which this rank waited for batches.
+        rates: learning rates of the last step, "sparse" and "dense".
+        step_s: seconds of the mean step by part.
+        values: further scores, as the loop gives them.
     """
 
     def __init__(
@@ -71,6 +78,10 @@ class Window:
         model: nn.Module | None = None,
     ) -> None:
         self._device, self._world_size = device, world_size
+        self.end, self.waited_s = 0, 0.0
+        self.rates: Mapping[str, float] = {}
+        self.step_s: Mapping[str, float] = {}
+        self.values: Mapping[str, float] = {}
         self._scoring = Scoring(tasks, device, model)
         # on the device, so that no step waits for it
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -89,17 +100,12 @@ class Window:
             self._scoring.add(outputs, batch)
 
     def merge(
-        self,
-        should_stop: Callable[[], bool],
-        waited_s: float,
-        written: bool = False,
-        save: bool = False,
+        self, should_stop: Callable[[], bool], written: bool = False, save: bool = False
     ) -> WindowSum:
         """End the window on all ranks together.
 
         Args:
             should_stop: read now.
-            waited_s: seconds of the window in which this rank waited for batches.
             written: a checkpoint behind the training is over on this rank.
             save: this rank was asked to save.
         """
@@ -110,7 +116,7 @@ class Window:
         # each rank fills in its own
         waits, memory = [0.0] * self._world_size, [0.0] * self._world_size
         rank = dist.get_rank() if dist.is_initialized() else 0
-        waits[rank] = waited_s / max(seconds, 1e-9)
+        waits[rank] = self.waited_s / max(seconds, 1e-9)
         memory[rank] = float(memory_in_use(self._device))
         # the sum over ranks is their mean
         own_s = seconds / self._world_size

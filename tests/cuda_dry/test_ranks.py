@@ -161,9 +161,9 @@ def test_replicas_are_equal(pool: RankPool, folder: Path, sync_every: int) -> No
 
 
 def measure(rank: int, world: int) -> float:
+    from rayrec.calibration.measure import measure_topology
     from rayrec.comm.choose import exchange_for
     from rayrec.layout import Topology
-    from rayrec.train.measure import measure_topology
 
     device, topology = torch.device("cuda"), Topology.local(2, memory_bytes=1 << 30, device="cuda")
     return measure_topology(exchange_for(None, device), topology, device).memory_bw

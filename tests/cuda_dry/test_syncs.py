@@ -125,7 +125,7 @@ def test_the_trainers_steps_stop_only_the_thread_that_works_ahead(tmp_path: Path
     write_clicks(tmp_path)
     with RankTrainer(spec_of(tmp_path), "cuda") as trainer:
         trainer.run()
-        pipeline, batches = trainer._pipeline, trainer._cursor.batches()
+        pipeline, batches = trainer._pipeline, trainer._live.cursor.batches()
         pipeline.advance(batches)
         with runtime.syncs() as found:
             for _ in range(4):

@@ -62,7 +62,7 @@ def test_dense_layers_train_by_every_optimizer(folder: Path, name: str) -> None:
 
 def test_batches_are_read_into_pinned_memory(folder: Path) -> None:
     with RankTrainer(spec_of(folder), "cuda") as trainer:
-        batch = next(trainer._cursor.batches())
+        batch = next(trainer._live.cursor.batches())
         kjt = batch.sparse_features
         assert all(
             t.is_pinned() for t in (batch.labels, batch.dense_features, kjt.values(), kjt.lengths())

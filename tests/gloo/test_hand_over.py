@@ -141,9 +141,7 @@ def passed_on_with_much_in_common(rank: int, ranks: int) -> None:
         world_size=ranks,
         plan=plan,
         states=[ShardState(shard, torch.ones(4, 2)) for shard in plan.shards(rank)],
-        small=small,
-        random=(),
-        iteration=7,
+        state=small,
     )
     all_gather = dist.all_gather
 
@@ -160,7 +158,7 @@ def passed_on_with_much_in_common(rank: int, ranks: int) -> None:
     finally:
         dist.all_gather = all_gather
     told = hand_over.take()
-    assert (told.small, told.iteration, len(told.states)) == (small, 7, len(plan.shards(rank)))
+    assert (told.state, len(told.states)) == (small, len(plan.shards(rank)))
     assert 0 < max(gathered) < len(small)
 
 

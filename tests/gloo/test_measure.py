@@ -12,6 +12,7 @@ from time import perf_counter
 import pytest
 import torch
 
+from rayrec.calibration.measure import measure_topology, plan_amounts, random_batch, random_design
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import EmbeddingBagConfig, Topology
@@ -20,7 +21,6 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.observe.timer import StepTimer
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.planner.costs import CostModel
-from rayrec.train.measure import measure_topology, plan_amounts, random_batch, random_design
 from tests.ranks import RankPool
 
 

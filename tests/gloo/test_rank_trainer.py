@@ -34,7 +34,7 @@ def both_loops(rank: int, world_size: int, folder: Path) -> None:
 
     with RankTrainer(spec) as trainer:
         trainer.run(on_step=one_thread_reads)
-        assert (trainer._cursor.epoch, trainer._cursor.batch) == (1, 5)
+        assert (trainer._live.cursor.epoch, trainer._live.cursor.batch) == (1, 5)
         got = numbers(trainer.model)
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("prefetch", "rayrec-"))]
     torch.manual_seed(spec.seed)

@@ -41,6 +41,7 @@ def lives(rank: int, world_size: int, folder: Path, name: str, falls: list[int])
         spec_of(folder, world_size),
         dense_optimizer=OptimizerConfig(name="adam", lr=1e-2),
         sparse_schedule=stages,
+        dense_schedule=(WarmupStage(WarmupPolicy.CONSTANT, max_iters=8, value=0.1),),
         evaluation=EvaluationConfig(every_n_steps=5),
         report_every_s=0.001,
     )

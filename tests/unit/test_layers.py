@@ -56,6 +56,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "distributed": 11,
     "train": 12,
     "actors": 13,
+    "calibration": 13,
     "watch": 13,
     "driver": 14,
     "serve.ray_serve": 9,

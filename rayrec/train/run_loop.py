@@ -1,0 +1,180 @@
+"""`RunLoop`: the loop of a run over its windows of steps, and the acts between two windows.
+
+A window is merged over the ranks and reported; then the run evaluates, saves, publishes and
+profiles, as far as that is due, and goes on or stops. Every rank decides alike: all hold the same
+spec and see the same sums, and what only one of them was asked (to stop, to save) travels with the
+sums. The parts are values of the loop; who takes the steps is its caller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from rayrec.errors import ConfigError
+from rayrec.observe.profile import Profiler
+from rayrec.train import hand_over
+from rayrec.train.checkpoints import Checkpoints
+from rayrec.train.events import Evaluation
+from rayrec.train.publisher import Publisher
+from rayrec.train.reports import Reports
+from rayrec.train.run_state import LiveRun
+from rayrec.train.sync_points import RankPoints
+from rayrec.train.window import Window
+
+Evaluate = Callable[..., dict[str, float] | None]
+
+
+class RunLoop:
+    """Loop of one rank of a run; all ranks call the same methods together.
+
+    Args:
+        points: sync points of the rank, or None.
+        evaluate: scores rows, as `RankRun.evaluate` does.
+    Attributes:
+        saves: checkpoints; None until the loop has said what they hold.
+        publisher: publications; None where the run publishes nothing.
+        reports: reports of the merged windows.
+        stopped: the run was stopped before its end.
+        handed_over: the ranks keep their tables for the next world, and have not saved them.
+    """
+
+    def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
+        self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
+        self.reports = Reports(live)
+        self.saves: Checkpoints | None = None
+        self.publisher: Publisher | None = None
+        self.stopped = self.handed_over = False
+
+    def windows(
+        self,
+        should_stop: Callable[[], bool],
+        save_asked: Callable[[], bool],
+        profiler: Profiler | None = None,
+    ) -> Iterator[Window]:
+        """Yield each window for its steps, and act at its end, until the run ends or is stopped.
+
+        Windows end where an act is due, so none is missed, and no step has a test for it.
+
+        Args:
+            should_stop, save_asked: read at the end of each window; one rank's True counts for all.
+        """
+        live, schedule = self._live, self._live.schedule
+        # an evaluation that a stop at this step had left out
+        self.stopped = schedule.missed(live.step) and not self._score(should_stop)
+        while live.step < self._spec.steps and not self.stopped and not schedule.early:
+            window = Window(live.device, live.world_size, self._spec.tasks, live.model.module)
+            window.end = self._next_end(profiler)
+            yield window  # the caller takes its steps
+            merged = window.merge(
+                lambda: should_stop() or live.hooks.error is not None,
+                self.saves is not None and self.saves.written,
+                save_asked(),
+            )
+            self.reports.add(window, merged)
+            self.stopped = merged.stop
+            if self.saves is not None:
+                self.saves.before_evaluation(merged)
+            if schedule.due(live.step, merged.seconds) and not self.stopped:
+                self.stopped = not self._score(should_stop)
+            if self.saves is not None:
+                self.saves.after_window(merged)
+            if self.points is not None:
+                self.points.after_window(live)
+            if self.publisher is not None:
+                self.publisher.after_window(live.step, merged.seconds)
+            if profiler is not None:
+                profiler.turn(live.step, self.stopped)
+
+    def end(self, going_to: Callable[[], int]) -> None:
+        """Hand the tables over or save them, publish, and raise the error of a callback, if any.
+
+        Args:
+            going_to: returns the number of ranks that the run goes on with; 0 if it ends.
+        """
+        error = self._live.hooks.error
+        if self.saves is not None:
+            self.saves.ending = True
+            may = self.stopped and hand_over.asked(self._live, None if error else going_to())
+            if may:
+                self.saves.finish()
+                hand_over.hold(self._live)
+            self.handed_over = may
+            self.saves.at_end(handed_over=may)
+        if self.publisher is not None:
+            self.publisher.at_end(self._live.step)
+        self.finish()
+        if self._live.hooks.error is not None:
+            raise self._live.hooks.error
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Checkpoints of the run.
+
+        Raises:
+            ConfigError: the loop has not said what they hold.
+        """
+        if self.saves is None:
+            raise ConfigError(
+                "the loop did not say what checkpoints hold: call context.track(optimizer) after "
+                "context.shard(module)."
+            )
+        return self.saves
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        if self.saves is not None:
+            self.saves.finish()
+
+    def give_up(self) -> None:
+        """Abandon a checkpoint or publication under way, since this rank leaves its world."""
+        if self.saves is not None:
+            self.saves.give_up()
+        if self.publisher is not None:
+            self.publisher.give_up()
+
+    def final_scores(
+        self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
+    ) -> dict[str, float] | None:
+        """Score all evaluation data after training; return None when the evaluation was stopped."""
+        assert self._spec.eval_data is not None
+        live, started = self._live, time.perf_counter()
+        done = live.schedule.whole(live.step)
+        scores = dict(done.scores) if done is not None else None
+        if scores is None:
+            scores = self._evaluate(self._spec.eval_data, None, should_stop, on_batch)
+        if scores is not None:
+            rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
+            live.announce(
+                Evaluation(step=live.step, scores=scores, rows=rows, seconds=seconds, final=True)
+            )
+        return scores
+
+    def _score(self, should_stop: Callable[[], bool]) -> bool:
+        """Score the evaluation data during training; return False if stopped in between."""
+        assert self._spec.eval_data is not None
+        live, started = self._live, time.perf_counter()
+        live.on_phase("evaluating")
+        rows = live.schedule.rows
+        scores = self._evaluate(self._spec.eval_data, None, should_stop, sample=rows)
+        live.on_phase("training")
+        if scores is None:
+            return False
+        judged = live.schedule.judge(live.step, scores, time.perf_counter() - started)
+        live.announce(judged)
+        if self.saves is not None:
+            self.saves.after_evaluation(judged)
+        return True
+
+    def _next_end(self, profiler: Profiler | None) -> int:
+        """Return the last step of the next window, where an act or a report is due."""
+        parts = (self._live.schedule, self.saves, self.points, self.publisher)
+        ends = [part.next_step(self._live.step) for part in parts if part is not None]
+        due = min([self._spec.steps, *(end for end in ends if end is not None)])
+        end = due
+        if profiler is not None and profiler.due is not None:
+            end = min(end, profiler.due)
+        # a report amid the profile would show in its trace
+        if profiler is None or profiler.times is None:
+            end = min(end, self.reports.next_step(due))
+        return end

@@ -1,0 +1,197 @@
+"""Start of a rank's run: anew, from weights, a checkpoint, a sync point, or tables in memory.
+
+Each way fills the rows and returns or goes to a `RunState`. A damaged checkpoint is found while its
+rows are read, so every rank tries the same checkpoints in the same order, and they agree, after
+each, whether it was whole. All ranks call the same functions together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rayrec.checkpoint import CheckpointManager, RestoredCheckpoint, restore_checkpoint
+from rayrec.errors import DamagedCheckpointError
+from rayrec.shards.overlap import fill
+from rayrec.train import hand_over
+from rayrec.train.checkpoints import Checkpoints
+from rayrec.train.dense_optimizer import check_dense_optimizer
+from rayrec.train.events import Began
+from rayrec.train.run_state import LiveRun, RunState
+from rayrec.train.shaping import Best
+from rayrec.train.sync_points import RankPoints
+from rayrec.train.window import gather_objects
+
+Note = Callable[[str], None]
+
+
+def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, note: Note) -> Began:
+    """Bring a run to the starting point of its spec.
+
+    Args:
+        note: receives a line about the starting point.
+    Raises:
+        CheckpointError, ConfigError: as `restore` raises them.
+    """
+    spec, checkpoints.note = live.spec, note
+    if spec.handed_over:
+        live.on_phase("taking the tables over")
+        held = hand_over.take()
+        fill(live.model.shard_states(), held.states)
+        state = RunState.from_bytes(held.state)
+        live.model.iteration = state.updates
+        _go_on_in_memory(live, checkpoints, state, note)
+        return Began(step=live.step, path=None, in_memory=True)
+    point = None if points is None else points.go_back(live)
+    if point is not None:
+        _go_on_in_memory(live, checkpoints, point, note)
+        return Began(step=live.step, path=None, in_memory=True)
+    if spec.resume_from:
+        path = _resume(live, checkpoints, note)
+        return Began(step=live.step, path=path)
+    if spec.init_from:
+        # step and place in the data stay at the beginning
+        _read_weights(live, spec.init_from, optimizer_state=spec.init_optimizer_state)
+        what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
+        note(f"started with the {what} of {spec.init_from}, at step 0")
+    return Began(step=live.step, path=None)
+
+
+def restore(
+    live: LiveRun, checkpoints: Checkpoints, path: str, *, weights_only: bool = False
+) -> int:
+    """Resume a checkpoint of any number of ranks and any plan, and return its global steps.
+
+    Args:
+        weights_only: take no optimizer state and no place in the data, as evaluation does.
+    Raises:
+        CheckpointError: it is missing, damaged, or of another model.
+        ConfigError: the run's data, batch size or seed differ, so that the place in the data means
+            other rows.
+    """
+    spec = live.spec
+    if weights_only:
+        live.step = _read_weights(live, path)
+        return live.step
+    saved = _read(live, path, with_state=True)
+    if spec.run_path and CheckpointManager(spec.run_path).step_of(path) == saved.step:
+        checkpoints.newest = path
+    live.go_to(_state_of(live, saved, path), path)
+    return saved.step
+
+
+def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
+    """Return the state of a run that goes on from a checkpoint."""
+    epoch, batch = live.cursor.place_in(saved.cursor, path)
+    # rows of the run before a failure count, those of another run do not
+    began = live.spec.run_began
+    is_same_run = began is not None and saved.step > began
+    trained = saved.extras.get("trained", {}) if is_same_run else {}
+    return RunState(
+        step=saved.step,
+        epoch=epoch,
+        batch=batch,
+        rows=int(trained.get("rows", 0)),
+        seconds=float(trained.get("seconds", 0.0)),
+        best=Best.from_json(saved.extras.get("best")),
+        updates=int(saved.extras.get("table_updates", 0)),
+        dense=saved.dense,
+        dense_optimizer=saved.dense_optimizer,
+        world_size=len(saved.random),
+        random=dict(enumerate(saved.random)),
+    )
+
+
+def _read_weights(live: LiveRun, path: str, *, optimizer_state: bool = False) -> int:
+    """Fill rows and dense layers from a checkpoint, and return its global steps."""
+    saved = _read(live, path, with_state=optimizer_state)
+    live.load_dense(saved.dense, path)
+    if optimizer_state:
+        live.load_dense_optimizer(saved.dense_optimizer)
+    return saved.step
+
+
+def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
+    """Fill the rows from a checkpoint, with their optimizers' state and updates if asked.
+
+    Raises:
+        CheckpointError: it is missing, damaged, of another model, or was trained with other sparse
+            optimizers whose state is wanted.
+        ConfigError: it was trained with another dense optimizer whose state is wanted.
+    """
+    states = live.model.shard_states()
+    if not with_state:
+        states = [type(state)(state.shard, state.weight) for state in states]
+    names = {name: {"name": o.name} for name, o in live.model.sparse_optimizers.items()}
+    saved = restore_checkpoint(
+        path, states, tables=live.tables, optimizers=names if with_state else None
+    )
+    if with_state:
+        check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
+        live.model.iteration = int(saved.extras.get("table_updates", 0))
+    return saved
+
+
+def _resume(live: LiveRun, checkpoints: Checkpoints, note: Note) -> str:
+    """Resume the first whole checkpoint of the spec's, and return its path."""
+    spec = live.spec
+    path, step = first_whole(lambda path: restore(live, checkpoints, path), spec.resume_from, note)
+    data = ", with new data from the beginning" if spec.new_data else ""
+    # after a failure the driver says so, with the failure
+    if spec.run_began is None:
+        note(f"resumed from {path} at step {step}{data}")
+    if step >= spec.steps:
+        note(
+            f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
+            f"is at step {step}"
+        )
+    _set_later_aside(live, path, step, note)
+    return path
+
+
+def _go_on_in_memory(live: LiveRun, checkpoints: Checkpoints, state: RunState, note: Note) -> None:
+    """Go to a state that was kept in memory, whose rows are in place."""
+    live.go_to(state, "the memory of the ranks")
+    if live.spec.run_path:
+        path = CheckpointManager(live.spec.run_path).path(state.step)
+        if path in live.spec.resume_from:
+            checkpoints.newest = path
+        # only damaged ones are later, since a whole one would have been gone on from
+        _set_later_aside(live, path, state.step, note)
+
+
+def first_whole(restore: Callable[[str], int], paths: Sequence[str], note: Note) -> tuple[str, int]:
+    """Restore the first checkpoint that no rank finds damaged. All ranks call it together.
+
+    Args:
+        restore: fills the model from a checkpoint; returns its step.
+        paths: paths of checkpoints, the wanted one first.
+        note: receives a line for each checkpoint that was passed over.
+    Returns:
+        the path and its step.
+    Raises:
+        DamagedCheckpointError: all are damaged.
+    """
+    for path in paths:
+        step, damage = 0, ""
+        try:
+            step = restore(path)
+        except DamagedCheckpointError as error:
+            damage = str(error)
+        # all ranks pass over what one of them finds damaged
+        first = next((told for told in gather_objects(damage) if told), "")
+        if not first:
+            return path, step
+        if path == paths[-1]:
+            raise DamagedCheckpointError(first)
+        note(f"passed over {path}, which is damaged: {first}")
+    raise AssertionError("paths is not empty")
+
+
+def _set_later_aside(live: LiveRun, path: str, step: int, note: Note) -> None:
+    """Move later steps of the run's folder away, since the run writes those steps anew."""
+    run_path = live.spec.run_path
+    if not run_path or live.rank != 0 or CheckpointManager(run_path).step_of(path) is None:
+        return
+    folder = CheckpointManager(run_path).set_aside(step)
+    if folder is not None:
+        note(f"checkpoints after step {step} were set aside in {folder}")
