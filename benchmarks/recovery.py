@@ -114,8 +114,8 @@ class Chaos(Callback):
     def _ranks(self) -> list[int]:
         """The rank processes of the driver's group, as they are just now."""
         controller = self._driver[0]._ranks._controller
-        placed = None if controller is None else controller._placed
-        pids = [] if placed is None else [address.pid for address in placed.group.addresses]
+        standing = None if controller is None else controller.standing
+        pids = [] if standing is None else [address.pid for address in standing.roster.addresses]
         return [pid for pid in pids if _is_rank(pid)]
 
 
