@@ -132,6 +132,8 @@ def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_users(
             return 0
 
     monkeypatch.setattr(ray, "init", fails)
+    # another test of this process may have left a connection, as its head was slow
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for name in ("RAY_AUTH_MODE", "RAY_worker_niceness"):
         monkeypatch.setenv(name, "0")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
