@@ -157,10 +157,11 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         have = set(places) | {seat.place for seat in roster.ranks if seat.process is not None}
         chosen = run.places if have.issuperset(run.places) else None
     if chosen is None:
-        if scaling.is_elastic and roster.ranks:
+        nodes = view.rooms.nodes if view.rooms is not None else {}
+        given = sum(place.group == BASE for place in nodes)
+        if scaling.is_elastic and (roster.ranks or given == scaling.least):
             # what the first group lost comes back together or not at all; single places come sooner
             lacks = scaling.least - sum(place.group == BASE for place in places)
-            nodes = view.rooms.nodes if view.rooms is not None else {}
             lacks += sum(p.group != BASE and p in nodes and p not in places for p in run.places)
             yield from ask(run, view, wanted + lacks)
         yield from _wait(run, state, view, len(places), ranks)
