@@ -132,7 +132,7 @@ def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_users(
             return 0
 
     monkeypatch.setattr(ray, "init", fails)
-    # another test of this process may have left a connection, as its head was slow
+    # the tests of tests/ray have one cluster for all, which may be that of this process
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for name in ("RAY_AUTH_MODE", "RAY_worker_niceness"):
         monkeypatch.setenv(name, "0")
