@@ -33,7 +33,7 @@ def command(runs: tuple[str, ...], out: str) -> None:
     from rayrec.driver.replay import timelines
     from rayrec.watch import write_run_page
 
+    print(f"page: {write_run_page(runs, out)}")
     for run in runs:
         for line in timelines(run):
             print(line)
-    print(f"page: {write_run_page(runs, out)}")

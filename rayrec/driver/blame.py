@@ -17,6 +17,11 @@ _VARYING = re.compile(
 )
 
 
+def silence(seconds: float) -> str:
+    """Return the cause of a failure for a process that gives no answer, in one line."""
+    return f"no answer for {seconds:.0f} s (stopped or overloaded)"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """State of one rank as the driver observes it.

@@ -34,7 +34,7 @@ class FailureConfig:
             that lost processes and no host goes on from the last one, out of memory; see
             docs/resilience.md. None sets none.
         log_decisions: write what the driver sees and decides into the folder logs of the run, where
-            `rayrec report` finds it; about a kilobyte a second for each rank.
+            `rayrec report` finds it; about two kilobytes a second for each rank.
     """
 
     max_failures: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.blame import Blame, Observation, silence
 from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Reply, Tell, View
 from rayrec.driver.policies import LEAVE_S, answer, never_came_s, to_replace
 from rayrec.driver.roster import Role, Seat, Stage, numbered
@@ -39,7 +39,7 @@ def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
     yield Tell(event=recovery.failed(blame, view.now))
     run.handed_over = False
     run.former, run.goes_back = (), False
-    yield from part(run)
+    yield from dismiss(run, Role.LEAVER)
     run.state = Gathering()
 
 
@@ -87,9 +87,9 @@ def _away(run: Run, seen: Observation, seat: Seat) -> Observation:
     return replace(seen, poll=left if seen.silent_s < limit_s else None)
 
 
-def part(run: Run) -> Iterator[Command]:
-    """End the processes that have lost their rank."""
-    for seat in run.roster.of(Role.LEAVER):
+def dismiss(run: Run, role: Role) -> Iterator[Command]:
+    """Remove the seats of a role, and end their processes."""
+    for seat in run.roster.of(role):
         run.roster.remove(seat)
         if seat.process is not None:
             yield EndProcess(process=seat.process)
@@ -125,8 +125,7 @@ def ailing(
         if reply is not None and reply.cause:
             return _told(rank, seat, reply, what)
         if seen.silent_s >= limit_s and (seen.is_awake or seen.poll is None):
-            cause = f"no answer for {seen.silent_s:.0f} s (stopped or overloaded)"
-            return _blame(rank, seat, cause, "", "silent")
+            return _blame(rank, seat, silence(seen.silent_s), "", "silent")
     return None
 
 

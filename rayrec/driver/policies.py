@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.blame import Blame, Observation, silence
 from rayrec.train.rank_error import RankError
 
 # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
@@ -197,7 +197,7 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
 def _frozen(silent: Sequence[Observation], ranks: Sequence[Observation], more: str = "") -> Blame:
     """Blame the rank that has been silent for the longest time."""
     mute = max(silent, key=lambda rank: rank.silent_s)
-    cause = f"no answer for {mute.silent_s:.0f} s (stopped or overloaded){more}"
+    cause = silence(mute.silent_s) + more
     step = _last_step(ranks)
     return Blame(rank=mute.rank, host=mute.host, cause=cause, step=step, kind="silent")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rayrec.driver.blame import Blame, RankTrouble
+from rayrec.driver.blame import Blame, RankTrouble, silence
 from rayrec.driver.processes import Processes
 from rayrec.driver.ray_replies import stacks_of, told
 from rayrec.errors import ConfigError
@@ -163,8 +163,7 @@ class RankGroup:
             if view.death:
                 raise self._trouble(rank, view.death, what, "died")
             if view.is_awake and view.silent_s >= self._silence_s:
-                cause = f"no answer for {view.silent_s:.0f} s (stopped or overloaded)"
-                raise self._trouble(rank, cause, "", "silent")
+                raise self._trouble(rank, silence(view.silent_s), "", "silent")
 
     def _trouble(self, rank: int, cause: str, what: str, kind: Any) -> RankTrouble:
         host = self.addresses[rank].host

@@ -64,10 +64,10 @@ class RayCluster:
         signals: Signals,
         say: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self._scaling, self._prepare, self._signals, self._say = scaling, prepare, signals, say
+        self._prepare, self._signals, self._say = prepare, signals, say
         self.prepared = Prepared(None)
         self.processes = Processes(scaling)
-        self._groups = PlacementGroups()
+        self._groups = PlacementGroups(scaling.bundle)
         self._view = View(now=time.monotonic())
         self._tasks: dict[Which, Any] = {}
         self._planned: Planned | None = None
@@ -110,7 +110,7 @@ class RayCluster:
         for command in commands:
             match command:
                 case Ask():
-                    self._groups.ask(command, self._scaling.bundle)
+                    self._groups.ask(command)
                 case GiveBack():
                     self._groups.give_back(command.group)
                 case StartProcess():

@@ -158,7 +158,12 @@ def recording(run_path: str) -> Iterator[Callable[[Rules | Look], None]]:
 def timelines(run_path: str) -> Iterator[str]:
     """Replay the logs of a run, and yield lines for people: when it entered which state."""
     for path in sorted(glob(f"{escape(run_path)}/logs/{PREFIX}*.jsonl")):
-        replay(path)
+        try:
+            replay(path)
+        except InputError as error:
+            # a log of another version hinders no report
+            yield str(error)
+            continue
         _, looks = read_log(path)
         began, state = None, ""
         yield f"{path}: the same commands follow again"

@@ -20,21 +20,25 @@ WAIT_TURN_S = 0.25
 
 
 class PlacementGroups:
-    """Placement groups of one run, by number."""
+    """Placement groups of one run, by number.
 
-    def __init__(self) -> None:
+    Args:
+        bundle: Ray resources of each place.
+    """
+
+    def __init__(self, bundle: dict[str, float]) -> None:
+        self._bundle = bundle
         # both belong to the thread of `head`
         self._asked: dict[int, Ask] = {}
         self._groups: dict[int, Any] = {}
 
-    def ask(self, ask: Ask, bundle: dict[str, float]) -> None:
-        """Ask for a group whose places have the resources of `bundle`."""
+    def ask(self, ask: Ask) -> None:
+        """Ask for a group."""
 
         def make() -> None:
             self._asked[ask.group] = ask
-            self._make(ask, bundle)
+            self._make(ask)
 
-        self._bundle = bundle
         head.aside(make)
 
     def give_back(self, number: int) -> None:
@@ -64,12 +68,12 @@ class PlacementGroups:
         head.aside(remove)
         head.settle()
 
-    def _make(self, ask: Ask, bundle: dict[str, float]) -> None:
+    def _make(self, ask: Ask) -> None:
         from ray.util.placement_group import placement_group
 
         # Ray takes the wish for a node with one strategy alone; for one bundle all are alike
         near = {"_soft_target_node_id": ask.near} if ask.near else {}
-        wanted = [dict(bundle) for _ in range(ask.bundles)]
+        wanted = [dict(self._bundle) for _ in range(ask.bundles)]
         self._groups[ask.group] = placement_group(wanted, strategy=ask.strategy, **near)
 
     def _remove(self, number: int) -> None:
@@ -87,7 +91,7 @@ class PlacementGroups:
         base = "unknown"
         for number, ask in self._asked.items():
             if number not in self._groups:
-                self._make(ask, self._bundle)
+                self._make(ask)
             state, given = bundles(self._groups[number])
             if number == BASE:
                 base = state

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.commands import Command, EndProcess, Save, Stop, Tell, View
-from rayrec.driver.failing import failed, part
+from rayrec.driver.commands import Command, Save, Stop, Tell, View
+from rayrec.driver.failing import dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
 from rayrec.driver.policies import Decision, judge
@@ -39,7 +39,7 @@ def hand_over(run: Run, view: View) -> Iterator[Command]:
         yield from failed(run, view, verdict.failure)
     elif verdict.action == "finish":
         if run.roster.of(Role.LEAVER):
-            yield from part(run)
+            yield from dismiss(run, Role.LEAVER)
             yield from ask(run, view, run.sizing.wanted)
         yield Tell(event=Milestone("tables passed on", at=view.wall))
         run.state = Starting(first=False)
@@ -204,7 +204,8 @@ def _goal(
             yield from _tell_short(run, view, len(places))
     goal = sizing.goal(size, None if places is None else len(places), now)
     if goal < size:
-        yield from _forget_growth(run, state)
+        state.growing = None
+        yield from dismiss(run, Role.NEWCOMER)
         return goal
     if state.growing is None and places is not None and goal > size:
         held = run.places
@@ -223,7 +224,8 @@ def _goal(
     goal, latest = state.growing
     ready = yield from _newcomers(run, view)
     if sizing.wanted < goal:
-        yield from _forget_growth(run, state)
+        state.growing = None
+        yield from dismiss(run, Role.NEWCOMER)
     elif ready or now > latest:
         state.growing = None
         return goal
@@ -239,14 +241,6 @@ def _newcomers(run: Run, view: View) -> Generator[Command, None, bool]:
             yield from warm(run, seat)
             ready = ready and seat.stage is Stage.READY
     return ready
-
-
-def _forget_growth(run: Run, state: Running) -> Iterator[Command]:
-    state.growing = None
-    for seat in run.roster.of(Role.NEWCOMER):
-        run.roster.remove(seat)
-        if seat.process is not None:
-            yield EndProcess(process=seat.process)
 
 
 def _tell_short(run: Run, view: View, room: int) -> Iterator[Command]:

@@ -21,11 +21,11 @@ from rayrec.fields.typed import check_fields
 from rayrec.recipe import MAX_SIZE
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
 from rayrec.runs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
+from rayrec.runs.training import FileRun
 from rayrec.storage import probe_output
 
 if TYPE_CHECKING:
-    from rayrec.driver import Result, RunConfig, ScalingConfig
-    from rayrec.planner import ParameterConstraints
+    from rayrec.driver import Result
 
 TWO_TOWER: Literal["two_tower"] = "two_tower"
 
@@ -70,31 +70,20 @@ class TwoTowerModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TowerRun:
-    """Training run of two towers.
+class TowerRun(FileRun):
+    """Training run of two towers, on rows of any label.
 
     Attributes:
         model: the towers.
-        run, scaling: options of the run and of its ranks.
-        train, eval: folder, file or URI of the rows, of any label.
-        schema, schema_source: the JSON text of the schema, and its name in messages.
+        eval: as `train`, of the rows to score.
+        schema: the JSON text of the schema.
         work_dir: folder for the rows with label 1, seen by all ranks; None takes a temporary one.
-        plan: "auto", a sharding kind, or a plan's JSON file.
-        topology: JSON file of a calibrated topology, or None.
-        constraints: limits on the planner's choice, by table.
     """
 
     model: TwoTowerModel
-    run: RunConfig
-    scaling: ScalingConfig
-    train: str
     eval: str
     schema: str
-    schema_source: str
     work_dir: str | None = None
-    plan: str = "auto"
-    topology: str | None = None
-    constraints: Mapping[str, ParameterConstraints] | None = None
 
 
 def train_towers(tower_run: TowerRun, reporting: Reporting) -> None:

@@ -25,31 +25,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClickRun:
-    """Training run of a click model.
+class FileRun:
+    """Training run on rows in files.
 
     Attributes:
-        recipe: recipe of the model, with the text of the schema.
         run, scaling: options of the run and of its ranks.
-        train, eval: folder, file or URI of the rows; nothing is scored without `eval`.
-        where, eval_where: filters of these rows; None takes all.
+        train: folder, file or URI of the rows.
         schema_source: name of the schema in messages.
         plan: "auto", a sharding kind, or a plan's JSON file.
         topology: JSON file of a calibrated topology, or None.
         constraints: limits on the planner's choice, by table.
     """
 
-    recipe: ModelRecipe
     run: RunConfig
     scaling: ScalingConfig
     train: str
-    eval: str | None
     schema_source: str
-    where: str | None = None
-    eval_where: str | None = None
     plan: str = "auto"
     topology: str | None = None
     constraints: Mapping[str, ParameterConstraints] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClickRun(FileRun):
+    """Training run of a click model.
+
+    Attributes:
+        recipe: recipe of the model, with the text of the schema.
+        eval: as `train`, of the rows to score; None scores none.
+        where, eval_where: filters of the rows; None takes all.
+    """
+
+    recipe: ModelRecipe
+    eval: str | None
+    where: str | None = None
+    eval_where: str | None = None
 
 
 def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:

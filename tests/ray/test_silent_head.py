@@ -188,10 +188,10 @@ def test_a_place_that_comes_after_its_run_has_ended_is_given_back(server: Server
     from ray.util.placement_group import placement_group_table
 
     before = placement_group_table().keys()
-    groups = PlacementGroups()
+    groups = PlacementGroups({"CPU": 1.0})
     with pytest.raises(KeyboardInterrupt):
         os.kill(server.pid, signal.SIGSTOP)
-        groups.ask(Ask(group=0), {"CPU": 1.0})
+        groups.ask(Ask(group=0))
         try:
             raise KeyboardInterrupt
         finally:

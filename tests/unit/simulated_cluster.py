@@ -168,7 +168,7 @@ class Simulation:
         self.stops, self.signal = False, None
         self.arranged: tuple[Place, ...] = ()
         self.wish: int | None = None
-        self.loses_nodes = True
+        self.loses_nodes, self.planned_first = True, False
         self.records, self.log = False, list[Look]()
 
     # ---- the run
@@ -591,8 +591,6 @@ class Simulation:
             replace(process.view, poll=None, pause=None, silent_s=0.0),
         )
         self.call(begin.process, begin.call, "begin")
-
-    planned_first = False
 
     def plan(self, plan: Plan) -> None:
         assert isinstance(self.run.state, Planning)

@@ -187,9 +187,9 @@ def test_a_place_is_asked_for_again_where_the_call_is_lost(
     monkeypatch.setattr("rayrec.driver.rooms.alive_nodes", lambda: frozenset({"here"}))
     monkeypatch.setattr("rayrec.driver.rooms.draining", dict)
     monkeypatch.setattr("rayrec.driver.rooms.bundles", lambda group: ("CREATED", {0: "here"}))
-    groups = PlacementGroups()
+    groups = PlacementGroups({"CPU": 1.0})
     for number in (0, 1):
-        groups.ask(Ask(group=number, near="here"), {"CPU": 1.0})
+        groups.ask(Ask(group=number, near="here"))
     rooms = groups.rooms(None)
     assert asked == ["here"] * 3 and rooms is not None
     assert rooms.nodes == {Place(0, 0): "here", Place(1, 0): "here"} and rooms.base == "CREATED"
@@ -202,7 +202,7 @@ def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     monkeypatch.setattr("rayrec.driver.rooms.head", head)
     monkeypatch.setattr("rayrec.driver.rooms.alive_nodes", frozenset)
     monkeypatch.setattr("rayrec.driver.rooms.draining", dict)
-    groups = PlacementGroups()
+    groups = PlacementGroups({"CPU": 1.0})
     told = groups.rooms(None)
     assert told is not None
     monkeypatch.setattr(module, "SOON_S", 0.01)
