@@ -6,17 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH, RANKS
 
 if TYPE_CHECKING:
     from rayrec.runs.toml_tree import Option
 
-RANKS = Checked(arguments.ranks, "ranks")
+
+class TrainCommand(Command):
+    """The command, which says of an unknown option how a key of a run is set."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Raises:
+            click.UsageError: something is missing, unknown, or too much.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"No such option {error.option_name!r}. The keys of a run are set by --set, such "
+                "as --set run.steps=500; docs/commands.md lists them.",
+                ctx,
+            ) from None
 
 
 @click.command(
-    cls=Command,
+    cls=TrainCommand,
     examples="""
 rayrec train --data data/clicks
 rayrec train run.toml --set run.steps=500 --set data.train=data/clicks/train

@@ -19,18 +19,17 @@ def default_ranks() -> int:
 
 def scaling_from(
     *,
-    ranks: int | tuple[int, int] | None,
+    ranks: int | None,
     local: bool,
     gpu: bool,
     cpus_per_rank: float,
     pin_cores: bool,
     placement_timeout: float | None,
-    spares: int = 0,
 ) -> ScalingConfig:
     """Return the scaling config for the options of the same names.
 
     Args:
-        ranks: a number, or the least and the most; None takes `default_ranks`.
+        ranks: None takes `default_ranks`.
         local: one rank in this process, without Ray.
         placement_timeout: seconds to wait for room on the cluster, or None.
     Raises:
@@ -43,7 +42,6 @@ def scaling_from(
             "--ranks": ranks,
             "--placement-timeout": placement_timeout,
             "--pin-cores": pin_cores,
-            "--spares": spares,
         }
         idle = [option for option, value in of_a_cluster.items() if value]
         if idle:
@@ -63,5 +61,4 @@ def scaling_from(
         cpus_per_worker=cpus_per_rank,
         placement_timeout_s=placement_timeout,
         pin_cores=pin_cores,
-        spares=spares,
     )
