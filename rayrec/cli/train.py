@@ -139,20 +139,15 @@ def _options(
     Raises:
         ConfigError: two contradict each other, or a folder has no name.
     """
-    from rayrec.errors import ConfigError
     from rayrec.runs.inputs import run_folder
+    from rayrec.runs.scaling import number_of_ranks
     from rayrec.runs.toml_tree import Option
 
     found = []
-    if ranks is not None and local:
-        raise ConfigError(
-            "--ranks is about the ranks of a cluster, and --local runs one rank in this process. "
-            "Leave one of them out."
-        )
-    if ranks is not None or local:
-        value: Any = 0 if local else list(ranks) if isinstance(ranks, tuple) else ranks
-        said = "--local" if local else "--ranks"
-        found.append(Option(said, ("scaling", "num_workers"), value))
+    number: Any = number_of_ranks(ranks, local)
+    if number is not None:
+        value = list(number) if isinstance(number, tuple) else number
+        found.append(Option("--local" if local else "--ranks", ("scaling", "num_workers"), value))
     if plan is not None:
         found.append(Option("--plan", ("plan", "plan"), plan))
     if folder is not None:

@@ -49,9 +49,9 @@ OF_FILMS = [
 ]
 
 CRITEO_PATHS = [
-    ("", "required"),
-    ("{data}/criteo.tsv", "required"),
-    ("'' {own}/out", "sources"),
+    ("", "Missing argument"),
+    ("{data}/criteo.tsv", "Missing argument"),
+    ("'' {own}/out", "SOURCE"),
     ("{data}/criteo.tsv ''", "out"),
     ("{data}/nothing.tsv {own}/out", "nothing.tsv"),
     (f"{LONG} {{own}}/out", "too long"),
@@ -67,9 +67,9 @@ CRITEO_PATHS = [
 ]
 
 FILM_PATHS = [
-    ("", "required"),
-    ("{data}/ml", "required"),
-    ("'' {own}/out", "source"),
+    ("", "Missing argument"),
+    ("{data}/ml", "Missing argument"),
+    ("'' {own}/out", "SOURCE"),
     ("{data}/ml ''", "out"),
     ("{data}/nothing {own}/out", "nothing"),
     (f"{LONG} {{own}}/out", "neither"),

@@ -159,7 +159,7 @@ SCORE = [
     ("--plan nothing", "plan 'nothing'"),
     ("--plan {data}/plan2.json", "plan is for 2 ranks|1"),
     ("--ranks 0", "--ranks|x>=1"),
-    ("--pin-cores", "--pin-cores|--local"),
+    ("--pin-cores", "pin_cores|num_workers=0"),
     ("--gpu", "GPU"),
     ("--steps 5", "No such option '--steps'"),
 ]
