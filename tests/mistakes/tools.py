@@ -190,7 +190,7 @@ SMOKE = [
     ("--ranks x", "--ranks|integer"),
     ("--cpus-per-rank 0", "--cpus-per-rank|x>0"),
     ("--cpus-per-rank nan", "--cpus-per-rank"),
-    ("--cpus-per-rank 1.5", "--cpus-per-rank|whole"),
+    ("--cpus-per-rank 1.5", "cpus_per_worker=1.5|whole"),
     ("--pin-cores --cpus-per-rank 0.5", "pin_cores"),
     ("--pin-cores --gpu", "pin_cores"),
     ("--placement-timeout 0", "--placement-timeout"),
