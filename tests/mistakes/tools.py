@@ -38,7 +38,7 @@ PLAN = [
     ("--reserve 1", "--reserve|x<1"),
     ("--reserve=-0.1", "--reserve|0<=x"),
     ("--reserve nan", "--reserve"),
-    ("--input-hidden 2", "--input-hidden|0<=x to 1"),
+    ("--input-hidden 2", "--input-hidden|0<=x<=1"),
     ("--input-hidden nan", "--input-hidden"),
     ("--batch 0", "--batch|x>=1"),
     ("--batch x", "--batch|integer"),
