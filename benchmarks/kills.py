@@ -112,13 +112,15 @@ def command(folder: Path, cell: Cell, kills: int, seed: int) -> list[str]:
     chaos += ["--at", ",".join(MOMENTS), "--faults", str(kills), "--seed", str(seed)]
     chaos += ["--out", str(folder / f"{cell.name}.json")]
     chaos += ["--gcs"] if cell.gcs else []
-    job = f"-m jobs.train_dlrm --train {data}/train --eval {data}/eval --schema {data}/schema.json"
-    job += f" --ranks {RANKS} --steps 300 --global-batch 512 --heartbeat-timeout 10 --plan {plan}"
-    job += f" --checkpoint-every 20 --keep 2 --checkpoint-dir {folder}/runs-{cell.name}"
-    job += " --spares 1" if cell.spares else ""
-    job += " --sync-points 10" if cell.sync_points else ""
+    job = f"train --data {data} --ranks {RANKS} --plan {plan}"
+    job += f" --checkpoint-dir {folder}/runs-{cell.name}"
+    keys = ["run.steps=300", "run.global_batch_size=512", "run.heartbeat_timeout_s=10"]
+    keys += ["run.checkpoint.every_n_steps=20", "run.checkpoint.num_to_keep=2"]
+    keys += ["scaling.spares=1"] if cell.spares else []
+    keys += ["run.failure.sync_every_n_steps=10"] if cell.sync_points else []
+    job += "".join(f" --set {key}" for key in keys)
     start = [sys.executable, "-m", "rayrec.cli.main"]
-    return [*start, *chaos, "--", sys.executable, *job.split()]
+    return [*start, *chaos, "--", *start, *job.split()]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from rayrec.runs.held_out import IdColumn, Truth, click_labels, mark, read_rows
 
 KS = (10, 50)
 RIDGES, NEIGHBOURS = (50.0, 100.0, 200.0, 400.0), (20, 40, 80, 160, 320)
+DIM = 32  # width of the towers' tables
 RIDGE, NEAREST = 200.0, 160  # by --validate
 Matrix = NDArray[np.float32]
 Scores = dict[str, float]
@@ -79,14 +80,15 @@ def scored(scores: Matrix, truth: Truth) -> Scores:
     return {f"recall@{k}": found.recall[k] for k in KS} | {f"ndcg@{KS[0]}": found.ndcg[KS[0]]}
 
 
-def towers(folder: Path, train: str, held_out: str, seed: int, *options: str) -> dict[str, Scores]:
+def towers(folder: Path, train: str, held_out: str, seed: int, *changes: str) -> dict[str, Scores]:
     """What the job reaches with its defaults, and popularity beside it."""
     with tempfile.TemporaryDirectory() as work:
         result = Path(work, "result.json")
-        paths = ("--train", f"{folder}/{train}", "--eval", f"{folder}/{held_out}")
-        paths += ("--schema", f"{folder}/schema.json", "--work-dir", f"{work}/w")
-        words = ("--local", "--seed", str(seed), "--result", str(result), "--ks", "10,50")
-        assert train_two_tower.main([*paths, *words, *options]) == 0
+        keys = [f"data.train={folder}/{train}", f"data.eval={folder}/{held_out}"]
+        keys += [f"data.schema={folder}/schema.json", f"data.work_dir={work}/w"]
+        keys += [f"run.seed={seed}", "model.ks=[10,50]", *changes]
+        words = [word for key in keys for word in ("--set", key)]
+        assert train_two_tower.main(["--local", "--result", str(result), *words]) == 0
         told = json.loads(result.read_text())
     names = ("recall@10", "recall@50", "ndcg@10")
     return {who: {name: told[who][name] for name in names} for who in ("model", "popularity")}
@@ -94,15 +96,15 @@ def towers(folder: Path, train: str, held_out: str, seed: int, *options: str) ->
 
 def one_seed(folder: Path, seed: int) -> dict[str, Scores]:
     """The scores of every system on the held-out tenth of a seed."""
-    convert_movielens(source(), folder, seed=seed, dim=train_two_tower.DIM)
+    convert_movielens(source(), folder, seed=seed, dim=DIM)
     schema = FeatureSchema.load(folder / "schema.json")
     truth = Truth.load(str(folder / "train"), str(folder / "eval"), schema, "user", "item")
     liked = likes(folder, "train", schema)
     corrected = towers(folder, "train", "eval", seed)
-    plain = towers(folder, "train", "eval", seed, "--no-log-q")
+    plain = towers(folder, "train", "eval", seed, "model.log_q=false")
     return {
         "popularity": corrected["popularity"],
-        "two towers, --no-log-q": plain["model"],
+        "two towers, log_q=false": plain["model"],
         "two towers": corrected["model"],
         f"item-kNN, {NEAREST} nearest": scored(item_knn(liked, NEAREST), truth),
         f"EASE, ridge {RIDGE:g}": scored(ease(liked, RIDGE), truth),

@@ -32,12 +32,11 @@ def start_up(args: argparse.Namespace) -> dict[str, float]:
             "jobs.train_dlrm",
             "--ranks",
             str(args.ranks),
-            "--steps",
-            "3",
             "--result",
             str(result),
         ]
-        command += ["--rows", str(args.rows), "--eval-rows", "1000"]
+        rows = (f"data.planted.rows_train={args.rows}", "data.planted.rows_eval=1000")
+        command += [word for key in ("run.steps=3", *rows) for word in ("--set", key)]
         subprocess.run(
             command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300
         )

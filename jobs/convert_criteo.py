@@ -16,15 +16,19 @@ import csv
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
-from jobs.converting import Converted, convert, converted, new_parser
-from rayrec import arguments
+from jobs.converting import Converted, converted, options, say
 from rayrec.checks import seed_number, whole_number
+from rayrec.cli.base import Command
+from rayrec.cli.group import run_click
+from rayrec.cli.values import PATH, count
 from rayrec.command import run_command
 from rayrec.data.converted import PartsWriter, new_data_set, one_table_per_column
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
@@ -39,27 +43,39 @@ _HEX[list(b"0123456789abcdef")] = range(16)
 _HEX[list(b"ABCDEF")] = range(10, 16)
 
 
+@click.command(
+    cls=Command,
+    examples="""
+python -m jobs.convert_criteo train.txt data/criteo
+python -m jobs.convert_criteo day_0.gz day_1.gz data/criteo --num-buckets 1000000 --dim 32
+""",
+)
+@click.argument("sources", type=PATH, nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("out", type=PATH, metavar="OUT")
+@click.option(
+    "--num-buckets",
+    type=count(1, MAX_BUCKETS),
+    default=100_000,
+    show_default=True,
+    help="ids per categorical column, by hash",
+)
+@options("rows", "rows held out, drawn per row")
+def command(**given: Any) -> None:
+    """Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click logs.
+
+    A log has label, I1-I13 and C1-C26, tab separated without a header or comma separated with one,
+    plain or compressed, an Id column first if there is one. Several are read in this order.
+    """
+    say(convert_criteo(**given), "rows")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the conversion; returns the exit code.
 
     Raises:
         RayrecError: see `rayrec.command.run_command`.
     """
-    parser = new_parser(
-        "python -m jobs.convert_criteo",
-        "Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from Criteo click "
-        "logs: label, I1-I13, C1-C26, tab separated "
-        "without a header or comma separated with one, plain or compressed, an Id column first if "
-        "there is one.",
-        "rows",
-        "rows held out, drawn per row",
-    )
-    add = parser.add_argument
-    add("sources", type=arguments.path, nargs="+", help="text files, read in this order")
-    add("out", type=arguments.path, help="folder to write to")
-    text = "ids per categorical column, by hash (default %(default)s)"
-    add("--num-buckets", type=arguments.whole(1, MAX_BUCKETS), default=100_000, help=text)
-    return convert(parser, argv, convert_criteo, "rows")
+    return run_click(command, "python -m jobs.convert_criteo", argv)
 
 
 def convert_criteo(

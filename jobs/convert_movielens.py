@@ -14,16 +14,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jobs.converting import Converted, convert, converted, new_parser
+from jobs.converting import Converted, converted, options, say
 from jobs.movielens_files import read_films
-from rayrec import arguments
 from rayrec.checks import seed_number
+from rayrec.cli.base import Command
+from rayrec.cli.group import run_click
+from rayrec.cli.values import PATH
 from rayrec.command import run_command
 from rayrec.data.converted import new_data_set, one_table_per_column
 from rayrec.data.hashing import mix_int, permutation
@@ -36,29 +40,40 @@ SPLITS = ("random", "time")
 _AGE_BUCKETS = (18, 25, 35, 45, 50, 56)  # the first bucket is under 18
 
 
+@click.command(
+    cls=Command,
+    examples="""
+python -m jobs.convert_movielens ml-100k data/films
+python -m jobs.convert_movielens ml-100k data/films --dim 32 --split time
+""",
+)
+@click.argument("source", type=PATH, metavar="SOURCE")
+@click.argument("out", type=PATH, metavar="OUT")
+@click.option(
+    "--split",
+    type=click.Choice(SPLITS),
+    default="random",
+    show_default=True,
+    help="hold out ratings at random, or the latest by time",
+)
+@options("ratings", "the ratings held out")
+def command(**given: Any) -> None:
+    """Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k files.
+
+    The label says whether a rating is 4 or 5. SOURCE is a folder with u.data, u.user and u.item, as
+    GroupLens publishes them, or with ml-100k.inter, ml-100k.user and ml-100k.item (tab separated,
+    header of name:type).
+    """
+    say(convert_movielens(**given), "ratings")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the conversion; returns the exit code.
 
     Raises:
         RayrecError: see `rayrec.command.run_command`.
     """
-    parser = new_parser(
-        "python -m jobs.convert_movielens",
-        "Write OUT/train, OUT/eval (Parquet) and OUT/schema.json from the ml-100k "
-        "files. Label: rating of 4 or 5.",
-        "ratings",
-        "the ratings held out",
-    )
-    add = parser.add_argument
-    text = (
-        "folder with u.data, u.user and u.item, as GroupLens publishes them, or with "
-        "ml-100k.inter, ml-100k.user and ml-100k.item (tab separated, header of name:type)"
-    )
-    add("source", type=arguments.path, help=text)
-    add("out", type=arguments.path, help="folder to write to")
-    text = "hold out ratings at random, or the latest by time (default %(default)s)"
-    add("--split", choices=SPLITS, default="random", help=text)
-    return convert(parser, argv, convert_movielens, "ratings")
+    return run_click(command, "python -m jobs.convert_movielens", argv)
 
 
 def convert_movielens(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from rayrec import arguments
-from rayrec.command import Parser
+import click
+
+from rayrec.cli.values import FRACTION, SEED, count
 from rayrec.data.converted import PARTS
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Converted(NamedTuple):
@@ -27,40 +30,42 @@ def converted(out: str | Path, rows_train: int, rows_eval: int) -> Converted:
     return Converted(train, evaluation, schema, rows_train, rows_eval)
 
 
-def new_parser(prog: str, description: str, held_out: str, drawn: str) -> Parser:
-    """Make a parser of the options that both jobs have.
+def options(held_out: str, drawn: str) -> Callable[[F], F]:
+    """Return a decorator that adds the options that both jobs have.
 
     Args:
         held_out: the rows that are held out, as the help calls them.
         drawn: how their share is meant.
     """
-    parser = Parser(prog=prog, description=description)
-    add = parser.add_argument
-    text = "width of every table (default %(default)s)"
-    add("--dim", type=arguments.whole(), default=16, help=text)
-    text = f"which {held_out} are held out (default %(default)s)"
-    add("--seed", type=arguments.seed, default=0, help=text)
-    text = f"share of {drawn} (default %(default)s)"
-    add("--eval-fraction", type=arguments.fraction, default=0.1, help=text)
-    add("--overwrite", action="store_true", help="replace what an earlier conversion left in OUT")
-    return parser
+    shown: dict[str, Any] = {"show_default": True}
+    found = [
+        click.option("--dim", type=count(), default=16, help="width of every table", **shown),
+        click.option(
+            "--seed", type=SEED, default=0, help=f"which {held_out} are held out", **shown
+        ),
+        click.option(
+            "--eval-fraction", type=FRACTION, default=0.1, help=f"share of {drawn}", **shown
+        ),
+        click.option(
+            "--overwrite", is_flag=True, help="replace what an earlier conversion left in OUT"
+        ),
+    ]
+
+    def decorate(function: F) -> F:
+        for option in reversed(found):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-def convert(
-    parser: Parser, argv: Sequence[str] | None, function: Callable[..., Converted], rows: str
-) -> int:
-    """Call a conversion with its options by their names, and print what it made.
+def say(done: Converted, rows: str) -> None:
+    """Print what a conversion made.
 
     Args:
         rows: the word for what was converted.
-    Returns:
-        The exit code.
     """
-    options = vars(parser.parse_args(argv))
-    options.pop("debug", None)  # of the command, not of the conversion
-    done = function(**options)
     print(
         f"{done.rows_train} {rows} in {done.train}, {done.rows_eval} in {done.eval}, schema "
         f"{done.schema}"
     )
-    return 0

@@ -13,14 +13,12 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from rayrec.errors import ClusterError, RayrecError, RunInterrupted, TrainingFailed, is_user_mistake
 
@@ -28,25 +26,6 @@ DEBUG = "--debug"
 # a disk or a quota that is full, a file beyond its limit, a read-only or a broken disk
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 Main = Callable[[Sequence[str] | None], int]
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that says a mistake in one line, and knows `--debug`."""
-
-    def __init__(self, *args: object, debug: bool = True, **kwargs: object) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        # an abbreviation changes its meaning with the next option
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        if debug:
-            self.add_argument(
-                DEBUG, action="store_true", help="after an error, show its traceback, too"
-            )
-
-    def error(self, message: str) -> NoReturn:
-        """End with code 2 and one line, also where an argument holds line breaks."""
-        print(f"error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def run_command(main: Main, argv: Sequence[str] | None = None) -> int:

@@ -105,5 +105,5 @@ class ModelRecipe:
         except (KeyError, TypeError) as error:
             raise ConfigError(
                 f"{source} does not say how to build its model ({error!r}); it was not written by "
-                "`rayrec train` or jobs.train_dlrm."
+                "`rayrec train`."
             ) from None

@@ -1,9 +1,10 @@
 """`Job`: the user's command line, and how it is changed for a run under faults.
 
-Three of its options are read or changed, which all training jobs of rayrec have, and so does a
-script of the user's own that takes them. `--checkpoint-dir` names the folder below which every run
-gets a folder of its own. `--max-failures -1` and `--resume auto` are added where they are missing,
-so that the run recovers from any number of faults, and goes on when its driver is started again.
+The job takes `--checkpoint-dir DIR`, `--ranks N` and `--set KEY=VALUE`, as `rayrec train` does, and
+so may a script of the user's own. `--checkpoint-dir` names the folder below which every run gets a
+folder of its own. The keys `run.failure.max_failures=-1` and `run.resume_from=auto` are set where
+the command does not set them, so that the run recovers from any number of faults, and goes on when
+its driver is started again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from rayrec.checks import is_uri
 from rayrec.errors import ConfigError
 
 FOLDER = "--checkpoint-dir"
+FAILURES, RESUME = "run.failure.max_failures", "run.resume_from"
+CPUS, SPARES = "scaling.cpus_per_worker", "scaling.spares"
+WAIT = "scaling.placement_timeout_s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +54,12 @@ class Job:
                 words[at + 1] = str(folder)
             elif word.startswith(f"{FOLDER}="):
                 words[at] = f"{FOLDER}={folder}"
-        added = {"--max-failures": "-1", "--resume": "auto"}
+        added = {FAILURES: "-1", RESUME: "auto"}
         if waits:
-            added["--placement-timeout"] = "120"
-        for option, value in added.items():
-            if _value(words, option) is None:
-                words += [option, value]
+            added[WAIT] = "120"
+        for key, value in added.items():
+            if _set(words, key) is None:
+                words += ["--set", f"{key}={value}"]
         return words
 
 
@@ -90,26 +94,28 @@ def read_job(words: Sequence[str], default_ranks: int) -> Job:
             f"{FOLDER} {folder} is not an empty folder; name another, since every run under faults "
             "begins anew."
         )
-    if "--local" in words:
+    ranks = _value(words, "--ranks") or _set(words, "scaling.num_workers")
+    if "--local" in words or ranks == "0":
         raise ConfigError(
-            "the job has --local, so it has no ranks that could be killed; give it --ranks 1."
+            "the job runs in one process, so it has no ranks that could be killed; give it "
+            "--ranks 1."
         )
-    if _value(words, "--resume") not in (None, "auto"):
+    resumed = _set(words, RESUME)
+    if resumed not in (None, "auto"):
         raise ConfigError(
-            f"the job has --resume {_value(words, '--resume')}, and every run under faults begins "
-            "anew; leave it out."
+            f"the job has --set {RESUME}={resumed}, and every run under faults begins anew; leave "
+            "it out."
         )
     return Job(
         words=tuple(words),
         folder=path,
-        ranks=int(_number(words, "--ranks", default_ranks)),
-        cpus=_number(words, "--cpus-per-rank", 1.0),
-        spares=int(_number(words, "--spares", 0.0)),
+        ranks=int(_number("--ranks", ranks, default_ranks)),
+        cpus=_number(CPUS, _set(words, CPUS), 1.0),
+        spares=int(_number(SPARES, _set(words, SPARES), 0.0)),
     )
 
 
-def _number(words: Sequence[str], option: str, default: float) -> float:
-    text = _value(words, option)
+def _number(name: str, text: str | None, default: float) -> float:
     if text is None:
         return default
     try:
@@ -118,16 +124,27 @@ def _number(words: Sequence[str], option: str, default: float) -> float:
         value = math.nan
     # The job itself refuses other wrong values of the option.
     if not (0 < value < 1e6 or value == default):
-        raise ConfigError(f"the job's {option} is {text!r}; it must be a number above 0.")
+        raise ConfigError(f"the job's {name} is {text!r}; it must be a number above 0.")
     return value
+
+
+def _set(words: Sequence[str], key: str) -> str | None:
+    """Return the value that a --set gives a key, or None without one."""
+    given = [word for word in _values(words, "--set") if word.startswith(f"{key}=")]
+    return given[-1].partition("=")[2] if given else None
 
 
 def _value(words: Sequence[str], option: str) -> str | None:
     """Return the value of an option; "" if the command ends before it, None without the option."""
-    value: str | None = None
+    values = _values(words, option)
+    return values[-1] if values else None
+
+
+def _values(words: Sequence[str], option: str) -> list[str]:
+    found = []
     for at, word in enumerate(words):
         if word == option:
-            value = words[at + 1] if at + 1 < len(words) else ""
+            found.append(words[at + 1] if at + 1 < len(words) else "")
         elif word.startswith(f"{option}="):
-            value = word.partition("=")[2]
-    return value
+            found.append(word.partition("=")[2])
+    return found

@@ -86,7 +86,7 @@ def moment_words(text: str) -> tuple[str, ...]:
     """Parse moments such as "join,save".
 
     Raises:
-        argparse.ArgumentTypeError: one is not known, or is given twice.
+        ConfigError: one is not known, or is given twice.
     """
     words = tuple(word.strip() for word in text.split(","))
     return known_words(words, MOMENTS, "moment of a run")

@@ -9,11 +9,10 @@ faults strike while the run still recovers from the one before.
 from __future__ import annotations
 
 import random
-from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayrec.arguments import check_once
+from rayrec.errors import ConfigError
 
 DRIVER, NODE, GCS = "driver", "node", "gcs"
 SIGNALS = ("KILL", "STOP", "TERM", "ABRT", "SEGV")
@@ -71,7 +70,7 @@ def signal_words(text: str) -> tuple[str, ...]:
     """Parse signals such as "KILL,STOP"; SIGKILL and kill mean KILL.
 
     Raises:
-        argparse.ArgumentTypeError: one is not known, or is given twice.
+        ConfigError: one is not known, or is given twice.
     """
     words = (word.strip().upper().removeprefix("SIG") for word in text.split(","))
     return known_words(tuple(words), SIGNALS, "signal for ranks")
@@ -83,12 +82,13 @@ def known_words(words: tuple[str, ...], known: Sequence[str], what: str) -> tupl
     Args:
         what: noun for a word in the message, such as "signal".
     Raises:
-        argparse.ArgumentTypeError: one is not known, or is given twice.
+        ConfigError: one is not known, or is given twice.
     """
     for word in words:
         if word not in known:
-            raise ArgumentTypeError(
-                f"{word or ','.join(words)!r} is no {what}; choose from {', '.join(known)}"
+            raise ConfigError(
+                f"{word or ','.join(words)!r} is no {what}; choose from {', '.join(known)}."
             )
-    check_once(words)
+        if words.count(word) > 1:
+            raise ConfigError(f"{word!r} is given twice; give it once.")
     return words

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command, count
-
-POSITIVE = Checked(arguments.positive, "number")
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH, POSITIVE, count
 
 
 @click.command(

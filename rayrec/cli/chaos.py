@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import click
 
-from rayrec import arguments
 from rayrec.chaos.moments import MOMENTS, moment_words
 from rayrec.chaos.schedule import SIGNALS, signal_words
-from rayrec.cli.base import CONTEXT, PATH, Checked, Command, count
-
-DURATION = Checked(arguments.duration, "duration")
+from rayrec.cli.base import CONTEXT, Command
+from rayrec.cli.values import DURATION, PATH, SEED, Parsed, count
 
 
 @click.command(
@@ -18,7 +16,7 @@ DURATION = Checked(arguments.duration, "duration")
     examples="""
 rayrec chaos -- python -m jobs.train_dlrm --ranks 2 --checkpoint-dir /tmp/chaos
 rayrec chaos --every 10s --driver --runs 5 --faults 20 -- python -m jobs.train_dlrm \\
-    --train DIR --schema FILE --checkpoint-dir /tmp/chaos --checkpoint-every 50
+    --data DIR --checkpoint-dir /tmp/chaos --set run.checkpoint.every_n_steps=50
 rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp/chaos
 """,
 )
@@ -31,14 +29,14 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 )
 @click.option(
     "--signals",
-    type=Checked(signal_words, "signals"),
+    type=Parsed(signal_words, "signals"),
     default=("KILL", "STOP"),
     metavar="SIGNAL,...",
     help=f"what ranks are struck with, of {', '.join(SIGNALS)} (KILL,STOP)",
 )
 @click.option(
     "--at",
-    type=Checked(moment_words, "moments"),
+    type=Parsed(moment_words, "moments"),
     default=(),
     metavar="MOMENT,...",
     help=f"strike ranks only at these moments, of {', '.join(MOMENTS)}; by default at any",
@@ -48,7 +46,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 @click.option("--gcs", is_flag=True, help="stop Ray's control service for 20 to 45 s as well")
 @click.option(
     "--seed",
-    type=Checked(arguments.seed, "seed"),
+    type=SEED,
     default=0,
     metavar="S",
     help="of the first run's faults; the runs after it have the next ones (0)",
@@ -83,7 +81,8 @@ def command(
     """Run a training job under faults, and say whether it ends with the tables of a calm run.
 
     COMMAND is the job as you start it, behind "--". It needs --checkpoint-dir: each run gets a
-    folder below it. Where they are missing, --max-failures -1 and --resume auto are added.
+    folder below it. Where it does not set them, --set run.failure.max_failures=-1 and --set
+    run.resume_from=auto are added.
 
     The job runs once without faults, and then under faults that follow from the seed, in a Ray
     cluster of its own on this machine. Ranks are killed or frozen at random moments, from the start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from rayrec.cli.base import Command, OneOf
+from rayrec.cli.base import Command
 
 
 @click.command(
@@ -17,7 +17,7 @@ eval "$(rayrec completion zsh)"           # in ~/.zshrc
 rayrec completion fish > ~/.config/fish/completions/rayrec.fish
 """,
 )
-@click.argument("shell", type=OneOf(["bash", "zsh", "fish"]), metavar="SHELL")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
 def command(shell: str) -> None:
     """Print the script that completes commands, options and files of `rayrec` in bash, zsh or fish.
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command, OneOf, count
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH, POSITIVE, count, named_choice
 
 if TYPE_CHECKING:
     from rayrec.serve import Manifest
@@ -25,12 +25,16 @@ rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_
 @click.argument("checkpoint", type=PATH, metavar="CHECKPOINT")
 @click.argument("out", type=PATH, metavar="OUT")
 @click.option(
-    "--dtype", type=OneOf(TYPES), default="int8", show_default=True, help="type of served rows"
+    "--dtype",
+    type=click.Choice(TYPES),
+    default="int8",
+    show_default=True,
+    help="type of served rows",
 )
 @click.option(
     "--table",
     "tables",
-    type=Checked(arguments.named_choice(TYPES), "NAME=TYPE"),
+    type=named_choice(TYPES),
     multiple=True,
     metavar="NAME=TYPE",
     help="the type of one table in place of --dtype; may be repeated",
@@ -47,7 +51,7 @@ rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_
 )
 @click.option(
     "--max-logit-error",
-    type=Checked(arguments.positive, "number"),
+    type=POSITIVE,
     default=0.5,
     show_default=True,
     metavar="X",
@@ -55,7 +59,7 @@ rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_
 )
 @click.option(
     "--max-auc-change",
-    type=Checked(arguments.positive, "number"),
+    type=POSITIVE,
     default=0.003,
     show_default=True,
     metavar="X",

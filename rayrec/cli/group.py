@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from rayrec.cli.base import CONTEXT, words
+from rayrec.cli.base import CONTEXT
 from rayrec.command import DEBUG, run_command
 from rayrec.version import VERSION
 
@@ -67,43 +67,20 @@ class Group(click.Group):
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read what stands before the subcommand's own arguments.
-
-        Raises:
-            click.UsageError: there is no subcommand, or an unknown one.
-        """
+        """Read what stands before the subcommand's own arguments."""
         # Behind "--" stands the command of another program, with options of its own.
         end = args.index("--") if "--" in args else len(args)
         ahead = [word for word in args[:end] if word == DEBUG]
         rest = [*(word for word in args[:end] if word != DEBUG), *args[end:]]
-        if not rest and not ctx.resilient_parsing:
-            raise click.UsageError("the following arguments are required: COMMAND", ctx)
-        try:
-            # `--debug` may stand anywhere; the subcommand gets it.
-            return super().parse_args(ctx, [*rest[:1], *ahead, *rest[1:]])
-        except click.NoSuchOption as error:
-            raise click.UsageError(f"{words(error)}; COMMAND is required first", ctx) from None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand of the first word, and the words that follow it.
-
-        Raises:
-            click.UsageError: there is none of that name.
-        """
-        if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            ask = f" (did you mean {near[0]}?)" if near else ""
-            says = f"argument COMMAND: invalid choice: {args[0]!r}{ask}"
-            raise click.UsageError(f"{says} (choose from {', '.join(COMMANDS)})", ctx)
-        return super().resolve_command(ctx, args)
+        # `--debug` may stand anywhere; the subcommand gets it.
+        return super().parse_args(ctx, [*rest[:1], *ahead, *rest[1:]])
 
 
 group = Group(
     "rayrec",
     help="Sharded embeddings for recommendation models.",
     context_settings=CONTEXT,
+    no_args_is_help=False,
     subcommand_metavar="COMMAND ...",
     params=[
         click.Option(
@@ -128,23 +105,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(run, argv)
 
 
-def run(argv: Sequence[str] | None) -> int:
+def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:
     """Run a subcommand, also for the jobs; returns the exit code.
 
+    Args:
+        run_file: run file of `train` where the command line names none.
     Raises:
         RayrecError, RunInterrupted: the error of the subcommand.
     """
     asked = os.environ.get(COMPLETE)
     if asked:
         return shell_complete(group, {}, "rayrec", COMPLETE, asked)
-    # `click.Group.main` would catch signals and closed output, which `run_command` does.
+    return run_click(group, "rayrec", argv, default_map={"train": {"run": run_file}})
+
+
+def run_click(command: click.Command, name: str, argv: Sequence[str] | None, **context: Any) -> int:
+    """Run a command of click; returns the exit code, after one line for a mistaken command line.
+
+    `click.Command.main` would catch signals and closed output, which `run_command` does.
+
+    Args:
+        name: the command in messages.
+        context: options of its `click.Context`.
+    Raises:
+        RayrecError, RunInterrupted: the error of the command.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with group.make_context("rayrec", list(sys.argv[1:] if argv is None else argv)) as ctx:
-            group.invoke(ctx)
+        with command.make_context(name, words, **context) as ctx:
+            command.invoke(ctx)
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx is not None else "rayrec"
-        print(f"error: {' '.join(words(error).split())} (see {path} --help)", file=sys.stderr)
+        path = error.ctx.command_path if error.ctx is not None else name
+        says = " ".join(error.format_message().split())
+        print(f"error: {says} (see {path} --help)", file=sys.stderr)
         return 2
     return 0

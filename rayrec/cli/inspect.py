@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command
+from rayrec.cli.base import Command
+from rayrec.cli.values import NAMES, PATH, count
 
 if TYPE_CHECKING:
     from rayrec.checkpoint import CheckpointReport
@@ -29,14 +29,14 @@ rayrec inspect runs/clicks@best
 @click.argument("path", type=PATH, metavar="DATA|RUN|CHECKPOINT")
 @click.option(
     "--label",
-    type=Checked(arguments.names, "columns"),
+    type=NAMES,
     default=(),
     metavar="COLUMN,...",
     help="the label columns; without it one is guessed",
 )
 @click.option(
     "--rows",
-    type=Checked(arguments.whole(), "rows"),
+    type=count(),
     default=SAMPLE,
     show_default=True,
     help="rows of the sample, spread evenly over the data",

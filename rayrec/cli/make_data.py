@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command, count
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH, SEED, count
 
 
 @click.command(
@@ -34,7 +34,7 @@ rayrec train --data data/clicks
 )
 @click.option(
     "--seed",
-    type=Checked(arguments.seed, "seed"),
+    type=SEED,
     default=0,
     show_default=True,
     help="other seeds make other rows of the same kind",

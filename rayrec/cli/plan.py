@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from rayrec import arguments
 from rayrec.checks import separate_files
-from rayrec.cli.base import PATH, Checked, Command, OneOf, count
+from rayrec.cli.base import Command
+from rayrec.cli.values import FRACTION, PATH, SHARE, count
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
 from rayrec.layout.presets import CPU, MAX_RANKS, PRESETS, RESERVE, preset_topology
@@ -32,7 +32,7 @@ RANKS = count(1, MAX_RANKS)
 
 def _wire_option(name: str, help: str) -> click.Option:
     return click.Option(
-        [name], type=OneOf(WIRE_PRECISIONS), default="fp32", show_default=True, help=help
+        [name], type=click.Choice(WIRE_PRECISIONS), default="fp32", show_default=True, help=help
     )
 
 
@@ -62,13 +62,13 @@ OPTIONS = [
     ),
     click.Option(
         ["--reserve"],
-        type=Checked(arguments.fraction, "fraction"),
+        type=FRACTION,
         metavar="FRACTION",
         help=f"memory of a preset kept free ({RESERVE})",
     ),
     click.Option(
         ["--input-hidden"],
-        type=Checked(arguments.share, "share"),
+        type=SHARE,
         metavar="SHARE",
         help="share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)",
     ),
@@ -82,7 +82,7 @@ OPTIONS = [
     ),
     click.Option(
         ["--optimizer"],
-        type=OneOf(list(SPARSE_OPTIMIZERS)),
+        type=click.Choice(list(SPARSE_OPTIMIZERS)),
         default="rowwise_adagrad",
         show_default=True,
         help="fused optimizer",

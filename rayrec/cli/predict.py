@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command, count
+from rayrec.cli.base import Command
 from rayrec.cli.scored import score, scoring_of, scoring_options
+from rayrec.cli.values import NAMES, PATH, count
 
 if TYPE_CHECKING:
     from rayrec.data.scored import Predicted
 
 FILES = (".parquet", ".pq", ".parq")  # an --out that ends so is one file
-COLUMNS = Checked(arguments.names, "names")
 MOST_WORKERS = 16  # started unasked: each holds the libraries of its own, some 0.3 GB
 OF_RANKS = (
     "ranks",
@@ -51,12 +50,12 @@ rayrec predict runs/clicks@best --data data/clicks --out scores.parquet --keys u
 )
 @click.option(
     "--columns",
-    type=COLUMNS,
+    type=NAMES,
     default=(),
     metavar="COLUMN,...",
     help="columns of the data to copy beside the scores",
 )
-@click.option("--keys", type=COLUMNS, default=(), metavar="COLUMN,...", help="the same")
+@click.option("--keys", type=NAMES, default=(), metavar="COLUMN,...", help="the same")
 @click.option(
     "--workers",
     type=count(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rayrec.cli.base import PATH, Command
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH
 
 
 @click.command(

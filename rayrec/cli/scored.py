@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, F, count, rank_options
+from rayrec.cli.base import F, rank_options
+from rayrec.cli.values import PATH, SECONDS, count
 
 if TYPE_CHECKING:
     from rayrec.runs.scoring import ScoringOptions
@@ -42,7 +42,7 @@ OPTIONS = [
     ),
     click.option(
         "--timeout",
-        type=Checked(arguments.seconds, "seconds"),
+        type=SECONDS,
         default=300,
         show_default=True,
         metavar="SECONDS",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command, count
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH, SECONDS, count
 
 
 @click.command(
@@ -27,7 +27,7 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
 )
 @click.option(
     "--poll",
-    type=Checked(arguments.seconds, "seconds"),
+    type=SECONDS,
     metavar="SECONDS",
     help="with --follow: seconds between two looks for a publication (default 1)",
 )
@@ -101,7 +101,7 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
 )
 @click.option(
     "--drain",
-    type=Checked(arguments.seconds, "seconds"),
+    type=SECONDS,
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -6,17 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec import arguments
-from rayrec.cli.base import PATH, Checked, Command
+from rayrec.cli.base import Command
+from rayrec.cli.values import PATH, RANKS
 
 if TYPE_CHECKING:
     from rayrec.runs.toml_tree import Option
 
-RANKS = Checked(arguments.ranks, "ranks")
+
+class TrainCommand(Command):
+    """The command, which says of an unknown option how a key of a run is set."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Raises:
+            click.UsageError: something is missing, unknown, or too much.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"No such option {error.option_name!r}. The keys of a run are set by --set, such "
+                "as --set run.steps=500; docs/commands.md lists them.",
+                ctx,
+            ) from None
 
 
 @click.command(
-    cls=Command,
+    cls=TrainCommand,
     examples="""
 rayrec train --data data/clicks
 rayrec train run.toml --set run.steps=500 --set data.train=data/clicks/train
@@ -122,20 +139,15 @@ def _options(
     Raises:
         ConfigError: two contradict each other, or a folder has no name.
     """
-    from rayrec.errors import ConfigError
     from rayrec.runs.inputs import run_folder
+    from rayrec.runs.scaling import number_of_ranks
     from rayrec.runs.toml_tree import Option
 
     found = []
-    if ranks is not None and local:
-        raise ConfigError(
-            "--ranks is about the ranks of a cluster, and --local runs one rank in this process. "
-            "Leave one of them out."
-        )
-    if ranks is not None or local:
-        value: Any = 0 if local else list(ranks) if isinstance(ranks, tuple) else ranks
-        said = "--local" if local else "--ranks"
-        found.append(Option(said, ("scaling", "num_workers"), value))
+    number: Any = number_of_ranks(ranks, local)
+    if number is not None:
+        value = list(number) if isinstance(number, tuple) else number
+        found.append(Option("--local" if local else "--ranks", ("scaling", "num_workers"), value))
     if plan is not None:
         found.append(Option("--plan", ("plan", "plan"), plan))
     if folder is not None:

@@ -53,7 +53,7 @@ class FailureConfig:
             raise ConfigError(
                 f"FailureConfig has sync_every_n_steps={self.sync_every_n_steps} and "
                 "max_failures=0: a run that recovers from nothing needs no sync points. Give "
-                "max_failures (--max-failures), or leave sync_every_n_steps (--sync-points) out."
+                "max_failures, or leave sync_every_n_steps out."
             )
 
 
@@ -142,7 +142,7 @@ class RunConfig(RunOptions):
         points = self.failure.sync_every_n_steps
         if points is not None and points % self.accumulate:
             raise ConfigError(
-                f"FailureConfig(sync_every_n_steps={points}) (--sync-points) is no multiple of "
+                f"FailureConfig(sync_every_n_steps={points}) is no multiple of "
                 f"accumulate={self.accumulate}: between two updates the dense layers have "
                 "half-summed gradients, which no sync point holds. Give a multiple."
             )

@@ -37,7 +37,7 @@ def local_topology(scaling: ScalingConfig) -> Topology:
     processors = os.cpu_count() or 1
     if scaling.cpus_per_worker > processors:
         raise ConfigError(
-            f"cpus_per_worker={scaling.cpus_per_worker:g} (--cpus-per-rank), but this machine has "
+            f"cpus_per_worker={scaling.cpus_per_worker:g}, but this machine has "
             f"{processors} processors; ask for no more."
         )
     memory = scaling.memory_per_worker

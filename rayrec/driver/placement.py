@@ -60,7 +60,7 @@ def too_much(scaling: ScalingConfig, total: Mapping[str, float], cluster: Cluste
         return ""
     hint = (
         " The cluster does not grow by itself; to wait for nodes that you add, say "
-        "placement_timeout_s (--placement-timeout)."
+        "placement_timeout_s."
     )
     return missing if cluster.private else missing + hint
 

@@ -86,7 +86,7 @@ class RankGroup:
                 raise ConfigError(
                     f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
                     f"{trouble}. Name a folder on a disk that all hosts mount, or a URI such as "
-                    "s3://bucket/runs, as storage_path (--checkpoint-dir)."
+                    "s3://bucket/runs, as storage_path."
                 )
 
     def see_files(self, files: Sequence[tuple[str, int]], what: str, timeout_s: float) -> None:

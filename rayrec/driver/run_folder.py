@@ -112,7 +112,7 @@ class RunFolder:
         except (OSError, pa.ArrowException) as error:
             raise ConfigError(
                 f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder "
-                "or a URI that can be written to, with storage_path and name (--checkpoint-dir)."
+                "or a URI that can be written to, with storage_path and name."
             ) from None
         owner = self._owner()
         if owner is not None and not owner.is_gone():

@@ -118,7 +118,7 @@ class ScalingConfig:
             if self.spares:
                 raise ConfigError(
                     f"ScalingConfig has spares={self.spares} and num_workers={self.num_workers}: "
-                    "spares (--spares) keep up one number of ranks, and this run goes on with "
+                    "spares keep up one number of ranks, and this run goes on with "
                     "fewer. Give one number of ranks, or leave spares out."
                 )
             return
@@ -135,7 +135,7 @@ class ScalingConfig:
         whole = self.cpus_per_worker == int(self.cpus_per_worker)
         if self.cpus_per_worker < LEAST_CPUS or (self.cpus_per_worker > 1 and not whole):
             raise ConfigError(
-                f"cpus_per_worker={self.cpus_per_worker:g} (--cpus-per-rank); Ray reserves "
+                f"cpus_per_worker={self.cpus_per_worker:g}; Ray reserves "
                 "fractions "
                 f"from {LEAST_CPUS} to 1 and whole numbers above that."
             )

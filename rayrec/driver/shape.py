@@ -87,8 +87,8 @@ def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
     if scaling.spares and not run.failure.max_failures:
         raise ConfigError(
             f"ScalingConfig has spares={scaling.spares} and FailureConfig has max_failures=0: a "
-            "run that recovers from nothing needs no spares. Give max_failures (--max-failures), "
-            "or leave spares (--spares) out."
+            "run that recovers from nothing needs no spares. Give max_failures, "
+            "or leave spares out."
         )
     if run.failure.max_failures and not scaling.num_workers:
         raise ConfigError(
@@ -136,9 +136,7 @@ def check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
         "checkpoint where ranks are lost or leave a node"
     )
     if run.storage_path is None:
-        raise ConfigError(
-            f"{words}; give RunConfig(storage_path=...) (--checkpoint-dir), or one number of ranks."
-        )
+        raise ConfigError(f"{words}; give RunConfig(storage_path=...), or one number of ranks.")
     if not run.checkpoint.at_end:
         raise ConfigError(
             f"{words}, and CheckpointConfig(at_end=False) saves none when ranks pause; leave it "

@@ -191,6 +191,6 @@ def _tell_shortage(run: Run, view: View, turn_s: float) -> Iterator[Command]:
     left = {name: sum(n.get(name, 0.0) for n in view.resources.free) for name in scaling.bundle}
     free = ", ".join(f"{amount:g} {name}" for name, amount in left.items())
     yield Tell(
-        event=f"no room for {short} of {scaling.spares} spares (--spares) of {each} each (free "
+        event=f"no room for {short} of {scaling.spares} spares of {each} each (free "
         f"now: {free}); the run goes on without, and takes the room when it comes"
     )

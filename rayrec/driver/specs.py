@@ -104,7 +104,7 @@ def check_outside(data: Dataset, path: str) -> None:
     inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
     if target == root or inside:
         raise ConfigError(
-            f"predictions (--predictions) would be written to {path}, among the data that they are "
+            f"predictions would be written to {path}, among the data that they are "
             "about, "
             f"{data.path}, and be read as data from then on. Name a file elsewhere."
         )

@@ -130,8 +130,8 @@ def _latest(
         if trouble is not None:
             raise trouble
         raise ConfigError(
-            f"{run.run_path} holds no complete checkpoint to resume from. Leave out resume_from "
-            "(--resume) to start the run, or correct the path."
+            f"{run.run_path} holds no complete checkpoint to resume from. Leave out resume_from to "
+            "start the run, or correct the path."
         )
     newest, manifest = fitting[0]
     # other data or another batch size are what this run is told, and no reason to go back
@@ -151,7 +151,7 @@ def _check_no_checkpoints(run: RunConfig) -> None:
     if newest is not None:
         raise ConfigError(
             f"{run.run_path} already holds checkpoints, the newest {newest}. Continue from it with "
-            "resume_from='latest' (--resume latest), or give the run another name or storage_path."
+            "resume_from='latest', or give the run another name or storage_path."
         )
 
 

@@ -211,7 +211,7 @@ def default_scaling() -> ScalingConfig:
 
 
 def default_run(in_steps: bool = False) -> RunConfig:
-    """Return the run options of a file without the section, as `jobs.train_dlrm` has them.
+    """Return the run options of a file without the section, of one epoch.
 
     Args:
         in_steps: the file gives steps, so there are no epochs by default.

@@ -17,20 +17,35 @@ def default_ranks() -> int:
     return min(2, os.cpu_count() or 1)
 
 
+def number_of_ranks(
+    ranks: int | tuple[int, int] | None, local: bool
+) -> int | tuple[int, int] | None:
+    """Return what --ranks and --local say as `num_workers`, or None where neither is given.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    if local and ranks is not None:
+        raise ConfigError(
+            "--ranks is about the ranks of a cluster, and --local runs one rank in this process. "
+            "Leave one of them out."
+        )
+    return 0 if local else ranks
+
+
 def scaling_from(
     *,
-    ranks: int | tuple[int, int] | None,
+    ranks: int | None,
     local: bool,
     gpu: bool,
     cpus_per_rank: float,
     pin_cores: bool,
     placement_timeout: float | None,
-    spares: int = 0,
 ) -> ScalingConfig:
     """Return the scaling config for the options of the same names.
 
     Args:
-        ranks: a number, or the least and the most; None takes `default_ranks`.
+        ranks: None takes `default_ranks`.
         local: one rank in this process, without Ray.
         placement_timeout: seconds to wait for room on the cluster, or None.
     Raises:
@@ -38,30 +53,11 @@ def scaling_from(
     """
     from rayrec.driver import ScalingConfig
 
-    if local:
-        of_a_cluster = {
-            "--ranks": ranks,
-            "--placement-timeout": placement_timeout,
-            "--pin-cores": pin_cores,
-            "--spares": spares,
-        }
-        idle = [option for option, value in of_a_cluster.items() if value]
-        if idle:
-            raise ConfigError(
-                f"{idle[0]} is about the ranks of a cluster, and --local runs one rank in this "
-                "process. Leave one of them out."
-            )
-    if pin_cores and (gpu or cpus_per_rank != int(cpus_per_rank)):
-        raise ConfigError(
-            "--pin-cores gives CPU ranks whole cores, which contradicts "
-            f"{'--gpu' if gpu else f'--cpus-per-rank {cpus_per_rank:g}'}. Leave one of "
-            "them out."
-        )
+    number = number_of_ranks(ranks, local)
     return ScalingConfig(
-        num_workers=0 if local else ranks or default_ranks(),
+        num_workers=default_ranks() if number is None else number,
         use_gpu=gpu,
         cpus_per_worker=cpus_per_rank,
         placement_timeout_s=placement_timeout,
         pin_cores=pin_cores,
-        spares=spares,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rayrec.driver.planning import check_plan_word
+from rayrec.driver.shape import check_recovery, check_sizes
 from rayrec.errors import ConfigError
 from rayrec.runs.planted import planted_rows
 from rayrec.runs.reporting import Reporting
@@ -31,6 +33,10 @@ def train(settings: RunFile, reporting: Reporting) -> None:
             f"{settings.source}: [data] planted makes rows for click models, and the model is "
             f"{settings.model.model!r}; give train, eval and schema."
         )
+    # checked before rows are made and Ray starts: a run that cannot be costs nothing
+    check_plan_word(settings.plan.plan)
+    check_sizes(settings.plan.plan, settings.run, settings.scaling)
+    check_recovery(settings.run, settings.scaling)
     on_cluster = settings.scaling.most > 0
     with planted_rows(planted, on_cluster, reporting.timing) as made:
         paths = {"train": str(made.train), "eval": str(made.eval), "schema": str(made.schema)}

@@ -44,11 +44,13 @@ class Settings(NamedTuple):
         tables: all of them, by the names of the sections.
         file: the file, or None.
         changes: path of a key -> the `--set` that said it.
+        sections: names of the sections that the file has.
     """
 
     tables: dict[str, Any]
     file: str | None
     changes: dict[tuple[str, ...], str]
+    sections: frozenset[str]
 
     def source_of(self, path: tuple[str, ...]) -> str:
         """Return the source of the value at a path: the file, a `--set`, or both."""
@@ -56,9 +58,9 @@ class Settings(NamedTuple):
             if path[: len(changed)] == changed:
                 return said
         below = [said for changed, said in self.changes.items() if changed[: len(path)] == path]
-        if self.file is None:
-            return below[0] if below else "the command line"
-        return " with ".join([self.file, *below])
+        if self.file is not None and (path[0] in self.sections or not below):
+            below.insert(0, self.file)
+        return " with ".join(below) or "the command line"
 
 
 def read_settings(
@@ -70,7 +72,8 @@ def read_settings(
         ConfigError: the file cannot be read or is no TOML, with the line; a change has no key, or
             a quote without its second.
     """
-    settings = Settings({} if file is None else _read_toml(file), file, {})
+    tables = {} if file is None else _read_toml(file)
+    settings = Settings(tables, file, {}, frozenset(tables))
     for option in options:
         _put(settings, option.path, option.value, option.said)
     for change in changes:

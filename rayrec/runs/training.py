@@ -1,4 +1,4 @@
-"""Training of a click model on rows in files, as `rayrec train` and `jobs.train_dlrm` do it."""
+"""Training of a click model on rows in files, as `rayrec train` does it."""
 
 from __future__ import annotations
 

@@ -151,12 +151,12 @@ def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: st
             raise ConfigError(
                 f"{path} was trained on other data: its files had the fingerprint {saved}, those "
                 f"of this run have {wanted}. Give the data that it was trained on; or say new_data "
-                "(--new-data) to keep weights and step and begin these data anew; or start a new "
-                "run from its weights with init_from (--init-from)."
+                "to keep weights and step and begin these data anew; or start a new "
+                "run from its weights with init_from."
             )
         raise ConfigError(
             f"{path} was trained with {what}={saved}, the run has {wanted}; its place in the data "
-            f"would mean other rows. Use {what}={saved}; or say new_data (--new-data) to keep "
+            f"would mean other rows. Use {what}={saved}; or say new_data to keep "
             "weights and step and begin the data anew; or start a new run from its weights with "
-            "init_from (--init-from)."
+            "init_from."
         )

@@ -21,5 +21,5 @@ def check_dense_optimizer(extras: Mapping[str, Any], wanted: str, path: str) -> 
     if saved != wanted:
         raise ConfigError(
             f"{path} was trained with the dense optimizer {saved!r}, the run wants {wanted!r}. Use "
-            f"{saved!r}, or start a new run from its weights alone with init_from (--init-from)."
+            f"{saved!r}, or start a new run from its weights alone with init_from."
         )

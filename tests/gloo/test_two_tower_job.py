@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.convert_movielens import convert_movielens
 from jobs.train_two_tower import main
 from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
@@ -27,6 +28,7 @@ from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
 from rayrec.train.tasks import FitOutcome, FitTask
 from tests.ranks import RankPool
+from tests.words import sets
 
 USERS, ITEMS, GROUPS = 60, 40, 4
 
@@ -55,27 +57,17 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(folder: Path) -> list[str]:
-    paths = [
-        "--train",
-        str(folder / "train"),
-        "--eval",
-        str(folder / "eval"),
-        "--schema",
-        str(folder / "schema.json"),
-    ]
     return [
-        *paths,
-        "--query",
-        "user",
-        "--candidate",
-        "item,kind",
-        "--layers",
-        "16,8",
-        "--ks",
-        "5",
-        "--local",
-        "--plan",
-        "table_wise",
+        *("--local", "--plan", "table_wise"),
+        *sets(
+            f"data.train={folder}/train",
+            f"data.eval={folder}/eval",
+            f"data.schema={folder}/schema.json",
+            "model.query=['user']",
+            "model.candidate=['item','kind']",
+            "model.layers=[16,8]",
+            "model.ks=[5]",
+        ),
     ]
 
 
@@ -84,7 +76,14 @@ def test_recall_beats_popularity(
 ) -> None:
     result = tmp_path / "result.json"
     assert (
-        main([*options(planted), "--epochs", "60", "--global-batch", "64", "--result", str(result)])
+        main(
+            [
+                *options(planted),
+                *sets("run.epochs=60", "run.global_batch_size=64"),
+                "--result",
+                str(result),
+            ]
+        )
         == 0
     )
     told = json.loads(result.read_text())
@@ -98,8 +97,9 @@ def test_recall_beats_popularity(
 def test_a_model_below_popularity_is_said_in_one_line(
     planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, untrained = tmp_path / "result.json", ["--sparse-lr", "0", "--dense-lr", "0"]
-    words = [*untrained, "--steps", "1", "--global-batch", "64", "--seed", "1"]
+    result = tmp_path / "result.json"
+    untrained = ("run.sparse_optimizer.lr=0", "run.dense_optimizer.lr=0")
+    words = sets(*untrained, "run.steps=1", "run.global_batch_size=64", "run.seed=1")
     assert main([*options(planted), *words, "--result", str(result)]) == 0
     told = json.loads(result.read_text())
     assert told["model"]["recall@5"] < told["popularity"]["recall@5"]
@@ -189,8 +189,8 @@ def test_mistakes_are_said_in_one_line(
     planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(main, ["--local"]) == 2
-    assert "--source DIR" in capsys.readouterr().err
-    assert run_command(main, [*options(planted), "--query", "user,age"]) == 2
+    assert "train_two_tower.toml: [data] needs train" in capsys.readouterr().err
+    assert run_command(main, [*options(planted), *sets("model.query=['user','age']")]) == 2
     assert "no feature 'age'" in capsys.readouterr().err
     schema = (planted / "schema.json").read_text()
     with pytest.raises(ConfigError, match="'year' is not in the schema"):
@@ -216,7 +216,7 @@ def test_held_out_rows_without_positives_are_refused_before_training(
 ) -> None:
     rows = pq.read_table(planted / "eval")
     pq.write_table(rows.filter(pa.compute.equal(rows["label"], 0)), tmp_path / "eval.parquet")
-    assert run_command(main, [*options(planted), "--eval", str(tmp_path / "eval.parquet")]) == 2
+    assert run_command(main, [*options(planted), *sets(f"data.eval={tmp_path}/eval.parquet")]) == 2
     said = capsys.readouterr()
     assert "recall has no meaning" in said.err and "step" not in said.out
 
@@ -224,26 +224,21 @@ def test_held_out_rows_without_positives_are_refused_before_training(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--epochs", "0"], "--epochs: '0' must be a whole number of at least 1"),
-        (["--work-dir", "FILE"], "work-dir"),
-        (["--timeout", "nan"], "--timeout: 'nan' must be"),
-        (["--seed", str(2**63)], "--seed: '9223372036854775808' must be"),
-        (["--resume", ""], "--resume: '' must be a path"),
-        (["--keep", "2"], "--keep has no effect without --checkpoint-dir"),
-        (["--dim", "8"], "--dim is of the tables that --source makes"),
-        (["--query", "user,user"], "--query: 'user' is given twice"),
-        (["--query", "nothing"], "no feature 'nothing'"),
-        (["--candidate", "nothing"], "no feature 'nothing'"),
-        (["--ks", "5,5"], "--ks: 5 is given twice"),
-        (["--ks", "41"], "ks has 41, which is longer than a list of all 40 candidates"),
-        (["--global-batch", "1"], "global_batch_size=1 on 1 ranks"),
+        (sets("data.work_dir=FILE"), "work_dir"),
+        (sets("data.where=user>3"), "where and eval_where are for click models"),
+        (sets("model.query=['user','user']"), "query has 'user' twice"),
+        (sets("model.query=['nothing']"), "no feature 'nothing'"),
+        (sets("model.candidate=['nothing']"), "no feature 'nothing'"),
+        (sets("model.ks=[5,5]"), "ks has 5 twice"),
+        (sets("model.ks=[41]"), "ks has 41, which is longer than a list of all 40 candidates"),
+        (sets("run.global_batch_size=1"), "global_batch_size=1 on 1 ranks"),
     ],
 )
 def test_mistaken_options_are_said_in_one_line(
     planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
 ) -> None:
     (tmp_path / "file").touch()
-    words = [str(tmp_path / "file") if word == "FILE" else word for word in more]
+    words = [word.replace("FILE", str(tmp_path / "file")) for word in more]
     try:
         code = run_command(main, [*options(planted), *words])
     except SystemExit as ended:  # while the command line is read
@@ -264,13 +259,13 @@ def test_a_label_that_is_none_is_refused_before_training(
     spoilt = rows.set_column(0, "label", pa.array(labels, pa.type_for_alias(kind)))
     pq.write_table(spoilt, tmp_path / "rows.parquet")
     with pytest.raises(InputError, match=r"'label' holds (2|null|nan) in row 7 of .*rows\.parquet"):
-        main([*options(planted), f"--{part}", str(tmp_path / "rows.parquet")])
+        main([*options(planted), *sets(f"data.{part}={tmp_path}/rows.parquet")])
 
 
 def test_a_missing_column_is_named(planted: Path, tmp_path: Path) -> None:
     pq.write_table(pq.read_table(planted / "train").drop_columns(["kind"]), tmp_path / "t.parquet")
     with pytest.raises(InputError, match=r"column 'kind' is missing \(.*t\.parquet\)"):
-        main([*options(planted), "--train", str(tmp_path / "t.parquet")])
+        main([*options(planted), *sets(f"data.train={tmp_path}/t.parquet")])
 
 
 def test_weights_of_a_schema_reach_both_towers(planted: Path) -> None:
@@ -293,28 +288,24 @@ def test_a_run_saves_and_goes_on(
     planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two halves end as the whole does, and the job says where it saved."""
-    small = [*options(planted), "--global-batch-size", "64", "--checkpoint-dir"]
+    small = [*options(planted), *sets("run.global_batch_size=64"), "--checkpoint-dir"]
     assert (
         main(
             [
                 *small,
                 str(tmp_path / "whole"),
-                "--epochs",
-                "4",
+                *sets("run.epochs=4"),
                 "--result",
                 str(tmp_path / "whole.json"),
             ]
         )
         == 0
     )
-    assert main([*small, str(tmp_path / "half"), "--epochs", "2"]) == 0
+    assert main([*small, str(tmp_path / "half"), *sets("run.epochs=2")]) == 0
     resumed = [
         *small,
         str(tmp_path / "half"),
-        "--epochs",
-        "4",
-        "--resume",
-        "latest",
+        *sets("run.epochs=4", "run.resume_from=latest"),
         "--result",
         str(tmp_path / "half.json"),
     ]
@@ -329,19 +320,10 @@ def test_a_run_saves_and_goes_on(
 
 @pytest.mark.slow
 def test_recall_on_movielens_is_twice_that_of_popularity(real_data: Path, tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    source = [
-        "--source",
-        str(real_data / "ml-100k"),
-        "--local",
-        "--epochs",
-        "4",
-        "--plan",
-        "table_wise",
-        "--result",
-        str(result),
-    ]
-    assert main(source) == 0
+    result, films = tmp_path / "result.json", tmp_path / "films"
+    convert_movielens(real_data / "ml-100k", films, dim=32)
+    words = ["--data", str(films), "--local", "--plan", "table_wise", *sets("run.epochs=4")]
+    assert main([*words, "--result", str(result)]) == 0
     told = json.loads(result.read_text())
     assert told["candidates"] == 1682
     assert told["model"]["recall@10"] > 0.24 > 1.5 * told["popularity"]["recall@10"]

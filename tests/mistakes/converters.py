@@ -17,26 +17,26 @@ from tests.mistakes.spoil import Spoiler, both, content, copied, folder
 LONG = "x" * 300
 
 COMMON = [
-    ("--dim 0", "--dim|at least"),
-    ("--dim=-4", "--dim|at least"),
-    ("--dim 2.5", "--dim|whole number"),
-    ("--dim x", "--dim|whole number"),
-    ("--eval-fraction 1", "--eval-fraction|below 1"),
-    ("--eval-fraction 2", "--eval-fraction|below 1"),
-    ("--eval-fraction=-0.1", "--eval-fraction|from 0"),
+    ("--dim 0", "--dim|x>=1"),
+    ("--dim=-4", "--dim|x>=1"),
+    ("--dim 2.5", "--dim|integer"),
+    ("--dim x", "--dim|integer"),
+    ("--eval-fraction 1", "--eval-fraction|x<1"),
+    ("--eval-fraction 2", "--eval-fraction|x<1"),
+    ("--eval-fraction=-0.1", "--eval-fraction|0<=x"),
     ("--eval-fraction nan", "--eval-fraction"),
     ("--eval-fraction inf", "--eval-fraction"),
-    ("--eval-fraction x", "--eval-fraction|a number"),
-    ("--seed=-1", "--seed|between 0"),
-    ("--seed x", "--seed|whole number"),
-    ("--seed 18446744073709551616", "--seed|between 0"),
-    ("--nothing", "unrecognized arguments"),
+    ("--eval-fraction x", "--eval-fraction|float"),
+    ("--seed=-1", "--seed|0<=x"),
+    ("--seed x", "--seed|integer"),
+    ("--seed 18446744073709551616", "--seed|0<=x"),
+    ("--nothing", "No such option '--nothing'"),
 ]
 
 OF_CRITEO = [
-    ("--num-buckets 0", "--num-buckets|between 1"),
-    ("--num-buckets=-1", "--num-buckets|between 1"),
-    ("--num-buckets x", "--num-buckets|whole number"),
+    ("--num-buckets 0", "--num-buckets|1<=x"),
+    ("--num-buckets=-1", "--num-buckets|1<=x"),
+    ("--num-buckets x", "--num-buckets|integer"),
     ("--num-buckets 3000000000", "--num-buckets|2147483647"),
     ("--num-buckets 1" + "0" * 30, "--num-buckets|2147483647"),
     ("--eval-fraction 0.9999999", "no row to train on"),
@@ -49,9 +49,9 @@ OF_FILMS = [
 ]
 
 CRITEO_PATHS = [
-    ("", "required"),
-    ("{data}/criteo.tsv", "required"),
-    ("'' {own}/out", "sources"),
+    ("", "Missing argument"),
+    ("{data}/criteo.tsv", "Missing argument"),
+    ("'' {own}/out", "SOURCE"),
     ("{data}/criteo.tsv ''", "out"),
     ("{data}/nothing.tsv {own}/out", "nothing.tsv"),
     (f"{LONG} {{own}}/out", "too long"),
@@ -67,9 +67,9 @@ CRITEO_PATHS = [
 ]
 
 FILM_PATHS = [
-    ("", "required"),
-    ("{data}/ml", "required"),
-    ("'' {own}/out", "source"),
+    ("", "Missing argument"),
+    ("{data}/ml", "Missing argument"),
+    ("'' {own}/out", "SOURCE"),
     ("{data}/ml ''", "out"),
     ("{data}/nothing {own}/out", "nothing"),
     (f"{LONG} {{own}}/out", "neither"),

@@ -10,7 +10,12 @@ from typing import Any
 from tests.mistakes.case import Spoil, mistakes
 from tests.mistakes.spoil import Spoiler, both, checkpoint, content, copied, folder
 
+EVERY = "--set run.publish.every_n_steps=2"
+OWN = "--set run.publish.path={own}/p"
 STEP = "{data}/runs/clicks/step-00000004"
+AGAIN = f"--set run.resume_from={STEP} --set run.steps=8"
+STATE = f"--set run.init_from={STEP} --set run.init_optimizer_state=true"
+THREE = "--set run.failure.max_failures=3"
 TOWERS = "{data}/runs/towers/step-00000004"
 
 
@@ -88,43 +93,51 @@ def _running(own: Path, data: Path) -> None:
 
 
 RESUME = [
-    ("--resume ''", "--resume"),
-    ("--resume {data}/nothing", "nothing"),
-    ("--resume {data}/clicks", "manifest"),
-    ("--resume {data}/plan.json", "plan.json"),
-    ("--resume {own}/empty", "manifest", folder("empty")),
-    ("--resume nofs://bucket/step", "nofs"),
-    ("--resume latest --checkpoint-dir {own}/run", "no complete checkpoint"),
-    ("--resume auto", "--resume auto looks"),
-    ("--resume auto --checkpoint-dir {own}/run --new-data", "resume_from='auto'"),
-    ("--resume auto --checkpoint-dir {data}/runs/towers", "t_cat_0"),
-    ("--max-failures=-2", "--max-failures|at least -1"),
-    ("--max-failures x", "--max-failures"),
-    ("--max-failures 3 --local", "max_failures=3"),
-    ("--sync-points 0 --max-failures 3", "--sync-points|at least 1"),
-    ("--sync-points 50", "--max-failures"),
-    ("--spares=-1 --max-failures 3", "--spares|at least 0"),
-    ("--spares 1", "--spares|--max-failures"),
-    ("--spares 1 --max-failures 3 --local", "--spares|--local"),
-    (f"--resume {TOWERS}", "t_user|t_cat_0"),
-    (f"--resume {STEP} --steps 8 --optimizer adam", "rowwise_adagrad"),
-    (f"--resume {STEP} --steps 8 --dense-optimizer sgd", "'adam'"),
-    (f"--resume {STEP} --steps 8 --seed 5", "seed=0"),
-    (f"--resume {STEP} --steps 8 --global-batch 128", "global_batch_size=256"),
-    (f"--resume {STEP} --steps 8 --dense-layers 32", "dense"),
-    (f"--resume {STEP} --steps 8 --model dcn", "model"),
-    (f"--resume {STEP} --steps 8 --train {{data}}/clicks/eval", "other data"),
-    (f"--init-from {TOWERS}", "t_user|t_cat_0"),
-    (f"--init-from {STEP} --over-layers 32", "over_arch"),
-    (f"--init-from {STEP} --init-optimizer --optimizer sgd", "rowwise_adagrad"),
-    (f"--init-from {STEP} --init-optimizer --dense-optimizer sgd", "'adam'"),
-    ("--init-from ''", "--init-from"),
-    ("--init-from latest", "latest"),
+    ("--set run.resume_from=''", "resume_from"),
+    ("--set run.resume_from={data}/nothing", "nothing"),
+    ("--set run.resume_from={data}/clicks", "manifest"),
+    ("--set run.resume_from={data}/plan.json", "plan.json"),
+    ("--set run.resume_from={own}/empty", "manifest", folder("empty")),
+    ("--set run.resume_from=nofs://bucket/step", "nofs"),
+    ("--set run.resume_from=latest --checkpoint-dir {own}/run", "no complete checkpoint"),
+    ("--set run.resume_from=auto", "resume_from='auto' needs RunConfig(storage_path=...)"),
+    (
+        "--set run.resume_from=auto --checkpoint-dir {own}/run --set run.new_data=true",
+        "resume_from='auto'",
+    ),
+    ("--set run.resume_from=auto --checkpoint-dir {data}/runs/towers", "t_cat_0"),
+    ("--set run.failure.max_failures=-2", "max_failures=-2|at least -1"),
+    ("--set run.failure.max_failures=x", "max_failures is 'x'|whole number"),
+    (f"{THREE} --local", "max_failures=3"),
+    (f"--set run.failure.sync_every_n_steps=0 {THREE}", "sync_every_n_steps=0|at least 1"),
+    ("--set run.failure.sync_every_n_steps=50", "Give max_failures"),
+    (f"--set scaling.spares=-1 {THREE}", "spares=-1|at least 0"),
+    ("--set scaling.spares=1", "spares|num_workers=0"),
+    (f"--set run.resume_from={TOWERS}", "t_user|t_cat_0"),
+    (f"{AGAIN} --set run.sparse_optimizer.name=adam", "rowwise_adagrad"),
+    (f"{AGAIN} --set run.dense_optimizer.name=sgd", "'adam'"),
+    (f"{AGAIN} --set run.seed=5", "seed=0"),
+    (f"{AGAIN} --set run.global_batch_size=128", "global_batch_size=256"),
+    (f"{AGAIN} --set model.dense_layers=[32]", "dense"),
+    (f"{AGAIN} --set model.model=dcn", "model"),
+    (f"{AGAIN} --set data.train={{data}}/clicks/eval", "other data"),
+    (f"--set run.init_from={TOWERS}", "t_user|t_cat_0"),
+    (f"--set run.init_from={STEP} --set model.over_layers=[32]", "over_arch"),
+    (f"{STATE} --set run.sparse_optimizer.name=sgd", "rowwise_adagrad"),
+    (f"{STATE} --set run.dense_optimizer.name=sgd", "'adam'"),
+    ("--set run.init_from=''", "init_from"),
+    ("--set run.init_from=latest", "latest"),
     ("--checkpoint-dir {data}/runs/clicks", "already holds checkpoints"),
     ("--checkpoint-dir {data}/runs/towers", "already holds checkpoints"),
-    (f"--checkpoint-dir {{data}}/runs/towers --resume {STEP}", "already holds checkpoints"),
-    (f"--checkpoint-dir {{data}}/runs/towers --init-from {STEP}", "already holds checkpoints"),
-    ("--resume latest --checkpoint-dir {data}/runs/towers", "t_cat_0"),
+    (
+        f"--checkpoint-dir {{data}}/runs/towers --set run.resume_from={STEP}",
+        "already holds checkpoints",
+    ),
+    (
+        f"--checkpoint-dir {{data}}/runs/towers --set run.init_from={STEP}",
+        "already holds checkpoints",
+    ),
+    ("--set run.resume_from=latest --checkpoint-dir {data}/runs/towers", "t_cat_0"),
     (
         "--checkpoint-dir {own}/run",
         "in use by process",
@@ -137,7 +150,7 @@ SCORE = [
     ("--data {data}/nothing", "nothing"),
     ("--data {data}/films/eval", "is missing"),
     ("--data {data}/ml", "none of them Parquet"),
-    ("--global-batch-size=-1", "--global-batch-size|at least 1"),
+    ("--global-batch-size=-1", "--global-batch-size|x>=1"),
     ("--global-batch-size x", "--global-batch-size"),
     ("--result ''", "--result"),
     ("--result {data}", "--result|folder"),
@@ -145,10 +158,10 @@ SCORE = [
     ("--timeout x", "--timeout"),
     ("--plan nothing", "plan 'nothing'"),
     ("--plan {data}/plan2.json", "plan is for 2 ranks|1"),
-    ("--ranks 0", "--ranks|at least 1"),
-    ("--pin-cores", "--pin-cores|--local"),
+    ("--ranks 0", "--ranks|x>=1"),
+    ("--pin-cores", "pin_cores|num_workers=0"),
     ("--gpu", "GPU"),
-    ("--steps 5", "unrecognized arguments"),
+    ("--steps 5", "No such option '--steps'"),
 ]
 
 # of the checkpoint, in place of the sound one
@@ -212,46 +225,40 @@ OWN_EVALUATION = [
 ]
 
 REQUIRED = [
-    ("evaluate --data {data}/clicks/eval", "required|CHECKPOINT"),
-    (f"evaluate {STEP}", "required|--data"),
-    ("evaluate", "required"),
+    ("evaluate --data {data}/clicks/eval", "Missing argument|CHECKPOINT"),
+    (f"evaluate {STEP}", "Missing option|--data"),
 ]
 
 FULL_DISK = [("", "predictions|large"), ("--result {own}/r.json", "--result|large")]
 
 PUBLISH = [
-    ("--publish-every 0", "--publish-every|at least 1"),
-    ("--publish-every 2 --publish-every-s 3", "--publish-every contradicts --publish-every-s"),
-    ("--publish-every 2", "storage_path=None|PublishConfig(path=...)"),
-    ("--publish-dtype int4", "--publish-dtype has no effect without --publish-every"),
-    ("--publish-dtype int3 --publish-every 2", "--publish-dtype|int3|int8"),
-    ("--publish-every 2 --publish-dir s3://b/p", "s3://b/p|local"),
+    ("--set run.publish.every_n_steps=0", "every_n_steps=0|at least 1"),
+    (f"{EVERY} --set run.publish.every_s=3", "give exactly one of them"),
+    (EVERY, "storage_path=None|PublishConfig(path=...)"),
+    (f"{EVERY} --set run.publish.dtype=int3", "'int3'|int8"),
+    (f"{EVERY} --set run.publish.path=s3://b/p", "s3://b/p|local"),
+    (f"{EVERY} {OWN} --set run.publish.num_to_keep=1", "num_to_keep=1 without full_every"),
     (
-        "--publish-every 2 --publish-dir {own}/p --publish-keep 1",
-        "num_to_keep=1 without full_every",
-    ),
-    (
-        "--publish-every 2 --publish-dir {own}/p --publish-table nothing=fp16",
+        f"{EVERY} {OWN} --set run.publish.tables.nothing=fp16",
         "table 'nothing', which the model does not have",
-    ),
-    (
-        "--publish-every 2 --publish-dir {own}/p --publish-table a=fp16 --publish-table a=int8",
-        "'a' twice",
     ),
 ]
 
 MISTAKES = [
-    *mistakes("train_dlrm", "clicks", RESUME),
-    *mistakes("train_dlrm", "clicks", PUBLISH),
+    *mistakes("rayrec train", "clicks", RESUME),
+    *mistakes("rayrec train", "clicks", PUBLISH),
     *mistakes(
-        "train_dlrm",
+        "rayrec train",
         "clicks",
-        [("--resume {own}/step --steps 8", says, spoil) for says, spoil in DAMAGE],
+        [
+            ("--set run.resume_from={own}/step --set run.steps=8", says, spoil)
+            for says, spoil in DAMAGE
+        ],
     ),
     *mistakes(
-        "train_dlrm",
+        "rayrec train",
         "clicks",
-        [("--init-from {own}/step", says, spoil) for says, spoil in DAMAGE[::4]],
+        [("--set run.init_from={own}/step", says, spoil) for says, spoil in DAMAGE[::4]],
     ),
     *mistakes("rayrec evaluate", "score own", [("", says, spoil) for says, spoil in DAMAGE]),
     *mistakes("rayrec evaluate", "scores", SCORE),
@@ -269,5 +276,5 @@ MISTAKES = [
     *mistakes("rayrec evaluate", "", REQUIRED),
     *mistakes("rayrec predict", "predictions", FULL_DISK[:1], code=1, file_bytes=1000),
     *mistakes("rayrec evaluate", "scores", FULL_DISK[1:], code=1, file_bytes=400),
-    *mistakes("train_dlrm", "clicks", [("--eval {own}/eval", *OWN_EVALUATION[0][1:])]),
+    *mistakes("rayrec train", "clicks", [("--set data.eval={own}/eval", *OWN_EVALUATION[0][1:])]),
 ]

@@ -116,7 +116,7 @@ _LIMITS = "--constraints {own}/constraints.json"
 
 MISTAKES = [
     *mistakes(
-        "train_dlrm",
+        "rayrec train",
         "clicks",
         [
             (_GIVEN, says, edited("plan.json", "plan.json", place, value))
@@ -124,7 +124,7 @@ MISTAKES = [
         ],
     ),
     *mistakes(
-        "train_dlrm",
+        "rayrec train",
         "clicks",
         [(_GIVEN, says, content("plan.json", text)) for text, says in NO_PLANS],
     ),

@@ -119,9 +119,9 @@ BEFORE = [
 ]
 
 DURING = [
-    ("--steps 12", f"id -7|{ROW}", column("cat_0", -7, statistics=False)),
-    ("--steps 12", f"id 10000|{ROW}", column("cat_0", 10_000, statistics=False)),
-    ("--steps 12", f"id 10000|{ROW}", column("cat_5", [3, 10_000], statistics=False)),
+    ("--set run.steps=12", f"id -7|{ROW}", column("cat_0", -7, statistics=False)),
+    ("--set run.steps=12", f"id 10000|{ROW}", column("cat_0", 10_000, statistics=False)),
+    ("--set run.steps=12", f"id 10000|{ROW}", column("cat_5", [3, 10_000], statistics=False)),
     ("", f"null inside|{ROW}", column_by("cat_5", _lists_with_null, "list", "null in a list")),
     ("", f"label|nan|{ROW}", column("label", NAN, "float")),
     ("", f"label|0.5|{ROW}", column("label", 0.5, "float")),
@@ -130,7 +130,7 @@ DURING = [
     ("", f"d_0|nan|{ROW}", column("d_0", NAN)),
     ("", f"d_0|inf|{ROW}", column("d_0", INF, statistics=False)),
     ("", "part-00000.parquet|Parquet", Spoiler("[half of the bytes are zero]", _damaged)),
-    ("--steps 12", "diverged|huge", table_by(_huge, "3.4e38 in d_0, d_1, d_2")),
+    ("--set run.steps=12", "diverged|huge", table_by(_huge, "3.4e38 in d_0, d_1, d_2")),
 ]
 
 HELD_OUT = [
@@ -165,14 +165,17 @@ WEIGHTS = [
     ("", "weights|nan", _weights(lambda row, bag: [NAN] * len(bag), "weights of nan")),
 ]
 
-LINE_OF_WEIGHTS = "--train {own}/train --schema {own}/schema.json --local --steps 4"
+LINE_OF_WEIGHTS = (
+    "train --set data.train={own}/train --set data.schema={own}/schema.json --local "
+    "--set run.steps=4"
+)
 
 MISTAKES = [
-    *mistakes("train_dlrm", "own data", BEFORE),
-    *mistakes("train_dlrm", "own data", DURING, late=True),
-    *mistakes("train_dlrm", "own evaluation", HELD_OUT),
+    *mistakes("rayrec train", "own data", BEFORE),
+    *mistakes("rayrec train", "own data", DURING, late=True),
+    *mistakes("rayrec train", "own evaluation", HELD_OUT),
     *mistakes(
-        "train_dlrm", "own evaluation", [("", f"d_0|nan|{ROW}", column("d_0", NAN))], late=True
+        "rayrec train", "own evaluation", [("", f"d_0|nan|{ROW}", column("d_0", NAN))], late=True
     ),
-    *mistakes("train_dlrm", "", [(LINE_OF_WEIGHTS, *rest) for _, *rest in WEIGHTS], late=True),
+    *mistakes("rayrec train", "", [(LINE_OF_WEIGHTS, *rest) for _, *rest in WEIGHTS], late=True),
 ]

@@ -6,7 +6,7 @@ from tests.mistakes.case import mistakes
 from tests.mistakes.spoil import content
 
 CHANGES = [
-    ("--set", "--set|expected one argument"),
+    ("--set", "Option '--set' requires an argument"),
     ("--set steps=3", "SECTION.KEY=VALUE"),
     ("--set run.steps", "SECTION.KEY=VALUE"),
     ("--set run.stepz=3", "--set run.stepz=3|did you mean steps"),
@@ -44,7 +44,7 @@ CHANGES = [
     ("--result {data}", "--result|folder"),
     ("--result {data}/clicks/schema.json", "over the file of"),
     ("{own}/nothing.toml", "nothing.toml|No such file"),
-    ("--nothing", "unrecognized arguments"),
+    ("--nothing", "No such option '--nothing'"),
 ]
 
 FILES = [
@@ -66,9 +66,9 @@ SCORES = [
     ("--ranks 2", "--ranks|--local"),
     ("--plan rowwise", "neither a file nor one of"),
     ("--schema {data}/nothing.json", "nothing.json"),
-    ("--global-batch-size 0", "--global-batch-size|at least 1"),
+    ("--global-batch-size 0", "--global-batch-size|x>=1"),
     ("--result {data}", "--result|folder"),
-    ("extra", "unrecognized arguments: extra"),
+    ("extra", "unexpected extra argument (extra)"),
 ]
 
 PREDICTIONS = [
@@ -79,8 +79,8 @@ PREDICTIONS = [
     ("--out {data}/clicks/eval/scores.parquet", "among the data"),
     ("--columns d_0 --keys d_0", "--columns|--keys|the same"),
     ("--workers 2", "--ranks|--local"),
-    ("--workers 0", "--workers|at least 1"),
-    ("--batch-size 0", "--batch-size|at least 1"),
+    ("--workers 0", "--workers|x>=1"),
+    ("--batch-size 0", "--batch-size|x>=1"),
     ("--batch-size 8 --global-batch-size 8", "--batch-size|--global-batch-size|the same"),
 ]
 
@@ -97,7 +97,7 @@ FOLDERS = [
     ("--where 'label > 5'", "no rows where"),
     ("--result {own}/result.json", "--result|rayrec evaluate"),
     ("--data {own}/nothing", "nothing"),
-    ("extra", "unrecognized arguments: extra"),
+    ("extra", "unexpected extra argument (extra)"),
 ]
 
 ARTIFACTS = [
@@ -111,9 +111,9 @@ ARTIFACTS = [
     ("--result {own}/result.json", "--result|is an artifact"),
     ("--schema {data}/nothing.json", "nothing.json"),
     ("--schema {data}/films/schema.json", "missing"),
-    ("--workers 0", "--workers|at least 1"),
-    ("--workers two", "--workers|whole number"),
-    ("--batch-size 0", "--batch-size|at least 1"),
+    ("--workers 0", "--workers|x>=1"),
+    ("--workers two", "--workers|integer"),
+    ("--batch-size 0", "--batch-size|x>=1"),
 ]
 
 MISTAKES = [

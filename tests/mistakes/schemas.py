@@ -97,7 +97,7 @@ def _spoilt(fields: Sequence[tuple[str, Any, str]]) -> list[tuple[Any, ...]]:
 
 
 def _of_training() -> list[Mistake]:
-    return mistakes("train_dlrm", "own schema", _spoilt(FIELDS))
+    return mistakes("rayrec train", "own schema", _spoilt(FIELDS))
 
 
 def _of_planning() -> list[Mistake]:
@@ -136,6 +136,6 @@ IN_SCORES = [
 MISTAKES = [
     *_of_training(),
     *_of_planning(),
-    *mistakes("train_two_tower", "towers, own schema", IN_TOWERS),
+    *mistakes("rayrec train", "towers, own schema", IN_TOWERS),
     *mistakes("evaluate", "score", IN_SCORES),
 ]

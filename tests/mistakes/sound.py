@@ -10,16 +10,42 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import shlex
 from pathlib import Path
 
-SMALL = "--steps 4 --global-batch 256"
-LAYERS = "--dense-layers 16 --over-layers 16"
-CLICKS = "--train {data}/clicks/train --eval {data}/clicks/eval --schema {data}/clicks/schema.json"
-TOWERS = "--query user,age --candidate item,genres --layers 16 --ks 5"
+SMALL = "--set run.steps=4 --set run.global_batch_size=256"
+LAYERS = "--set model.dense_layers=[16] --set model.over_layers=[16]"
+TOWERS = (
+    "--set model.model=two_tower --set \"model.query=['user','age']\" "
+    "--set \"model.candidate=['item','genres']\" --set model.layers=[16] --set model.ks=[5]"
+)
+
+
+def rows(train: str, held_out: str, schema: str) -> str:
+    """Options that say where rows lie."""
+    return f"--set data.train={train} --set data.eval={held_out} --set data.schema={schema}"
+
+
+def clicks(
+    train: str = "{data}/clicks",
+    held_out: str = "{data}/clicks/eval",
+    schema: str = "{data}/clicks",
+) -> str:
+    """A run of a small click model on one rank in this process; arguments name other folders."""
+    where = rows(f"{train}/train", held_out, f"{schema}/schema.json")
+    return f"train {where} {LAYERS} {SMALL} --local"
+
+
+def towers(
+    train: str = "{data}/films", held_out: str = "{data}/films/eval", schema: str = "{data}/films"
+) -> str:
+    """A run of small towers, likewise."""
+    where = rows(f"{train}/train", held_out, f"{schema}/schema.json")
+    return f"train {where} {TOWERS} {SMALL} --local"
+
 
 COMMANDS = {
     "train_dlrm": "jobs.train_dlrm",
-    "train_two_tower": "jobs.train_two_tower",
     "smoke": "jobs.smoke",
     "convert_criteo": "jobs.convert_criteo",
     "convert_movielens": "jobs.convert_movielens",
@@ -36,25 +62,17 @@ COMMANDS = {
 }
 
 LINES = {
-    "clicks": f"{CLICKS} {LAYERS} {SMALL} --local",
-    "clicks on ranks": f"{CLICKS} {LAYERS} {SMALL}",
-    "own data": f"--train {{own}}/train --eval {{data}}/clicks/eval --schema "
-    f"{{data}}/clicks/schema.json {LAYERS} {SMALL} --local",
-    "own evaluation": "--train {data}/clicks/train --eval {own}/train --schema "
-    "{data}/clicks/schema.json " + f"{LAYERS} {SMALL} --local",
-    "own schema": f"--train {{data}}/clicks/train --eval {{data}}/clicks/eval --schema "
-    f"{{own}}/schema.json {LAYERS} {SMALL} --local",
-    "planted": f"--rows 2000 --eval-rows 500 {LAYERS} {SMALL} --local",
-    "towers": "--train {data}/films/train --eval {data}/films/eval --schema "
-    "{data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
-    "towers from source": f"--source {{data}}/ml --dim 8 {TOWERS} {SMALL} --local",
-    "towers, own source": f"--source {{own}}/ml --dim 8 {TOWERS} {SMALL} --local",
-    "towers, own data": "--train {own}/train --eval {data}/films/eval --schema "
-    "{data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
-    "towers, own evaluation": "--train {data}/films/train --eval {own}/eval "
-    "--schema {data}/films/schema.json " + f"{TOWERS} {SMALL} --local",
-    "towers, own schema": "--train {data}/films/train --eval {data}/films/eval --schema "
-    "{own}/schema.json " + f"{TOWERS} {SMALL} --local",
+    "clicks": clicks(),
+    "clicks on ranks": clicks().removesuffix(" --local"),
+    "own data": clicks(train="{own}"),
+    "own evaluation": clicks(held_out="{own}/train"),
+    "own schema": clicks(schema="{own}"),
+    "planted": "--set data.planted.rows_train=2000 --set data.planted.rows_eval=500 "
+    f"{LAYERS} {SMALL} --local",
+    "towers": towers(),
+    "towers, own data": towers(train="{own}"),
+    "towers, own evaluation": towers(held_out="{own}/eval"),
+    "towers, own schema": towers(schema="{own}"),
     "score own": "evaluate {own}/step --data {data}/clicks/eval --local",
     "smoke": "--ranks 1",
     "criteo": "{data}/criteo.tsv {own}/out --num-buckets 100",
@@ -89,13 +107,10 @@ def make_sound(data: Path) -> None:
     write_films(data / "ml")
     write_criteo(data / "criteo.tsv", rows=300)
     _run("convert_movielens", f"{data}/ml {data}/films --dim 8")
-    _run(
-        "train_dlrm",
-        f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks --checkpoint-every 2",
-        data,
-    )
+    saves = "--set run.checkpoint.every_n_steps=2"
+    _run("rayrec", f"{LINES['clicks']} --checkpoint-dir {data}/runs/clicks {saves}", data)
     _run("rayrec", f"export {data}/runs/clicks/step-00000004 {data}/served --data {data}/clicks")
-    _run("train_two_tower", f"{LINES['towers']} --checkpoint-dir {data}/runs/towers", data)
+    _run("rayrec", f"{LINES['towers']} --checkpoint-dir {data}/runs/towers", data)
     _write_plan(data)
 
 
@@ -146,7 +161,7 @@ def _run(command: str, line: str, data: Path | None = None) -> None:
     """Run a job in this process."""
     from importlib import import_module
 
-    words = line.replace("{data}", str(data)).split()
+    words = shlex.split(line.replace("{data}", str(data)))
     with contextlib.redirect_stdout(io.StringIO()):
         code = import_module(COMMANDS[command]).main(words)
     assert code == 0, f"{command} {line} ended with {code}"

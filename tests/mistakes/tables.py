@@ -19,8 +19,8 @@ from tests.mistakes.sound import LINES
 
 OWN = "own"  # sound lines that need a mistake's own files have it in their names
 SOUND = [
-    ("train_dlrm", ("clicks", "planted")),
-    ("train_two_tower", ("towers", "towers from source")),
+    ("train_dlrm", ("planted",)),
+    ("rayrec train", ("clicks", "towers")),
     ("convert_criteo", ("criteo",)),
     ("convert_movielens", ("films",)),
     ("rayrec plan", ("plan",)),

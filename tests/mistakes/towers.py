@@ -1,4 +1,4 @@
-"""Mistakes at jobs.train_two_tower: its own options, its data, and where they come from."""
+"""Mistakes in a run of two towers: its model, its data, and where they lie."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from tests.mistakes.case import Mistake, mistakes
 from tests.mistakes.spoil import (
     DROP,
     Spoiler,
-    both,
     column,
     column_by,
     content,
-    copied,
     cut,
     edited,
     folder,
@@ -24,71 +22,37 @@ SCHEMA = "films/schema.json"
 PARQUET = "train/part-00000.parquet"
 
 VALUES = [
-    ("--query ''", "--query|names"),
-    ("--query user,,age", "--query|names"),
-    ("--query nothing", "'nothing'|query"),
-    ("--query genres,user", "genres"),
-    ("--query user,user", "--query|twice"),
-    ("--query user,item", "item"),
-    ("--candidate ''", "--candidate|names"),
-    ("--candidate nothing", "'nothing'|candidate"),
-    ("--candidate genres", "genres|one integer id"),
-    ("--candidate user", "user"),
-    ("--layers ''", "--layers|whole numbers"),
-    ("--layers 0", "--layers|whole numbers"),
-    ("--layers x", "--layers|whole numbers"),
-    ("--temperature 0", "--temperature|above 0"),
-    ("--temperature=-1", "--temperature|above 0"),
-    ("--temperature nan", "--temperature|above 0"),
-    ("--temperature inf", "--temperature|above 0"),
-    ("--temperature x", "--temperature|a number"),
-    ("--ks ''", "--ks|whole numbers"),
-    ("--ks 0", "--ks|whole numbers"),
-    ("--ks 5,x", "--ks|whole numbers"),
-    ("--ks 5,5", "--ks|twice"),
-    ("--ks 1000000", "ks has 1000000|60"),
-    ("--dim 16", "--dim|--source"),
-    ("--dim 0", "--dim|at least"),
-    ("--global-batch 1", "global_batch_size=1|at least 2"),
-    ("--global-batch 0", "--global-batch|at least"),
-    ("--global-batch 100000", "rows, which make no batch of 100000"),
-    ("--steps 0", "--steps|at least 1"),
-    ("--epochs 3", "--steps|--epochs"),
-    ("--sparse-lr nan", "--sparse-lr"),
-    ("--ranks 2", "--ranks|--local"),
-    ("--keep 2", "--keep|--checkpoint-dir"),
-    ("--resume {data}/nothing", "nothing"),
-    ("--resume {data}/runs/clicks/step-00000004 --steps 8", "t_user|t_cat_0"),
+    ("--set model.query=[]", "query=()|at least one"),
+    ("--set model.query=user", "query is 'user'|list"),
+    ("--set \"model.query=['nothing']\"", "'nothing'|query"),
+    ("--set \"model.query=['genres','user']\"", "genres"),
+    ("--set \"model.query=['user','user']\"", "query has 'user' twice"),
+    ("--set \"model.query=['user','item']\"", "item"),
+    ("--set \"model.candidate=['nothing']\"", "'nothing'|candidate"),
+    ("--set \"model.candidate=['genres']\"", "genres|one integer id"),
+    ("--set \"model.candidate=['user']\"", "user"),
+    ("--set model.layers=[0]", "layers has the number|0"),
+    ("--set model.temperature=0", "temperature=0"),
+    ("--set model.temperature=nan", "temperature=nan"),
+    ("--set model.ks=[0]", "ks has the number|0"),
+    ("--set model.ks=[5,5]", "ks has 5 twice"),
+    ("--set model.ks=[1000000]", "ks has 1000000|60"),
+    ("--set run.global_batch_size=1", "global_batch_size=1|at least 2"),
+    ("--set run.global_batch_size=100000", "rows, which make no batch of 100000"),
+    ("--set run.resume_from={data}/runs/clicks/step-00000004", "t_user|t_cat_0"),
     ("--checkpoint-dir {data}/runs/towers", "already holds checkpoints"),
-    ("--source {data}/ml", "--source|--train"),
-    ("--train {data}/nothing", "nothing"),
-    ("--train {data}/clicks/train", "'user' is missing"),
-    ("--train ''", "--train"),
-    ("--eval {data}/nothing", "nothing"),
-    ("--eval {data}/plan.json", "plan.json"),
-    ("--schema {data}/nothing.json", "nothing.json"),
-    ("--schema {data}/clicks/schema.json", "'user'|query"),
-    ("--work-dir ''", "--work-dir"),
-    ("--work-dir {data}/plan.json", "--work-dir"),
-    ("--work-dir /proc/nothing", "--work-dir"),
-    ("--result {data}", "--result|folder"),
+    ("--set data.train={data}/nothing", "nothing"),
+    ("--set data.train={data}/clicks/train", "'user' is missing"),
+    ("--set data.eval={data}/nothing", "nothing"),
+    ("--set data.eval={data}/plan.json", "plan.json"),
+    ("--set data.schema={data}/nothing.json", "nothing.json"),
+    ("--set data.schema={data}/clicks/schema.json", "'user'|query"),
+    ('--set "data.where=user > 3"', "where and eval_where are for click models"),
+    ("--set data.planted={}", "planted|leave one of both out"),
+    ("--set data.work_dir={data}/plan.json", "work_dir"),
+    ("--set data.work_dir=/proc/nothing", "work_dir"),
     ("--plan nothing", "plan 'nothing'"),
-    ("--gpu", "GPU"),
-    ("--profile-steps 3", "--profile-steps|without --profile"),
-]
-
-BARE = [
-    ("--local", "--source"),
-    ("--train {data}/films/train --local", "--eval"),
-    ("--train {data}/films/train --eval {data}/films/eval --local", "--schema"),
-    ("--source {data}/ml --eval {data}/films/eval --local", "--eval|--source"),
-    ("--source {data}/ml --schema {data}/films/schema.json --local", "--schema|--source"),
-    ("--source '' --local", "--source"),
-    ("--source {data}/nothing --local", "nothing"),
-    ("--source {data}/clicks --local", "neither u.data nor ml-100k.inter"),
-    ("--source {data}/plan.json --local", "neither u.data nor ml-100k.inter"),
-    ("--source {data}/ml --dim 0 --local", "--dim|at least 1"),
-    ("--source {data}/ml --query nothing --local", "'nothing'"),
+    ("--set scaling.use_gpu=true", "GPU"),
 ]
 
 
@@ -136,31 +100,13 @@ HELD_OUT = [
     ("", "eval", folder("eval")),
 ]
 
-SOURCES = [
-    (
-        "",
-        "ml-100k.user",
-        both(
-            copied("ml", "ml"),
-            Spoiler("[no users]", lambda own, data: (own / "ml/ml-100k.user").unlink()),
-        ),
-    ),
-    (
-        "",
-        "ml-100k.item",
-        both(copied("ml", "ml"), content("ml/ml-100k.item", b"\xff\xfe\x00", "binary items")),
-    ),
-]
-
 LEFT_OUT = [("", "no field 'tables'", edited(SCHEMA, "schema.json", "tables", DROP))]
 
 
 MISTAKES: list[Mistake] = [
-    *mistakes("train_two_tower", "towers", VALUES),
-    *mistakes("train_two_tower", "", BARE),
-    *mistakes("train_two_tower", "towers, own data", DATA),
-    *mistakes("train_two_tower", "towers, own evaluation", HELD_OUT),
-    *mistakes("train_two_tower", "towers, own source", SOURCES),
-    *mistakes("train_two_tower", "towers, own schema", LEFT_OUT),
-    *mistakes("train_two_tower", "towers from source", [("", "large")], code=1, file_bytes=3000),
+    *mistakes("rayrec train", "towers", VALUES),
+    *mistakes("rayrec train", "towers, own data", DATA),
+    *mistakes("rayrec train", "towers, own evaluation", HELD_OUT),
+    *mistakes("rayrec train", "towers, own schema", LEFT_OUT),
+    *mistakes("rayrec train", "towers", [("", "large")], code=1, file_bytes=3000),
 ]

@@ -24,10 +24,11 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
 from tests.ray.worlds import CLUSTER_CPUS, some
+from tests.words import sets
 
 pytestmark = pytest.mark.usefixtures("cluster")
 BAD_ROW = 4321
-SMALL = ("--global-batch", "512", "--dense-layers", "16", "--over-layers", "16")
+SMALL = sets("run.global_batch_size=512", "model.dense_layers=[16]", "model.over_layers=[16]")
 
 
 class Given(NamedTuple):
@@ -50,8 +51,8 @@ def given(clicks: SyntheticPaths, tmp_path: Path) -> Given:
 
 def run(given: Given, *options: str) -> None:
     """Train two epochs of the spoilt data."""
-    paths = ("--train", str(given.train), "--schema", str(given.schema))
-    train_dlrm.main([*paths, *SMALL, "--ranks", "2", "--epochs", "2", *options])
+    paths = sets(f"data.train={given.train}", f"data.schema={given.schema}")
+    train_dlrm.main([*paths, *SMALL, "--ranks", "2", *sets("run.epochs=2"), *options])
 
 
 def spoil_rows(

@@ -22,6 +22,7 @@ from rayrec.chaos.job import Job
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.heads import ROOT
+from tests.words import sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,10 +30,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def command(
     clicks: SyntheticPaths, folder: Path, *options: str, steps: int = 400, more: str = ""
 ) -> list[str]:
-    job = f"{sys.executable} -m jobs.train_dlrm --train {clicks.train} --schema {clicks.schema}"
-    job += f" --steps {steps} --global-batch 256 --ranks 2 --heartbeat-timeout 5 --plan row_wise"
-    job += f" --checkpoint-dir {folder} --checkpoint-every 20 --keep 2 {more}"
-    return [sys.executable, "-m", "rayrec.cli.main", "chaos", *options, "--", *job.split()]
+    job = [sys.executable, "-m", "jobs.train_dlrm", "--ranks", "2", "--plan", "row_wise"]
+    job += ["--checkpoint-dir", str(folder)]
+    job += sets(
+        f"data.train={clicks.train}",
+        f"data.schema={clicks.schema}",
+        f"run.steps={steps}",
+        "run.global_batch_size=256",
+        "run.heartbeat_timeout_s=5",
+        "run.checkpoint.every_n_steps=20",
+        "run.checkpoint.num_to_keep=2",
+        *more.split(),
+    )
+    return [sys.executable, "-m", "rayrec.cli.main", "chaos", *options, "--", *job]
 
 
 def environment(mark: str) -> dict[str, str]:
@@ -82,7 +92,7 @@ def test_kills_at_their_moments_beside_a_silent_control_service(
         tmp_path / "runs",
         *("--every", "2s", "--signals", "KILL", "--at", ",".join(wanted), "--gcs"),
         *("--faults", "6", "--seed", "3", "--out", str(out)),
-        more="--spares 1",
+        more="scaling.spares=1",
     )
     env = environment(mark)
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800)
@@ -100,7 +110,7 @@ def test_a_job_that_hangs_or_fails_is_told_and_leaves_nothing(
     """The bound on a hang is shorter than the start of a job, so that the calm run hangs."""
     for options, more, code, says in (
         (("--timeout", "1s"), "", 1, "the job hung without any fault: no new step for"),
-        ((), "--sparse-lr x", 2, "the job's own mistake: argument --sparse-lr: 'x' must be"),
+        ((), "run.seed=x", 2, "the job's own mistake: --set run.seed=x: [run] seed is 'x'"),
     ):
         words = command(clicks, tmp_path / "runs", *options, more=more)
         env = environment(mark)

@@ -16,9 +16,11 @@ import pytest
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.heads import ROOT, Head, can_unshare
+from tests.words import sets
 
-RUN = ("--rows", "3000", "--eval-rows", "500", "--ranks", "2", "--global-batch-size", "512")
-SMALL = (*RUN, "--steps", "2")
+ROWS = sets("data.planted.rows_train=3000", "data.planted.rows_eval=500")
+RUN = (*ROWS, "--ranks", "2", *sets("run.global_batch_size=512"))
+SMALL = (*RUN, *sets("run.steps=2"))
 
 
 pytestmark = [
@@ -32,7 +34,7 @@ pytestmark = [
 def test_a_relative_folder_means_the_drivers_own_and_must_be_shared(
     two_hosts: Head, hidden: Path, tmp_path: Path
 ) -> None:
-    wait = ("--placement-timeout", "60")  # the second node may still be on its way
+    wait = sets("scaling.placement_timeout_s=60")  # the second node may still be on its way
     done = two_hosts.run(tmp_path, "jobs.train_dlrm", *SMALL, *wait, "--checkpoint-dir", "runs/a")
     assert done.returncode == 0, done.stderr
     assert f"checkpoint: {tmp_path}/runs/a/step-00000002" in done.stdout
@@ -52,18 +54,8 @@ def test_data_and_checkpoints_must_be_on_every_host(
     data.mkdir()
     (part,) = clicks.train.glob("*.parquet")
     (data / part.name).write_bytes(part.read_bytes())
-    words = (
-        "--train",
-        str(data),
-        "--schema",
-        str(clicks.schema),
-        "--ranks",
-        "2",
-        "--steps",
-        "2",
-        "--placement-timeout",
-        "60",
-    )
+    rows = sets(f"data.train={data}", f"data.schema={clicks.schema}")
+    words = (*rows, "--ranks", "2", *sets("run.steps=2", "scaling.placement_timeout_s=60"))
     done = two_hosts.run(tmp_path, "jobs.train_dlrm", *words)
     assert done.returncode == 2
     assert (
@@ -74,9 +66,15 @@ def test_data_and_checkpoints_must_be_on_every_host(
 
 def test_a_killed_raylet_is_named(two_hosts: Head, tmp_path: Path) -> None:
     """The last test here: the second node is gone afterwards."""
-    words = (*RUN, "--steps", "1000000")
+    words = (*RUN, *sets("run.steps=1000000"))
     env = {**two_hosts.env, "RAY_ADDRESS": two_hosts.gcs, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "jobs.train_dlrm", *words, "--placement-timeout", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.train_dlrm",
+        *words,
+        *sets("scaling.placement_timeout_s=60"),
+    ]
     job = subprocess.Popen(
         command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -20,9 +20,10 @@ from rayrec.cli.main import main as cli
 from rayrec.data.synthetic import SyntheticPaths
 from tests.leftovers import processes_with
 from tests.ray.worlds import some
+from tests.words import sets
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--dense-layers", "16", "--over-layers", "16", "--global-batch", "512"]
+SMALL = sets("model.dense_layers=[16]", "model.over_layers=[16]", "run.global_batch_size=512")
 
 
 def job(home: Path, name: str, *options: str, mark: str = "", **env: str) -> subprocess.Popen[str]:
@@ -63,35 +64,27 @@ def expect_gone(mark: str, timeout_s: float = 20.0) -> None:
 def data(clicks: SyntheticPaths) -> list[str]:
     """Options that name the data."""
     return [
-        "--train",
-        str(clicks.train),
-        "--eval",
-        str(clicks.eval),
-        "--schema",
-        str(clicks.schema),
+        *sets(
+            f"data.train={clicks.train}", f"data.eval={clicks.eval}", f"data.schema={clicks.schema}"
+        )
     ]
 
 
 @pytest.mark.slow
 def test_train_writes_its_result_and_evaluate_agrees(
-    cluster: None, private_home: Path, tmp_path: Path, data: list[str], mark: str
+    cluster: None,
+    private_home: Path,
+    tmp_path: Path,
+    clicks: SyntheticPaths,
+    data: list[str],
+    mark: str,
 ) -> None:
     result, checked = tmp_path / "result.json", tmp_path / "scores.json"
     train = job(
         private_home,
         "train_dlrm",
-        *(
-            *data,
-            *SMALL,
-            "--ranks",
-            "2",
-            "--epochs",
-            "1",
-            "--plan",
-            "row_wise",
-            "--cpus-per-rank",
-            "0.5",
-        ),
+        *(*data, *SMALL, "--ranks", "2", "--plan", "row_wise"),
+        *sets("run.epochs=1", "scaling.cpus_per_worker=0.5"),
         *("--checkpoint-dir", str(tmp_path / "run"), "--result", str(result)),
         mark=mark,
     )
@@ -108,7 +101,15 @@ def test_train_writes_its_result_and_evaluate_agrees(
     assert told["eval"]["regret"] == pytest.approx(told["eval"]["bayes_auc"] - told["eval"]["auc"])
     assert "bayes_auc" in out and "step 12/12" in out
     expect_gone(mark)
-    words = [told["checkpoint"], "--data", data[3], "--ranks", "1", "--result", str(checked)]
+    words = [
+        told["checkpoint"],
+        "--data",
+        str(clicks.eval),
+        "--ranks",
+        "1",
+        "--result",
+        str(checked),
+    ]
     assert evaluate.main(words) == 0
     assert json.loads(checked.read_text())["eval"]["auc"] == pytest.approx(
         told["eval"]["auc"], abs=1e-6
@@ -139,7 +140,14 @@ def test_a_signal_saves_and_leaves_no_process(
     train = job(
         private_home,
         "train_dlrm",
-        *(*data, *SMALL, *where, "--steps", "1000000", "--checkpoint-dir", str(tmp_path / "run")),
+        *(
+            *data,
+            *SMALL,
+            *where,
+            *sets("run.steps=1000000"),
+            "--checkpoint-dir",
+            str(tmp_path / "run"),
+        ),
         mark=mark,
     )
     assert train.stdout is not None
@@ -162,7 +170,7 @@ def test_a_killed_driver_leaves_no_process(private_home: Path, data: list[str], 
     train = job(
         private_home,
         "train_dlrm",
-        *(*data, *SMALL, "--ranks", "1", "--steps", "1000000"),
+        *(*data, *SMALL, "--ranks", "1", *sets("run.steps=1000000")),
         mark=mark,
     )
     assert train.stdout is not None
@@ -181,7 +189,8 @@ def test_ctrl_c_during_the_start_is_obeyed(
     """At once, while Ray starts, and while ranks start: nothing is trained, nothing is saved,
     nothing is left.
     """
-    made = ("--rows", "20000", "--eval-rows", "1000", *SMALL, "--ranks", "1", "--steps", "1000000")
+    rows = sets("data.planted.rows_train=20000", "data.planted.rows_eval=1000")
+    made = (*rows, *SMALL, "--ranks", "1", *sets("run.steps=1000000"))
     train = job(
         private_home, "train_dlrm", *made, "--checkpoint-dir", str(tmp_path / "run"), mark=mark
     )
@@ -207,22 +216,18 @@ def test_ctrl_c_during_the_start_is_obeyed(
     ("options", "words"),
     [
         pytest.param(["--plan", "rowwise"], "neither a file nor one of", marks=pytest.mark.slow),
-        (["--ranks", "0"], "--ranks: '0'"),
+        (["--ranks", "0"], "'--ranks': '0'"),
         (
-            ["--train", "/nowhere", "--schema", "/nowhere/schema.json"],
-            "cannot read --schema /nowhere/schema.json",
+            sets("data.train=/nowhere", "data.schema=/nowhere/schema.json"),
+            "cannot read [data] schema /nowhere/schema.json",
         ),
-        (["--eval", "/x"], "--eval and --schema need --train"),
+        (sets("data.eval=/x"), "[data] needs train"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_code_2(
     private_home: Path, options: list[str], words: str
 ) -> None:
-    train = (
-        job(private_home, "train_dlrm", "--rows", "100", "--eval-rows", "100", *options)
-        if options[0] in ("--plan", "--ranks")
-        else (job(private_home, "train_dlrm", *options))
-    )
+    train = job(private_home, "train_dlrm", *options)
     _, err = train.communicate(timeout=60)
     assert train.returncode == 2
     assert err.startswith("error: ") and words in err and err.count("\n") == 1

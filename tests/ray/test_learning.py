@@ -15,21 +15,16 @@ from jobs import train_dlrm
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.optim import SPARSE_OPTIMIZERS
+from tests.words import sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 
 def train(data: SyntheticPaths | None, folder: Path, *options: str) -> dict[str, Any]:
     """The result of jobs.train_dlrm on two ranks; without data it makes its own."""
-    paths = (
-        ()
-        if data is None
-        else ("--train", str(data.train), "--eval", str(data.eval), "--schema", str(data.schema))
-    )
-    assert (
-        train_dlrm.main([*paths, "--ranks", "2", "--result", f"{folder}/result.json", *options])
-        == 0
-    )
+    paths = [] if data is None else ["--data", str(data.schema.parent)]
+    words = [*paths, "--ranks", "2", "--result", f"{folder}/result.json", *options]
+    assert train_dlrm.main(words) == 0
     return json.loads((folder / "result.json").read_text())
 
 
@@ -50,7 +45,7 @@ def test_shuffled_labels_stay_at_chance(tmp_path: Path) -> None:
     config = SyntheticConfig(rows_train=300_000, rows_eval=100_000, shuffle_labels=True)
     made = write_synthetic(tmp_path / "data", config)
     truth = json.loads(made.truth.read_text())
-    result = train(made, tmp_path, "--epochs", "1")
+    result = train(made, tmp_path, *sets("run.epochs=1"))
     scores, rate, rows = result["eval"], truth["base_rate"], truth["rows"]
     # of an AUC when scores say nothing: 0.0021
     sigma = math.sqrt((rows + 1) / (12 * rows * rate * rows * (1 - rate)))
@@ -69,10 +64,10 @@ def test_the_int8_exchange_costs_less_than_0002_of_auc(tmp_path: Path) -> None:
     the same rows in the same order.
     """
     made = write_synthetic(tmp_path / "data", SyntheticConfig(rows_train=400_000, rows_eval=50_000))
-    options = ("--plan", "row_wise", "--epochs", "1")
+    options = ("--plan", "row_wise", *sets("run.epochs=1"))
     exact = train(made, tmp_path, *options)["eval"]
     coded = train(
-        made, tmp_path, *options, "--qcomms-forward", "int8", "--qcomms-backward", "int8"
+        made, tmp_path, *options, *sets("run.qcomms_forward=int8", "run.qcomms_backward=int8")
     )["eval"]
     assert exact["auc"] > 0.75 and coded["logloss"] != exact["logloss"]
     assert abs(coded["regret"] - exact["regret"]) < 0.002, (coded, exact)
@@ -96,19 +91,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
     return write_synthetic(tmp_path_factory.mktemp("small"), config)
 
 
-FROZEN = (
-    "--dense-lr",
-    "0",
-    "--dense-optimizer",
-    "sgd",
-    "--global-batch",
-    "256",
-    "--init-bound",
-    "0.1",  # LAMB's steps are as long as the rows
-    "--dense-layers",
-    "16",
-    "--over-layers",
-    "32",
+FROZEN = sets(
+    "run.dense_optimizer.lr=0",
+    "run.dense_optimizer.name=sgd",
+    "run.global_batch_size=256",
+    "model.init_bound=0.1",  # LAMB's steps are as long as the rows
+    "model.dense_layers=[16]",
+    "model.over_layers=[32]",
 )
 
 
@@ -118,7 +107,10 @@ def untrained(
 ) -> dict[str, Any]:
     """The scores of the initial values."""
     return train(
-        small, tmp_path_factory.mktemp("untrained"), *FROZEN, "--steps", "1", "--sparse-lr", "0"
+        small,
+        tmp_path_factory.mktemp("untrained"),
+        *FROZEN,
+        *sets("run.steps=1", "run.sparse_optimizer.lr=0"),
     )["eval"]
 
 
@@ -127,17 +119,9 @@ def test_every_optimizer_trains_the_tables(
     small: SyntheticPaths, untrained: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     """The dense part does not learn here: whatever is learned is of the tables' optimizer."""
-    result = train(
-        small,
-        tmp_path,
-        *FROZEN,
-        "--epochs",
-        "3",
-        "--optimizer",
-        name,
-        "--sparse-lr",
-        LEARNING_RATES.get(name, "0.01"),
-    )
+    lr = LEARNING_RATES.get(name, "0.01")
+    optimizer = sets(f"run.sparse_optimizer.name={name}", f"run.sparse_optimizer.lr={lr}")
+    result = train(small, tmp_path, *FROZEN, *sets("run.epochs=3"), *optimizer)
     assert result["steps"] == 237
     assert abs(untrained["auc"] - 0.5) < 0.05
     assert result["eval"]["auc"] > untrained["auc"] + 0.1, (result, untrained)

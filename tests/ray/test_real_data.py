@@ -13,6 +13,7 @@ import pytest
 from jobs import convert_criteo, convert_movielens, train_dlrm
 from rayrec.data import FeatureSchema
 from rayrec.layout import KINDS, ShardingPlan, TablePlacement, row_wise, table_wise
+from tests.words import sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 SETS = ("movielens", "criteo")
@@ -43,30 +44,22 @@ def converted(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 def train(data: Path, folder: Path, *options: str) -> dict[str, Any]:
     """The result of jobs.train_dlrm on converted data, in the cluster of the tests."""
-    paths = (
-        "--train",
-        f"{data}/train",
-        "--eval",
-        f"{data}/eval",
-        "--schema",
-        f"{data}/schema.json",
+    assert (
+        train_dlrm.main(["--data", str(data), "--result", f"{folder}/result.json", *options]) == 0
     )
-    assert train_dlrm.main([*paths, "--result", f"{folder}/result.json", *options]) == 0
     return json.loads((folder / "result.json").read_text())
 
 
-SMALL = ("--steps", "8", "--global-batch", "128", "--dense-layers", "16", "--over-layers", "16")
+SMALL = sets(
+    "run.steps=8", "run.global_batch_size=128", "model.dense_layers=[16]", "model.over_layers=[16]"
+)
 # state per element and a dense SGD: results then do not depend on where columns are cut, and feel
 # the scale of gradients
-EXACT = (
-    "--optimizer",
-    "adagrad",
-    "--sparse-lr",
-    "0.05",
-    "--dense-optimizer",
-    "sgd",
-    "--dense-lr",
-    "0.1",
+EXACT = sets(
+    "run.sparse_optimizer.name=adagrad",
+    "run.sparse_optimizer.lr=0.05",
+    "run.dense_optimizer.name=sgd",
+    "run.dense_optimizer.lr=0.1",
 )
 
 
@@ -117,17 +110,12 @@ def test_two_ranks_train_real_rows_under_every_plan_as_one_rank_does(
 def test_movielens_reaches_an_auc_of_078_on_its_held_out_tenth(
     converted: dict[str, Path], tmp_path: Path, model: str
 ) -> None:
-    options = (
-        "--global-batch",
-        "1024",
-        "--epochs",
-        "8",
-        "--sparse-lr",
-        "0.02",
-        "--dense-lr",
-        "1e-3",
-        "--model",
-        model,
+    options = sets(
+        "run.global_batch_size=1024",
+        "run.epochs=8",
+        "run.sparse_optimizer.lr=0.02",
+        "run.dense_optimizer.lr=1e-3",
+        f"model.model={model}",
     )
     result = train(converted["movielens"], tmp_path, *options, "--ranks", "2")
     assert result["rows"] == 8 * 90_000 and result["eval"]["rows"] == 10_000

@@ -36,6 +36,7 @@ from tests.leftovers import processes_with
 from tests.ray import worlds
 from tests.ray.acting import acting
 from tests.ray.heads import ROOT, started_head
+from tests.words import sets
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
 
@@ -205,8 +206,8 @@ def test_a_head_that_is_gone_ends_a_run_that_waits_for_room(
     private_home: Path, tmp_path: Path, clicks: SyntheticPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a code and a line, before Ray ends the process with neither."""
-    words = ["--train", str(clicks.train), "--eval", str(clicks.eval)]
-    words += ["--schema", str(clicks.schema), "--ranks", "4", "--placement-timeout", "300"]
+    words = ["--data", str(clicks.schema.parent), "--ranks", "4"]
+    words += sets("scaling.placement_timeout_s=300")
     # of the other processes of the head, too, which wait for it as long
     monkeypatch.setenv(RECONNECT, "40")
     with started_head(private_home, num_cpus=1) as started:

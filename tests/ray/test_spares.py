@@ -143,5 +143,5 @@ def test_a_run_without_room_for_its_spare_says_so_and_goes_on_without(
     result, _ = run(clicks, tmp_path, act, spares=1, cpus_per_worker=cpus)
     assert (result.steps, result.recoveries) == (STEPS, 1) and not seen()
     out = capfd.readouterr().out
-    assert out.count("no room for 1 of 1 spares (--spares) of 3 CPU each (free now: 0 CPU)") == 1
+    assert out.count("no room for 1 of 1 spares of 3 CPU each (free now: 0 CPU)") == 1
     assert "at step 12; replaced in" in out

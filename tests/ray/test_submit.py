@@ -14,8 +14,11 @@ import pytest
 from rayrec.data.synthetic import SyntheticPaths
 from tests.clicks import write_spoilt
 from tests.ray.heads import Head, started_head
+from tests.words import sets
 
 pytestmark = pytest.mark.slow
+JOB = ("python", "-m", "jobs.train_dlrm")
+FEW = sets("data.planted.rows_train=1000", "data.planted.rows_eval=100")
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +29,13 @@ def head(private_home: Path) -> Iterator[Head]:
 
 def test_a_submitted_job_trains(head: Head, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    data = ("--rows", "30000", "--eval-rows", "3000", "--global-batch", "512")
-    done = head.submit(
-        "python",
-        "-m",
-        "jobs.train_dlrm",
-        "--ranks",
-        "2",
-        "--steps",
-        "50",
-        *data,
-        "--result",
-        str(result),
+    words = sets(
+        "data.planted.rows_train=30000",
+        "data.planted.rows_eval=3000",
+        "run.global_batch_size=512",
+        "run.steps=50",
     )
+    done = head.submit(*JOB, "--ranks", "2", *words, "--result", str(result))
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         "done: step 50, 25600 rows" in done.stdout
@@ -56,15 +53,7 @@ def test_a_rank_that_fails_is_the_cause_that_the_submitter_reads(
     bad = tmp_path / "train" / "part-bad.parquet"
     write_spoilt(source, bad, "cat_0", 4321, 123456, statistics=False)
     done = head.submit(
-        "python",
-        "-m",
-        "jobs.train_dlrm",
-        "--ranks",
-        "2",
-        "--train",
-        f"{tmp_path}/train",
-        "--schema",
-        str(clicks.schema),
+        *JOB, "--ranks", "2", *sets(f"data.train={tmp_path}/train", f"data.schema={clicks.schema}")
     )
     told = done.stdout + done.stderr
     assert done.returncode == 1 and head.exit_code(told) == 2
@@ -75,19 +64,7 @@ def test_a_rank_that_fails_is_the_cause_that_the_submitter_reads(
 
 
 def test_a_mistake_is_told_in_one_line_before_anything_starts(head: Head) -> None:
-    done = head.submit(
-        "python",
-        "-m",
-        "jobs.train_dlrm",
-        "--ranks",
-        "2",
-        "--plan",
-        "rowwise",
-        "--rows",
-        "1000",
-        "--eval-rows",
-        "100",
-    )
+    done = head.submit(*JOB, "--ranks", "2", "--plan", "rowwise", *FEW)
     told = done.stdout + done.stderr
     assert done.returncode == 1 and head.exit_code(told) == 2
     assert "error: plan 'rowwise' is neither a file nor one of: auto" in told
@@ -95,13 +72,11 @@ def test_a_mistake_is_told_in_one_line_before_anything_starts(head: Head) -> Non
 
 def test_more_ranks_than_the_cluster_has_cpus_is_refused_with_numbers(head: Head) -> None:
     started = time.monotonic()
-    done = head.submit(
-        "python", "-m", "jobs.train_dlrm", "--ranks", "64", "--rows", "1000", "--eval-rows", "100"
-    )
+    done = head.submit(*JOB, "--ranks", "64", *FEW)
     told = done.stdout + done.stderr
     assert done.returncode == 1 and head.exit_code(told) == 2
     assert re.search(
-        r"error: 64 ranks .*the cluster has 3\..*does not grow by itself.*--placement-timeout", told
+        r"error: 64 ranks .*the cluster has 3\..*does not grow by itself.*placement_timeout_s", told
     ), told
     assert time.monotonic() - started < 100, (
         "not the 120 s that a cluster with an autoscaler is given"
@@ -109,9 +84,9 @@ def test_more_ranks_than_the_cluster_has_cpus_is_refused_with_numbers(head: Head
 
 
 def test_what_shall_stay_is_not_written_into_rays_temporary_copy(head: Head) -> None:
-    words = ("--ranks", "1", "--rows", "1000", "--eval-rows", "100")
+    words = ("--ranks", "1", *FEW)
     for option in ("--checkpoint-dir", "--result"):
-        done = head.submit("python", "-m", "jobs.train_dlrm", *words, option, "runs/a")
+        done = head.submit(*JOB, *words, option, "runs/a")
         told = done.stdout + done.stderr
         assert head.exit_code(told) == 2
         assert re.search(

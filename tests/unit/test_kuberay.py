@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from jobs import train_dlrm
+from rayrec.runs.run_file import RunFile
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
 FACTS = json.loads((Path(__file__).parent / "kuberay_facts.json").read_text())
@@ -204,21 +207,22 @@ def test_pods_live_long_enough_to_hear_that_they_end(cluster):
         assert values["RAY_AUTH_MODE"] == "disabled"
 
 
-def test_the_job_is_one_that_goes_on_by_itself(job):
-    from jobs.train_dlrm import parse
-
+def test_the_job_is_one_that_goes_on_by_itself(job, tmp_path, capsys):
     words = job["spec"]["entrypoint"].split()
     assert words[:3] == ["python", "-m", "jobs.train_dlrm"]
-    args = parse(words[3:])
-    assert args.resume == "auto" and args.max_failures == -1 and args.checkpoint_every
-    assert args.checkpoint_dir.startswith("s3://BUCKET/") and args.gpu
-    least, most = args.ranks
+    assert train_dlrm.main([*words[3:], "--print-config"]) == 0
+    (tmp_path / "run.toml").write_text(capsys.readouterr().out)
+    run = RunFile.read(str(tmp_path / "run.toml"))
+    assert run.run.resume_from == "auto" and run.run.failure.max_failures == -1
+    assert run.run.checkpoint.every_n_steps and run.scaling.use_gpu
+    assert str(run.run.storage_path).startswith("s3://BUCKET/")
+    least, most = run.scaling.num_workers
     gpus = [int(g["rayStartParams"].get("num-gpus", 0)) for g in _gpu_groups(job)]
     assert least == gpus[0] and least < most <= sum(
         group["maxReplicas"] * count for group, count in zip(_gpu_groups(job), gpus, strict=True)
     )
     per_pod = int(_gpu_groups(job)[0]["rayStartParams"]["num-cpus"])
-    assert args.cpus_per_rank * gpus[0] <= per_pod
+    assert run.scaling.cpus_per_worker * gpus[0] <= per_pod
     assert job["spec"]["backoffLimit"] > 0 and job["spec"]["shutdownAfterJobFinishes"]
 
 

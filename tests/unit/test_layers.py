@@ -31,7 +31,6 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "observe.times": 1,
     "machine": 1,
     "spec": 1,
-    "arguments": 2,
     "storage": 2,
     "planner": 2,
     "report": 2,
@@ -70,7 +69,6 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
 PURE = {
     "errors",
     "fields",
-    "arguments",
     "checks",
     "command",
     "version",

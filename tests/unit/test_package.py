@@ -82,7 +82,8 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(package: Package):
         for path in (ROOT / top).rglob("*.py")
     }
     of_pages = {"page.css", "curves.js", "filter.js"}
-    assert modules == sources | {"rayrec/py.typed", *(f"rayrec/report/{n}" for n in of_pages)}
+    others = {"rayrec/py.typed", "jobs/train_dlrm.toml", "jobs/train_two_tower.toml"}
+    assert modules == sources | others | {f"rayrec/report/{name}" for name in of_pages}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -118,9 +119,8 @@ def test_the_installed_copy_trains_from_another_folder(package: Package, tmp_pat
     )
     made = ["make-data", "clicks", "--rows", "4000", "--eval-rows", "500"]
     call(sys.executable, rayrec, *made, cwd=tmp_path, path=path)
-    train = ["-m", "jobs.train_dlrm", "--local", "--train", "clicks/train", "--eval", "clicks/eval"]
-    train += ["--schema", "clicks/schema.json", "--global-batch-size", "512"]
-    train += ["--epochs", "1", "--checkpoint-dir", "runs/first"]
+    train = ["-m", "jobs.train_dlrm", "--local", "--data", "clicks"]
+    train += ["--set", "run.global_batch_size=512", "--checkpoint-dir", "runs/first"]
     printed = call(sys.executable, *train, cwd=tmp_path, path=path)
     assert "done: step 8, 4000 rows" in printed
     assert (tmp_path / "runs/first/step-00000008/manifest.json").is_file()
