@@ -130,7 +130,7 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
             # A kernel keeps its rows only if it serves the same shards in the same memory.
             if kept is None or kept.group != group or kept.space is not space:
                 parts = world.workers, space, world.clock, world.part()
-                kept = GroupLookup(group, world.device, *parts)
+                kept = GroupLookup(group, world.device, *parts, world.dynamic(group))
             deployed.lookups[group.key] = kept
     return deployed
 

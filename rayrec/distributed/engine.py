@@ -16,6 +16,7 @@ import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
+from rayrec.distributed.dynamic_tables import check_dynamic
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.engine_options import EngineOptions
@@ -71,6 +72,7 @@ class ShardedEmbeddings:
     ) -> None:
         self.exchange, self.device = exchange, device
         self.options = options or EngineOptions()
+        check_dynamic(collections, self.options, device, peers is not None)
         memory = self.options.memory
         world = World(
             specs=tuple(collections),

@@ -11,6 +11,7 @@ import torch
 
 from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.distributed.passing import Columns, RowType, pass_on
+from rayrec.dynamic.rows import id_columns
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.modules import torch_dtype
 from rayrec.optim import SparseOptimizer
@@ -19,10 +20,14 @@ from rayrec.shards.state import WEIGHT
 
 
 def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Columns:
-    """Return the columns of a table: its rows, and the state of its optimizer, which is float32."""
+    """Return the columns of a table: its rows, the state of its optimizer, which is float32, and of
+    a dynamic table its ids.
+    """
     columns = {WEIGHT: RowType(torch_dtype(table), is_row_wise=False)}
     for name, per in optimizer.state_widths.items():
         columns[name] = RowType(torch.float32, is_row_wise=per == "row")
+    for name, dtype in id_columns(table).items():
+        columns[name] = RowType(dtype, is_row_wise=True)
     return columns
 
 

@@ -24,8 +24,29 @@ from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.state import ShardState
 
 Begin = Callable[[Tensor, Tensor], None]  # (rows, their first values): a row gets a new id
+
+
+def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
+    """Return the columns of `DynamicRows.tensors` of a table with their types; {} of others."""
+    if table.dynamic is None:
+        return {}
+    names = ["id"] if table.dynamic.admission_threshold == 1 else ["id", "candidate"]
+    types = {"key": torch.int64, "seen": torch.int32, "count": torch.int32}
+    return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
+
+
+def rows_of(state: ShardState) -> Begin:
+    """Return how a row of a shard begins: first values, and a state of its optimizer of zeros."""
+
+    def begin(rows: Tensor, values: Tensor) -> None:
+        state.weight[rows] = values.to(state.weight.dtype)
+        for tensor in state.optimizer.values():
+            tensor[rows] = 0
+
+    return begin
 
 
 @dataclass(slots=True)
@@ -51,15 +72,15 @@ class DynamicRows:
 
     Attributes:
         table: the table, with its settings.
-        shard: rows between borders of blocks.
         seed: of first values and of the hash that admits a share of ids.
+        shard: rows between borders of blocks.
         begin: writes first values into rows, and clears the state of their optimizer.
         tally: what happened so far.
     """
 
     table: BaseEmbeddingConfig
-    shard: Shard
     seed: int
+    shard: Shard
     begin: Begin
     tally: Tally = field(default_factory=Tally)
     _columns: dict[str, Columns] = field(default_factory=dict)

@@ -141,7 +141,7 @@ def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> list[tuple[DynamicR
             values[rows] = first
 
         shard = Shard("t", range(start, stop), range(table.embedding_dim), 0)
-        found.append((DynamicRows(table, shard, SEED, begin), values))
+        found.append((DynamicRows(table, SEED, shard, begin), values))
     return found
 
 
