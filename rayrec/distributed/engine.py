@@ -183,6 +183,17 @@ class ShardedEmbeddings:
         for lookup in self.lookups.values():
             lookup.iteration = value
 
+    @property
+    def id_steps(self) -> int:
+        """Training steps of dynamic tables so far, by which ids grow old."""
+        return self._deployed.id_steps
+
+    @id_steps.setter
+    def id_steps(self, value: int) -> None:
+        for lookup in self.lookups.values():
+            if lookup.ids is not None:
+                lookup.id_steps = value
+
     def forward(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
         """Return the output of one collection, differentiable.
 

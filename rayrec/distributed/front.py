@@ -92,6 +92,15 @@ class EngineFront(NamedAsInner):
         self._engine.iteration = value
 
     @property
+    def id_steps(self) -> int:
+        """Training steps of dynamic tables so far, by which ids grow old; checkpoints carry it."""
+        return self._engine.id_steps
+
+    @id_steps.setter
+    def id_steps(self, value: int) -> None:
+        self._engine.id_steps = value
+
+    @property
     def timer(self) -> StepTimer | None:
         """Clock of the parts of a step on this rank, or None; set one to count later steps."""
         return self._engine.timer

@@ -320,7 +320,7 @@ def test_the_id_that_is_none_is_refused_and_the_extremes_are_ids() -> None:
     extremes = [-(2**63), 2**63 - 1, 0, -2]
     _, known = train(model, [[{"f": [extremes], "g": [[]]}]])
     assert known["t"].keys() == set(extremes)
-    with pytest.raises(InputError, match="id -1 of key 'f', row 0 .* is no id of a dynamic table"):
+    with pytest.raises(InputError, match=r"id -1 of key 'f', row 0 .* is no id of a dynamic table"):
         train(model, [[{"f": [[5, -1]], "g": [[]]}]])
 
 
@@ -330,5 +330,5 @@ def test_a_plan_cuts_a_dynamic_table_between_blocks() -> None:
     assert layout.row_cuts == (0, 8, 16, 32)
     odd = replace(layout, row_cuts=(0, 8, 12, 32))
     plan = ShardingPlan(world_size=3, tables={"t": TablePlacement(odd)})
-    with pytest.raises(PlanError, match="cuts the dynamic table 't' at rows .*multiples of 8"):
+    with pytest.raises(PlanError, match=r"cuts the dynamic table 't' at rows .*multiples of 8"):
         plan.check([table], 3)

@@ -46,6 +46,8 @@ class GroupLookup:
     Attributes:
         group, space: the arguments of these names.
         ids: ids of the rows of a dynamic table, or None.
+        id_steps: training steps of a dynamic table so far, by which its ids grow old; a
+            checkpoint carries it.
         stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
     """
@@ -65,7 +67,7 @@ class GroupLookup:
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
-        self._steps = 0
+        self.id_steps = 0
         whole = group
         if group.key.sequence:
             rows = (
@@ -107,11 +109,10 @@ class GroupLookup:
     def _with_rows(self, ids: DynamicRows, routed: GroupIds) -> GroupIds:
         """Return the rows of ids; ids without one are left out of their bags."""
         if torch.is_grad_enabled():
-            if not self.optimizer.counts_updates:
-                self._steps += 1
-            rows = ids.admit(routed.ids, self.iteration + self.optimizer.counts_updates)
+            self.id_steps += 1
+            rows = ids.admit(routed.ids, self.id_steps)
         else:
-            rows = ids.find(routed.ids, self.iteration)
+            rows = ids.find(routed.ids, self.id_steps)
         known = rows >= 0
         if bool(known.all()):
             return GroupIds(rows, routed.offsets, routed.weights)
@@ -155,13 +156,11 @@ class GroupLookup:
 
     @property
     def iteration(self) -> int:
-        """Updates so far, where the optimizer corrects its bias by it, or a table is dynamic."""
-        return self.kernel.iteration if self.optimizer.counts_updates else self._steps
+        """Updates so far, where the optimizer corrects its bias by it."""
+        return self.kernel.iteration
 
     @iteration.setter
     def iteration(self, value: int) -> None:
-        if self.ids is not None:
-            self._steps = value
         self.kernel.iteration = value
 
     def set_learning_rate(self, lr: float) -> None:
