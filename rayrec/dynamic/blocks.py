@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rayrec.data.hashing import mix
 from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.errors import ConfigError
 
 NO_KEY = -1
 _ALL = 1 << 64
@@ -91,9 +92,19 @@ class BlockedKeys:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Make the map and the lists of free places anew, after the columns were written."""
+        """Make the map and the lists of free places anew, after the columns were written.
+
+        Raises:
+            ConfigError: a key lies in another block than its own.
+        """
         self._map = IdMap(len(self._key))
         (live,) = np.nonzero(self._key != NO_KEY)
+        own = blocks_of(self._key[live], self._blocks) - self._first
+        if (own != live // self._size).any():
+            raise ConfigError(
+                f"rows of a dynamic table were saved with other blocks than {self._blocks} of "
+                f"{self._size} rows; give DynamicConfig the `blocks` that the table had."
+            )
         self._map.put(torch.from_numpy(self._key[live]), torch.from_numpy(live))
         # per block its free places, the lowest last
         self._free = np.zeros((len(self._key) // self._size, self._size), np.int32)

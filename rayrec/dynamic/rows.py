@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import BlockedKeys, Columns, Ints
+from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, Columns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
@@ -57,13 +57,11 @@ class Tally:
         admitted: rows that were given to ids.
         evicted: rows that were taken back.
         refused: times that an id was to get a row, and its block had none to give.
-        waiting: times that an id was counted as a candidate.
     """
 
     admitted: int = 0
     evicted: int = 0
     refused: int = 0
-    waiting: int = 0
 
 
 @dataclass(slots=True)
@@ -107,6 +105,10 @@ class DynamicRows:
             for name, columns in self._columns.items()
             for column, tensor in columns._asdict().items()
         }
+
+    def held(self) -> int:
+        """Return the number of rows that have an id."""
+        return int((self._columns["id"].key != NO_KEY).sum())
 
     def find(self, ids: Tensor, step: int) -> Tensor:
         """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
@@ -172,7 +174,6 @@ class DynamicRows:
         enough: NDArray[np.bool_] = total >= threshold
         new = ~known & ~enough
         candidates.place(keys[new], counts[new], step)
-        self.tally.waiting += int((~enough).sum())
         return enough
 
     def _wait_no_more(self, keys: Ints) -> None:

@@ -63,6 +63,13 @@ class DynamicConfig:
                     f"DynamicConfig has blocks={self.blocks}; it must be a power of two."
                 )
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row beside its values: id, step, count, free places and map, and as many for
+        candidates where there are any.
+        """
+        return 100 * (1 if self.admission_threshold == 1 else 2)
+
     def block_rows(self, num_embeddings: int) -> int:
         """Return the rows of a block of a table.
 

@@ -8,7 +8,7 @@ without torch; `rayrec.modules` re-exports them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import Any
@@ -205,6 +205,19 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """A table whose rows are returned one per id (a sequence), not pooled."""
 
     pooling: PoolingType = field(default=PoolingType.NONE, init=False)
+
+
+def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
+    """Refuse dynamic tables.
+
+    Args:
+        why: what does not go with them, and what to do instead.
+    Raises:
+        ConfigError: names the first dynamic table.
+    """
+    for table in tables:
+        if table.dynamic is not None:
+            raise ConfigError(f"table {table.name!r} is dynamic, and {why}.")
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:

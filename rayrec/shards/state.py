@@ -18,6 +18,7 @@ from rayrec.errors import ShapeError
 from rayrec.layout.geometry import Shard
 
 T = TypeVar("T")
+IDS = "id_key"  # the column of a dynamic table that says whose a row is
 WEIGHT = "weight"  # the name of the weight's column; no optimizer state may have it
 
 
