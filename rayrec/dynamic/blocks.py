@@ -36,12 +36,12 @@ class Columns(NamedTuple):
     Attributes:
         key: int64, `NO_KEY` where the place is free.
         seen: int32, the step in which the key was last seen.
-        count: int32, how often it was seen since it has the place.
+        hits: int32, how often it was seen since it has the place.
     """
 
     key: Tensor
     seen: Tensor
-    count: Tensor
+    hits: Tensor
 
     @classmethod
     def empty(cls, places: int) -> Columns:
@@ -86,7 +86,7 @@ class BlockedKeys:
 
     def __init__(self, columns: Columns, size: int, blocks: int, first: int, eviction: str) -> None:
         self._tensors = columns
-        self._key, self._seen, self._count = (column.numpy() for column in columns)
+        self._key, self._seen, self._hits = (column.numpy() for column in columns)
         self._size, self._blocks, self._first = size, blocks, first
         self._eviction = eviction
         self.rebuild()
@@ -124,19 +124,19 @@ class BlockedKeys:
     def see(self, places: Ints, counts: Ints, step: int) -> None:
         """Note that the keys of (N,) different places were seen in a step."""
         self._seen[places] = step
-        self._count[places] = np.minimum(self._count[places] + counts, 2**31 - 1)
+        self._hits[places] = np.minimum(self._hits[places] + counts, 2**31 - 1)
 
     def seen(self, places: Ints) -> NDArray[np.int32]:
         """Return (N,) steps in which the keys of some places were last seen."""
         return self._seen[places]
 
-    def count(self, places: Ints) -> NDArray[np.int32]:
+    def hits(self, places: Ints) -> NDArray[np.int32]:
         """Return (N,) how often the keys of some places were seen."""
-        return self._count[places]
+        return self._hits[places]
 
     def restart(self, places: Ints, step: int, counts: Ints) -> None:
         """Begin the counts of some places anew."""
-        self._seen[places], self._count[places] = step, np.minimum(counts, 2**31 - 1)
+        self._seen[places], self._hits[places] = step, np.minimum(counts, 2**31 - 1)
 
     def place(self, keys: Ints, counts: Ints, step: int) -> Placed:
         """Give places to (N,) different keys without one, in the order of their counts.
@@ -171,20 +171,20 @@ class BlockedKeys:
     def _evict(self, block: int, wanted: int, step: int) -> int:
         """Take places of a block back, so that `wanted` are free where that can be."""
         own = slice(block * self._size, (block + 1) * self._size)
-        key, seen, count = self._key[own], self._seen[own], self._count[own]
+        key, seen, hits = self._key[own], self._seen[own], self._hits[own]
         (may_go,) = np.nonzero((key != NO_KEY) & (seen < step))
         missing = wanted - int(self._frees[block])
         if self._eviction == "none" or not len(may_go):
             return 0
         number = min(len(may_go), max(missing, self._size // SHARE))
         # the last key of a sort is the first that it compares
-        score = (count, seen) if self._eviction == "step" else (seen, count)
+        score = (hits, seen) if self._eviction == "step" else (seen, hits)
         hashed = mix(key[may_go].view(np.uint64))
         least = np.lexsort((hashed, *(one[may_go] for one in score)))[:number]
         going = may_go[least]
         self._map.drop(torch.from_numpy(key[going]))
         self._sum = (self._sum - _checksum(key[going], going + own.start)) % _ALL
-        key[going], seen[going], count[going] = NO_KEY, 0, 0
+        key[going], seen[going], hits[going] = NO_KEY, 0, 0
         self._fill_free(block)
         return number
 

@@ -34,7 +34,7 @@ def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
     if table.dynamic is None:
         return {}
     names = ["id"] if table.dynamic.admission_threshold == 1 else ["id", "candidate"]
-    types = {"key": torch.int64, "seen": torch.int32, "count": torch.int32}
+    types = {"key": torch.int64, "seen": torch.int32, "hits": torch.int32}
     return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
 
 
@@ -170,7 +170,7 @@ class DynamicRows:
         known = places != ABSENT
         candidates.see(places[known], counts[known], step)
         total = counts.copy()
-        total[known] = candidates.count(places[known])
+        total[known] = candidates.hits(places[known])
         enough: NDArray[np.bool_] = total >= threshold
         new = ~known & ~enough
         candidates.place(keys[new], counts[new], step)

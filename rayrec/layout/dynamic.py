@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
@@ -48,20 +47,20 @@ class DynamicConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole_number("DynamicConfig has admission_threshold", self.admission_threshold)
+        for name, value in (
+            ("admission_threshold", self.admission_threshold),
+            ("ttl_steps", self.ttl_steps),
+            ("blocks", self.blocks),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"DynamicConfig has {name}={value}; it must be at least 1.")
         if not 0 < self.admission_probability <= 1:
             raise ConfigError(
                 f"DynamicConfig has admission_probability={self.admission_probability}; it must be "
                 "above 0 and at most 1."
             )
-        if self.ttl_steps is not None:
-            whole_number("DynamicConfig has ttl_steps", self.ttl_steps)
-        if self.blocks is not None:
-            whole_number("DynamicConfig has blocks", self.blocks, 1, 1 << 20)
-            if self.blocks & (self.blocks - 1):
-                raise ConfigError(
-                    f"DynamicConfig has blocks={self.blocks}; it must be a power of two."
-                )
+        if self.blocks is not None and self.blocks & (self.blocks - 1):
+            raise ConfigError(f"DynamicConfig has blocks={self.blocks}; it must be a power of two.")
 
     @property
     def row_bytes(self) -> int:

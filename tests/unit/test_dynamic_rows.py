@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ class Twin:
 def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> list[tuple[DynamicRows, Tensor]]:
     """The table as shards with row cuts, each with the values of its rows."""
     found = []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         values = torch.zeros(stop - start, table.embedding_dim)
 
         def begin(rows: Tensor, first: Tensor, values: Tensor = values) -> None:
@@ -195,7 +196,7 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
         columns = part.tensors()
         for row, one in enumerate(columns["id_key"].tolist()):
             if one != -1:
-                held[one] = (columns["id_seen"][row].item(), columns["id_count"][row].item())
+                held[one] = (columns["id_seen"][row].item(), columns["id_hits"][row].item())
                 found = part.find(torch.tensor([one]), 60).item()
                 assert found == (row if twin.is_known(one, 60) else -1)
                 first = first_values(SEED, table, np.array([one]), range(4))[0]

@@ -154,9 +154,9 @@ def _cut(
     where = cut.sequence or (track and cut.weighted)
     if cut.dynamic:
         sizes = [span.stop - span.start for span in spans]
-        rows = _first_rows(cut_ids, sizes, cut.dynamic)
+        first_rows = _first_rows(cut_ids, sizes, cut.dynamic)
         out_lengths, _, out_weights, origin = block_bucketize(
-            cut_lengths, rows, cut_weights, cut.cuts, varying, where=True
+            cut_lengths, first_rows, cut_weights, cut.cuts, varying, where=True
         )
         assert origin is not None
         out_ids = cut_ids[origin]
