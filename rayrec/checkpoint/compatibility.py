@@ -15,7 +15,7 @@ from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.shards.state import WEIGHT, ShardState
+from rayrec.shards.state import IDS, WEIGHT, ShardState
 
 _STATE_REMEDY = (
     "Restore with the optimizer that was saved, or the weights alone, without optimizer state "
@@ -86,6 +86,13 @@ def check_optimizer(manifest: Manifest, table: str, wanted: object, where: str) 
 def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
     """Check that a saved file holds every wanted tensor, in a shape and type that convert."""
     saved = {column.name: column for column in entry.columns}
+    if (IDS in saved) != bool(state.ids):
+        kinds = "dynamic", "not dynamic"
+        theirs, ours = kinds if IDS in saved else kinds[::-1]
+        raise CheckpointError(
+            f"{where}: table {entry.table!r} was saved as one that is {theirs}, and the model's is "
+            f"{ours}. Give the table the `dynamic` that it had."
+        )
     for name, tensor in state.tensors().items():
         if name not in saved:
             held = ", ".join(column for column in saved if column != WEIGHT) or "none"

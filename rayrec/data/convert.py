@@ -24,6 +24,7 @@ from rayrec.data.columns import Columns, read_columns
 from rayrec.data.origin import join_origins
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.tables import UNBOUNDED
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -208,12 +209,13 @@ def _raise_bad_id(
     at = int(np.flatnonzero(values.view(np.uint64) >= limit)[0])
     row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
     readers = [table for table in schema.tables if feature.name in table.feature_names]
-    table = next(table.name for table in readers if table.num_embeddings == limit)
+    table = next(table.name for table in readers if table.id_limit == limit)
+    takes = "any number of 64 bits but -1" if limit == UNBOUNDED else f"ids in [0, {limit})"
     for columns, start, stop in parts:
         if row < stop - start:
             raise InputError(
                 f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in "
-                f"{columns.where(start + row)}; table {table!r} takes ids in [0, {limit}). Raise "
+                f"{columns.where(start + row)}; table {table!r} takes {takes}. Raise "
                 "num_embeddings, map the ids, or set hash_buckets on the feature."
             )
         row -= stop - start

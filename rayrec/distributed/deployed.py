@@ -99,6 +99,11 @@ class Deployed:
         return max((lookup.iteration for lookup in self.lookups.values()), default=0)
 
     @property
+    def id_steps(self) -> int:
+        """Training steps of dynamic tables so far; 0 where there are none."""
+        return max((lookup.id_steps for lookup in self.lookups.values()), default=0)
+
+    @property
     def shares_tables(self) -> bool:
         """True if ranks read the rows of any collection in place."""
         return any(way.space_of(c) is not None for c, way in enumerate(self.way_of))
@@ -130,7 +135,7 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
             # A kernel keeps its rows only if it serves the same shards in the same memory.
             if kept is None or kept.group != group or kept.space is not space:
                 parts = world.workers, space, world.clock, world.part()
-                kept = GroupLookup(group, world.device, *parts)
+                kept = GroupLookup(group, world.device, *parts, world.dynamic(group))
             deployed.lookups[group.key] = kept
     return deployed
 

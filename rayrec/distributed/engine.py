@@ -16,6 +16,7 @@ import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
+from rayrec.distributed.dynamic_tables import check_dynamic
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.engine_options import EngineOptions
@@ -71,6 +72,7 @@ class ShardedEmbeddings:
     ) -> None:
         self.exchange, self.device = exchange, device
         self.options = options or EngineOptions()
+        check_dynamic(collections, self.options, device, peers is not None)
         memory = self.options.memory
         world = World(
             specs=tuple(collections),
@@ -180,6 +182,17 @@ class ShardedEmbeddings:
     def iteration(self, value: int) -> None:
         for lookup in self.lookups.values():
             lookup.iteration = value
+
+    @property
+    def id_steps(self) -> int:
+        """Training steps of dynamic tables so far, by which ids grow old."""
+        return self._deployed.id_steps
+
+    @id_steps.setter
+    def id_steps(self, value: int) -> None:
+        for lookup in self.lookups.values():
+            if lookup.ids is not None:
+                lookup.id_steps = value
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
         """Return the output of one collection, differentiable.

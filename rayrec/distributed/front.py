@@ -8,6 +8,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.inner_names import NamedAsInner
 from rayrec.distributed.state import fused_optimizer_of
+from rayrec.dynamic.rows import DynamicRows
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, SparseOptimizer
 from rayrec.shards.touched import TouchedRows
@@ -90,6 +91,20 @@ class EngineFront(NamedAsInner):
     @iteration.setter
     def iteration(self, value: int) -> None:
         self._engine.iteration = value
+
+    def dynamic_rows(self) -> list[DynamicRows]:
+        """Return the ids of this rank's shards of dynamic tables."""
+        found = (lookup.ids for lookup in self._engine.lookups.values())
+        return [ids for ids in found if ids is not None]
+
+    @property
+    def id_steps(self) -> int:
+        """Training steps of dynamic tables so far, by which ids grow old; checkpoints carry it."""
+        return self._engine.id_steps
+
+    @id_steps.setter
+    def id_steps(self, value: int) -> None:
+        self._engine.id_steps = value
 
     @property
     def timer(self) -> StepTimer | None:

@@ -21,7 +21,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.comm import plain
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.state import TableShards, whole_table
-from rayrec.errors import InputError, ShapeError
+from rayrec.errors import ConfigError, InputError, ShapeError
 
 
 @torch.no_grad()
@@ -37,6 +37,7 @@ def load_table(
     Returns:
         Rows that this rank wrote at least one column of.
     Raises:
+        ConfigError: the table is dynamic.
         InputError: no such table; a file without the column, of another width, or with rows that
             the table does not have.
         ShapeError: a tensor of another shape.
@@ -45,6 +46,11 @@ def load_table(
     if name not in model.plan.tables:
         raise InputError(
             f"the model has no table {name!r}; it has {', '.join(sorted(model.plan.tables)[:20])}."
+        )
+    if any(state.ids for state in states):
+        raise ConfigError(
+            f"table {name!r} is dynamic: its rows belong to ids as they come, so rows by number "
+            "cannot be copied in. Start from a checkpoint (init_from)."
         )
     rows, width = model.plan.tables[name].layout.shape
     if isinstance(source, Tensor):

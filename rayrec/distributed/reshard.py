@@ -11,6 +11,7 @@ import torch
 
 from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.distributed.passing import Columns, RowType, pass_on
+from rayrec.dynamic.rows import id_columns
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.modules import torch_dtype
 from rayrec.optim import SparseOptimizer
@@ -19,10 +20,14 @@ from rayrec.shards.state import WEIGHT
 
 
 def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Columns:
-    """Return the columns of a table: its rows, and the state of its optimizer, which is float32."""
+    """Return the columns of a table: its rows, the state of its optimizer, which is float32, and of
+    a dynamic table its ids.
+    """
     columns = {WEIGHT: RowType(torch_dtype(table), is_row_wise=False)}
     for name, per in optimizer.state_widths.items():
         columns[name] = RowType(torch.float32, is_row_wise=per == "row")
+    for name, dtype in id_columns(table).items():
+        columns[name] = RowType(dtype, is_row_wise=True)
     return columns
 
 
@@ -39,15 +44,17 @@ def redeploy(old: Deployed, plan: ShardingPlan, lr: float | None) -> tuple[Deplo
     """
     world = old.world
     # a rank may have had no shard until now, and learns the number of updates from the others
-    box = torch.tensor([old.iteration], device=world.device)
-    boxes = world.exchange.all_gather(box, [1] * world.exchange.world_size).wait()
-    iteration = max(int(box) for box in boxes)
+    box = torch.tensor([old.iteration, old.id_steps], device=world.device)
+    boxes = world.exchange.all_gather(box, [2] * world.exchange.world_size).wait()
+    iteration, id_steps = torch.stack(list(boxes)).amax(0).tolist()
     new = deploy(world, plan, old)
     sent = 0
     for table in (table for spec in world.specs for table in spec.tables):
         sent += _pass_on(old, new, table, world.optimizers[table.name])
     for lookup in new.lookups.values():
         lookup.iteration = iteration
+        if lookup.ids is not None:
+            lookup.id_steps = id_steps
         if lr is not None:
             lookup.set_learning_rate(lr)
     return new, sent

@@ -8,6 +8,7 @@ and number of ranks. A table with real rows is copied from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -117,7 +118,7 @@ def shard_embeddings(
         exchange,
         choose_optimizers(module, optimizer),
         device,
-        options,
+        replace(options or EngineOptions(), seed=seed),
         prefetch_exchange,
         peers,
     )
@@ -126,6 +127,8 @@ def shard_embeddings(
     tasks: list[Task] = []
     for state in engine.shard_states() if makes_values else ():
         table, child = configs[state.shard.table]
+        if table.dynamic is not None:
+            continue  # a row gets its first values when an id gets the row
         tasks += _fills(state, table, weight_of(child, table.name), seed)
     # the host's threads, wherever the rows lie
     Workers(torch.get_num_threads()).run(tasks)

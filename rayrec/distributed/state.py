@@ -26,6 +26,7 @@ from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.errors import CommError, ShapeError
 from rayrec.layout import BaseEmbeddingConfig, Replicated, Shard
+from rayrec.layout.tables import refuse_dynamic
 from rayrec.modules import torch_dtype
 from rayrec.optim import FusedOptimizer
 
@@ -57,9 +58,15 @@ class TableShards(nn.Module):
         It is the live rows when this rank has them in one piece, and a copy when in several.
 
         Raises:
+            ConfigError: the table is dynamic.
             CommError: the table is spread over ranks and there is no process group (a simulated
                 world).
         """
+        refuse_dynamic(
+            [self._config],
+            "a tensor of its rows does not say whose they are; "
+            "save a checkpoint (rayrec.checkpoint.save_checkpoint)",
+        )
         shape = (self._config.num_embeddings, self._config.embedding_dim)
         layout, local = self._engine.plan.tables[self._config.name].layout, self.local()
         if isinstance(layout, Replicated):

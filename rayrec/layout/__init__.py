@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
 from rayrec.layout.geometry import (
     COLUMN_MULTIPLE,
@@ -40,6 +41,7 @@ __all__ = [
     "KINDS",
     "BaseEmbeddingConfig",
     "DataType",
+    "DynamicConfig",
     "EmbeddingBagConfig",
     "EmbeddingConfig",
     "Layout",

@@ -43,7 +43,7 @@ def table_wise(table: BaseEmbeddingConfig, rank: int) -> TableLayout:
 
 def row_wise(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> TableLayout:
     """Rows cut evenly over `ranks`."""
-    cuts = even_cuts(table.num_embeddings, len(ranks))
+    cuts = even_cuts(table.num_embeddings, len(ranks), table.row_multiple)
     return TableLayout(cuts, (0, table.embedding_dim), tuple((r,) for r in ranks[: len(cuts) - 1]))
 
 
@@ -73,7 +73,7 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
         raise PlanError(
             f"grid_shard needs hosts with equally many ranks, got {[len(host) for host in hosts]}."
         )
-    rows = even_cuts(table.num_embeddings, len(hosts[0]))
+    rows = even_cuts(table.num_embeddings, len(hosts[0]), table.row_multiple)
     cols = even_cuts(table.embedding_dim, len(hosts), COLUMN_MULTIPLE)
     # Column block j lies on host j; transposed, owners are row block by row block.
     by_column = [hosts[j][: len(rows) - 1] for j in range(len(cols) - 1)]

@@ -18,7 +18,7 @@ from typing import Literal, NoReturn, get_args
 from rayrec.errors import ConfigError, PlanError
 from rayrec.fields.kinds import STATED
 from rayrec.layout.estimates import PlanEstimates
-from rayrec.layout.geometry import Layout, Replicated, Shard
+from rayrec.layout.geometry import Layout, Replicated, Shard, TableLayout
 from rayrec.layout.kinds import kind_of
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import check_hosts
@@ -161,6 +161,13 @@ class ShardingPlan:
                 raise PlanError(
                     f"the plan lays out table {name!r} as {planned[0]} x {planned[1]}, the model "
                     f"has {shape[0]} x {shape[1]}. Make a new plan for the changed table."
+                )
+            layout = self.tables[name].layout
+            cuts = layout.row_cuts if isinstance(layout, TableLayout) else ()
+            if any(cut % table.row_multiple for cut in cuts):
+                raise PlanError(
+                    f"the plan cuts the dynamic table {name!r} at rows {cuts}, which must be "
+                    f"multiples of {table.row_multiple}, the rows of its blocks. Make a new plan."
                 )
 
     @property

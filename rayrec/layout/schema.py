@@ -90,7 +90,7 @@ class FeatureSchema:
                     )
                 buckets = by_name[name].hash_buckets
                 # A hash gives every number below hash_buckets, so each of them must have a row.
-                if buckets is not None and buckets > table.num_embeddings:
+                if buckets is not None and buckets > table.id_limit:
                     raise ConfigError(
                         f"feature {name!r} hashes into {buckets} buckets but table {table.name!r} "
                         f"has num_embeddings={table.num_embeddings}. Lower hash_buckets or raise "
@@ -181,11 +181,11 @@ class FeatureSchema:
         )
 
     def limits(self) -> dict[str, int]:
-        """Per feature, the rows of its smallest table: its ids must lie in [0, limit)."""
+        """Per feature, the least `id_limit` of its tables: ids, without a sign, are below it."""
         out: dict[str, int] = {}
         for table in self.tables:
             for name in table.feature_names:
-                out[name] = min(out.get(name, table.num_embeddings), table.num_embeddings)
+                out[name] = min(out.get(name, table.id_limit), table.id_limit)
         return out
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rayrec.errors import ConfigError
 from rayrec.fields.json_text import json_object, of_json
 from rayrec.fields.writing import record_of
+from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import DataType, EmbeddingBagConfig, PoolingType
 
@@ -28,6 +29,7 @@ class _Table:
     data_type: DataType | None = None
     weight_init_min: float | None = None
     weight_init_max: float | None = None
+    dynamic: DynamicConfig | None = None
 
     def config(self) -> EmbeddingBagConfig:
         return EmbeddingBagConfig(
@@ -39,6 +41,7 @@ class _Table:
             pooling=self.pooling,
             weight_init_min=self.weight_init_min,
             weight_init_max=self.weight_init_max,
+            dynamic=self.dynamic,
         )
 
 
@@ -89,6 +92,7 @@ def _table(table: EmbeddingBagConfig) -> _Table:
         data_type=None if table.data_type is DataType.FP32 else table.data_type,
         weight_init_min=table.weight_init_min,
         weight_init_max=table.weight_init_max,
+        dynamic=table.dynamic,
     )
 
 

@@ -8,23 +8,25 @@ without torch; `rayrec.modules` re-exports them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import Any
 
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.layout.dynamic import DynamicConfig
 
+UNBOUNDED = 2**64 - 1  # -1 without a sign, the one number that is no id of a dynamic table
 MAX_ELEMENTS = 2**60  # bytes and optimizer state of more would overflow 64 bits
 
 # Options of TorchRec's tables for what does not exist here, and what to do instead.
 _NOT_HERE = {
-    "input_dim": "ids lie in [0, num_embeddings); rayrec.data hashes larger ones into it",
+    "input_dim": "give dynamic=DynamicConfig() for ids of any size",
     "num_embeddings_post_pruning": "serve the whole table, packed by rayrec.quant",
     "total_num_buckets": "rows are cut by a plan, and every plan can be restored as any other",
-    "use_virtual_table": "give num_embeddings, and let rayrec.data hash ids into it",
-    "virtual_table_eviction_policy": "rows are never evicted; let rayrec.data hash ids",
+    "use_virtual_table": "give num_embeddings and dynamic=DynamicConfig()",
+    "virtual_table_eviction_policy": "DynamicConfig has the rules by which rows are evicted",
     "enable_embedding_update": "copy rows in with rayrec.distributed.load_table",
     "stash_weights": "rows of Storage('host') or 'cached' lie outside of the GPU",
 }
@@ -71,6 +73,8 @@ class BaseEmbeddingConfig:
             / num_embeddings).
         init_fn: fills a (num_embeddings, embedding_dim) tensor in place, instead; see
             `rayrec.modules.init_fn` for what it may do.
+        dynamic: ids are any 64-bit numbers but -1, which get rows and lose them by these rules;
+            num_embeddings is how many have one at a time. See docs/dynamic.md.
         need_pos: taken as TorchRec's and without effect: weights of places work under every plan.
         input_dim and what follows: TorchRec's options of what does not exist here.
     Raises:
@@ -87,6 +91,7 @@ class BaseEmbeddingConfig:
     weight_init_max: float | None = None
     weight_init_min: float | None = None
     init_fn: Callable[[Any], Any] | None = field(default=None, kw_only=True)
+    dynamic: DynamicConfig | None = field(default=None, kw_only=True)
     need_pos: InitVar[bool] = field(default=False, kw_only=True)
     input_dim: InitVar[Any] = field(default=None, kw_only=True)
     num_embeddings_post_pruning: InitVar[Any] = field(default=None, kw_only=True)
@@ -133,6 +138,13 @@ class BaseEmbeddingConfig:
                 f"table {self.name!r} has both init_fn and weight_init_min or weight_init_max; "
                 "give one of the two."
             )
+        if self.dynamic is not None:
+            self.dynamic.block_rows(self.num_embeddings)  # checks
+            if self.init_fn is not None:
+                raise ConfigError(
+                    f"table {self.name!r} has init_fn and dynamic: rows of a dynamic table begin "
+                    "when their ids come; give weight_init_min and weight_init_max instead."
+                )
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ConfigError(
                 f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; both "
@@ -157,6 +169,16 @@ class BaseEmbeddingConfig:
         """The upper of `init_bounds`."""
         default = self.num_embeddings**-0.5
         return default if self.weight_init_max is None else self.weight_init_max
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows between which the table may be cut: those of a block of a dynamic table, else 1."""
+        return 1 if self.dynamic is None else self.dynamic.block_rows(self.num_embeddings)
+
+    @property
+    def id_limit(self) -> int:
+        """The least number, as 64 bits without a sign, that is no id of the table."""
+        return self.num_embeddings if self.dynamic is None else UNBOUNDED
 
     def num_features(self) -> int:
         """Features that look up this table."""
@@ -183,6 +205,19 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """A table whose rows are returned one per id (a sequence), not pooled."""
 
     pooling: PoolingType = field(default=PoolingType.NONE, init=False)
+
+
+def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
+    """Refuse dynamic tables.
+
+    Args:
+        why: what does not go with them, and what to do instead.
+    Raises:
+        ConfigError: names the first dynamic table.
+    """
+    for table in tables:
+        if table.dynamic is not None:
+            raise ConfigError(f"table {table.name!r} is dynamic, and {why}.")
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:

@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError
-from rayrec.layout.tables import EmbeddingConfig
+from rayrec.layout.tables import EmbeddingConfig, refuse_dynamic
 from rayrec.modules import init
-from rayrec.modules.names import check_module_names, get_embedding_names_by_table, torch_dtype
+from rayrec.modules.names import (
+    UNSHARDED,
+    check_module_names,
+    get_embedding_names_by_table,
+    torch_dtype,
+)
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, check_ids
 
 
@@ -77,8 +82,10 @@ class EmbeddingCollection(nn.Module):
             the ids when need_indices.
         Raises:
             UnknownKeyError: the batch misses a feature.
+            ConfigError: a table is dynamic.
             InputError: an id lies outside its table (on CPU; on CUDA the kernel asserts).
         """
+        refuse_dynamic(self._tables, UNSHARDED)
         outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._tables, self._names, strict=True):
             weight = self.embeddings[table.name].weight

@@ -20,9 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import InputError
-from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
+from rayrec.layout.tables import EmbeddingBagConfig, PoolingType, refuse_dynamic
 from rayrec.modules import init
-from rayrec.modules.names import check_module_names, get_embedding_names_by_table, torch_dtype
+from rayrec.modules.names import (
+    UNSHARDED,
+    check_module_names,
+    get_embedding_names_by_table,
+    torch_dtype,
+)
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, check_ids
 
 
@@ -152,9 +157,11 @@ class EmbeddingBagCollection(nn.Module):
             (B, sum of D) float32: tables in order, the features of each in order.
         Raises:
             UnknownKeyError: the batch misses a feature.
+            ConfigError: a table is dynamic.
             InputError: an id lies outside its table (on CPU; on CUDA the kernel asserts), or
                 weights are missing.
         """
+        refuse_dynamic(self._tables, UNSHARDED)
         pooled: list[Tensor] = []
         for table in self._tables:
             weight = self.embedding_bags[table.name].weight

@@ -16,6 +16,10 @@ from torch import nn
 from rayrec.errors import ConfigError
 from rayrec.layout.tables import BaseEmbeddingConfig, DataType, check_tables
 
+# why a collection by itself looks up no dynamic table
+UNSHARDED = (
+    "DistributedModelParallel gives its ids their rows; put the model into one, also on one rank"
+)
 DTYPES = {kind: getattr(torch, kind.torch_name) for kind in DataType}
 
 

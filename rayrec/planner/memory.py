@@ -72,7 +72,7 @@ def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple
     optimizer = optimizer_class(work.optimizer or sparse_optimizer)
     row_bytes = width * work.element_bytes
     if not work.off_device:
-        return rows * row_bytes, rows * optimizer.state_bytes(width)
+        return rows * row_bytes, rows * (optimizer.state_bytes(width) + work.id_bytes)
     cache = 0
     if work.cached:
         held = -(-math.ceil(rows * (work.storage.load_factor or 0)) // CACHE_SET) * CACHE_SET

@@ -51,7 +51,8 @@ class Recutter:
         if len(tables) > 1 or not isinstance(template, TableLayout) or choice.option.num_ranks < 2:
             return None
         if template.num_col_blocks == 1:
-            return Axis(True, 1, 1)
+            multiple = self._works[tables[0]].row_multiple
+            return Axis(True, multiple, multiple)
         if template.num_row_blocks == 1:
             return Axis(False, COLUMN_MULTIPLE, self._min_partition[tables[0]] or COLUMN_MULTIPLE)
         return None

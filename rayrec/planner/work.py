@@ -52,6 +52,8 @@ class TableWork:
         distinct: the same among the ids of all ranks; a block of rows has its share of them.
         missed: share of `distinct` that a cache does not hold; 0 without a cache.
         optimizer: name of the table's own optimizer; None for that of the run.
+        row_multiple: rows between which the table may be cut.
+        id_bytes: bytes of a row of a dynamic table that say whose it is, its map included.
     """
 
     rows: int
@@ -69,6 +71,8 @@ class TableWork:
     wire: Wire = FLOAT32
     in_place: bool = False
     optimizer: str | None = None
+    row_multiple: int = 1
+    id_bytes: int = 0
     distinct_at_home: float = field(init=False)
     distinct: float = field(init=False)
     missed: float = field(init=False)
@@ -138,7 +142,9 @@ def table_work(
         gpu=device == "cuda",
         skew=constraints.skew,
         wire=wire if world_size > 1 else FLOAT32,
-        in_place=share_tables,
+        in_place=share_tables and table.dynamic is None,
+        row_multiple=table.row_multiple,
+        id_bytes=0 if table.dynamic is None else table.dynamic.row_bytes,
     )
 
 

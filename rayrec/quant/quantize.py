@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from rayrec.errors import ConfigError
+from rayrec.layout.tables import BaseEmbeddingConfig, refuse_dynamic
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
 from rayrec.quant.types import QuantType, Types, types_of
@@ -17,9 +18,25 @@ Packed = QuantEmbeddingBagCollection | QuantEmbeddingCollection
 
 
 def reference_collections(model: nn.Module) -> dict[str, Reference]:
-    """The reference collections of a model, by their names in it; "" is the model itself."""
+    """The reference collections of a model, by their names in it; "" is the model itself.
+
+    Raises:
+        ConfigError: a table is dynamic.
+    """
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
-    return {name: child for name, child in model.named_modules() if isinstance(child, kinds)}
+    found = {name: child for name, child in model.named_modules() if isinstance(child, kinds)}
+    for child in found.values():
+        refuse_dynamic(
+            _configs(child),
+            "such tables are not packed or served yet; `rayrec evaluate` scores the checkpoint",
+        )
+    return found
+
+
+def _configs(collection: Reference) -> Sequence[BaseEmbeddingConfig]:
+    if isinstance(collection, EmbeddingCollection):
+        return collection.embedding_configs()
+    return collection.embedding_bag_configs()
 
 
 def exchanged(model: nn.Module, packed: Mapping[str, nn.Module]) -> nn.Module:

@@ -57,4 +57,5 @@ def copy_whole(state: ShardState) -> ShardState:
     """Copy a shard to host memory."""
     copied = {name: t.detach().to("cpu", copy=True) for name, t in state.tensors().items()}
     weight = copied.pop(WEIGHT)
-    return ShardState(state.shard, weight, copied)
+    ids = {name: copied.pop(name) for name in state.ids}
+    return ShardState(state.shard, weight, copied, ids)

@@ -52,8 +52,9 @@ class OverlapWriter:
             if tensor.dim() == 2:
                 part = values[:, within(cols, source_cols)]
                 tensor[to_rows, within(cols, shard.cols)].copy_(part)
-            # one block has all wanted columns: exact if equal, an approximation if it is split
-            elif len(cols) == len(shard.cols):
+            # one block has all wanted columns: exact if equal, an approximation if it is split;
+            # and the ids of a dynamic table's rows are the same in every block
+            elif len(cols) == len(shard.cols) or not tensor.is_floating_point():
                 tensor[to_rows].copy_(values)
             # merged blocks are summed in float64, so that equal values stay as they are
             else:

@@ -18,6 +18,7 @@ from rayrec.errors import ShapeError
 from rayrec.layout.geometry import Shard
 
 T = TypeVar("T")
+IDS = "id_key"  # the column of a dynamic table that says whose a row is
 WEIGHT = "weight"  # the name of the weight's column; no optimizer state may have it
 
 
@@ -36,6 +37,7 @@ class ShardState:
         weight: (rows, cols), float32, float16 or bfloat16, on any device; may be strided.
         optimizer: state name -> (rows,) row-wise or (rows, cols) element-wise; empty for SGD, or to
             restore the weights alone.
+        ids: of a dynamic table, column name -> (rows,) integers that say whose rows they are.
     Raises:
         ShapeError: a tensor does not have the shape of the rectangle.
     """
@@ -43,6 +45,7 @@ class ShardState:
     shard: Shard
     weight: Tensor
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+    ids: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rows, cols = self.shard.shape
@@ -64,8 +67,8 @@ class ShardState:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weight and the optimizer state by column name, weight first."""
-        return {WEIGHT: self.weight, **self.optimizer}
+        """The weight, the columns of ids and the optimizer state by column name, weight first."""
+        return {WEIGHT: self.weight, **self.ids, **self.optimizer}
 
 
 def describe(shard: Shard) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import InputError, ShapeError
+from rayrec.layout.tables import UNBOUNDED
 from rayrec.sparse.kjt import KeyedJaggedTensor
 
 
@@ -96,7 +97,8 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
 
     Args:
         kjt: the batch; keys without a limit are not checked.
-        limits: rows of the table (the smallest, when several) that a key looks up.
+        limits: rows of the table (the smallest, when several) that a key looks up; 2**64 - 1 for
+            ids of all 64 bits but -1.
         source: origin of the batch (file, step), for messages.
     Raises:
         InputError: names key, row (bag), value and the number of bad ids of that key.
@@ -132,6 +134,10 @@ def start_check_ids(
     def finish() -> None:
         for index, low, high in zip(present, *extremes(), strict=True):
             limit = limits.get(kjt.keys()[index])
+            if limit == UNBOUNDED and low < 0:
+                # one pass more over the ids of a key that has negative ones
+                span = kjt.offset_per_key()[index : index + 2]
+                low = -1 if bool((kjt.values()[span[0] : span[1]] == -1).any()) else 0
             if limit is not None and (low < 0 or high >= limit):
                 _blame(kjt, index, limit, source)
 
@@ -169,15 +175,22 @@ def _start_extremes(
 def _blame(kjt: KeyedJaggedTensor, index: int, limit: int, source: str) -> None:
     start, stop = kjt.offset_per_key()[index : index + 2]
     ids = kjt.values()[start:stop]
-    bad = ((ids < 0) | (ids >= limit)).nonzero().reshape(-1)
+    outside = ids == -1 if limit == UNBOUNDED else (ids < 0) | (ids >= limit)
+    bad = outside.nonzero().reshape(-1)
     position = torch.tensor([start + int(bad[0])], device=ids.device, dtype=kjt.offsets().dtype)
     key, row = _key_and_row(kjt, int(torch.searchsorted(kjt.offsets(), position, right=True)) - 1)
     value = int(ids[bad[0]])
     remedy = "enlarge the table or map the ids"
     if value < 0:
         remedy = "negative ids have no row; map missing values to an empty bag"
+    where = f" in {source}" if source else ""
+    if limit == UNBOUNDED:
+        raise InputError(
+            f"id -1 of key {key!r}, row {row}{where} is no id of a dynamic table; it occurs "
+            f"{bad.numel()} times. Map missing values to an empty bag."
+        )
     raise InputError(
-        f"id {value} of key {key!r}, row {row}{f' in {source}' if source else ''} is not in [0, "
+        f"id {value} of key {key!r}, row {row}{where} is not in [0, "
         f"{limit}), the rows of its table; {bad.numel()} of {ids.numel()} ids of this key are out "
         f"of range. Try: {remedy}."
     )

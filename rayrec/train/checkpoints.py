@@ -143,6 +143,7 @@ class Checkpoints:
         extras = {
             "dense_optimizer": spec.dense_optimizer.name,
             "table_updates": state.updates,
+            **({"id_steps": state.id_steps} if state.id_steps else {}),
             "trained": {"rows": state.rows, "seconds": state.seconds},
             **({} if state.best == Best() else {"best": state.best.to_json()}),
             **spec.extras,

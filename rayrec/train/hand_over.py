@@ -99,6 +99,7 @@ def _on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
             state.shard,
             state.weight.detach().cpu(),
             {name: tensor.detach().cpu() for name, tensor in state.optimizer.items()},
+            state.ids,
         )
         for state in states
     ]

@@ -40,6 +40,7 @@ class RunState:
         rows, seconds: rows of training and its duration in this run, over all ranks.
         best: best evaluation, and the number of evaluations since.
         updates: number of updates of the tables.
+        id_steps: number of training steps of dynamic tables.
         dense: dense parameters and buffers by name.
         dense_optimizer: state of their optimizer, or None.
         world_size: number of ranks of the run.
@@ -57,6 +58,7 @@ class RunState:
     dense_optimizer: Mapping[str, Any] | None
     world_size: int
     random: Mapping[int, Mapping[str, Any]]
+    id_steps: int = 0
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes, tensors included."""
@@ -126,6 +128,7 @@ class LiveRun:
             seconds=self.seconds,
             best=self.schedule.best,
             updates=self.model.iteration,
+            id_steps=self.model.id_steps,
             dense=dense_tensors(self.model.dense_parameters(), self.model.module),
             dense_optimizer=None if self.dense is None else self.dense.state_dict(),
             world_size=self.world_size,

@@ -38,7 +38,7 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
         held = hand_over.take()
         fill(live.model.shard_states(), held.states)
         state = RunState.from_bytes(held.state)
-        live.model.iteration = state.updates
+        live.model.iteration, live.model.id_steps = state.updates, state.id_steps
         _go_on_in_memory(live, checkpoints, state, note)
         return Began(step=live.step, path=None, in_memory=True)
     point = None if points is None else points.go_back(live)
@@ -94,6 +94,7 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
         seconds=float(trained.get("seconds", 0.0)),
         best=Best.from_json(saved.extras.get("best")),
         updates=int(saved.extras.get("table_updates", 0)),
+        id_steps=int(saved.extras.get("id_steps", 0)),
         dense=saved.dense,
         dense_optimizer=saved.dense_optimizer,
         world_size=len(saved.random),
@@ -120,11 +121,12 @@ def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
     """
     states = live.model.shard_states()
     if not with_state:
-        states = [type(state)(state.shard, state.weight) for state in states]
+        states = [type(state)(state.shard, state.weight, ids=state.ids) for state in states]
     names = {name: {"name": o.name} for name, o in live.model.sparse_optimizers.items()}
     saved = restore_checkpoint(
         path, states, tables=live.tables, optimizers=names if with_state else None
     )
+    live.model.id_steps = int(saved.extras.get("id_steps", 0))
     if with_state:
         check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
         live.model.iteration = int(saved.extras.get("table_updates", 0))

@@ -44,6 +44,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "models": 5,
     "quant": 5,
     "checkpoint": 5,
+    "dynamic": 6,
     "observe": 6,
     "recipe": 6,
     "distributed.program": 7,

@@ -125,8 +125,10 @@ class RowWiseAdagradLookup:
             offsets: (S * bags + 1,) int64, slot by slot.
             weights: (N,) float32, or None.
         """
-        # a gather can write in place, FBGEMM's kernel is quicker alone
-        if self.group.key.sequence and self.workers.threads > 1:
+        # a gather can write in place, FBGEMM's kernel is quicker alone; ids of a dynamic table that
+        # have no row leave empty bags
+        each_has_a_row = ids.numel() == offsets.numel() - 1
+        if self.group.key.sequence and self.workers.threads > 1 and each_has_a_row:
             return take_rows(self.rows.view(-1, self.group.width), ids, self.workers)
         return self._slots.look_up(ids, offsets, weights)
 

@@ -21,8 +21,9 @@ from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, Slot
+from rayrec.dynamic.rows import DynamicRows, rows_of
 from rayrec.errors import ConfigError
-from rayrec.layout import Shard
+from rayrec.layout import BaseEmbeddingConfig, Shard
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import MemoryPart
 from rayrec.shards.touched import RowStamps, TouchClock
@@ -41,8 +42,12 @@ class GroupLookup:
         clock: clock of the stamps of touched rows; None keeps none.
         memory: memory on the CPU of the rows, their state and the log of undo, besides those of
             `space`; None takes memory of this process, and nothing can be undone.
+        dynamic: the dynamic table of the group's one shard, and the seed of its rows.
     Attributes:
         group, space: the arguments of these names.
+        ids: ids of the rows of a dynamic table, or None.
+        id_steps: training steps of a dynamic table so far, by which its ids grow old; a
+            checkpoint carries it.
         stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
     """
@@ -55,11 +60,14 @@ class GroupLookup:
         space: TableSpace | None = None,
         clock: TouchClock | None = None,
         memory: MemoryPart | None = None,
+        dynamic: tuple[BaseEmbeddingConfig, int] | None = None,
     ) -> None:
         self.group, self.space = group, space
+        self.ids: DynamicRows | None = None
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
+        self.id_steps = 0
         whole = group
         if group.key.sequence:
             rows = (
@@ -71,6 +79,9 @@ class GroupLookup:
             space = None if space is None else space.as_one(group.shards[0])
         allocate = private_memory if memory is None else memory.next
         self.kernel = make_lookup(group, group.key.optimizer, device, workers, space, allocate)
+        if dynamic is not None:
+            (shard,) = self.group.shards
+            self.ids = DynamicRows(*dynamic, shard, rows_of(self.kernel.shard_states()[0]))
         self.undo: UndoLog | None = None
         if memory is not None and clock is not None:
             states = self.shard_states()
@@ -86,12 +97,29 @@ class GroupLookup:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
         float32; its backward updates the rows.
         """
+        if self.ids is not None:
+            routed = self._with_rows(self.ids, routed)
         rows = self.kernel(routed)
         if self.stamps is not None and rows.requires_grad:
             stamps = self.stamps
             # The kernel updates its rows right after this, in the same backward pass.
             rows.register_hook(lambda _: stamps.touch(routed.ids, routed.offsets))
         return rows
+
+    def _with_rows(self, ids: DynamicRows, routed: GroupIds) -> GroupIds:
+        """Return the rows of ids; ids without one are left out of their bags."""
+        if torch.is_grad_enabled():
+            self.id_steps += 1
+            rows = ids.admit(routed.ids, self.id_steps)
+        else:
+            rows = ids.find(routed.ids, self.id_steps)
+        known = rows >= 0
+        if bool(known.all()):
+            return GroupIds(rows, routed.offsets, routed.weights)
+        before = torch.zeros(rows.numel() + 1, dtype=torch.int64)
+        torch.cumsum(known, 0, out=before[1:])
+        weights = None if routed.weights is None else routed.weights[known]
+        return GroupIds(rows[known], before[routed.offsets], weights)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
         """Update rows that every rank reads in place; `grad` is that of the collection's output,
@@ -142,6 +170,9 @@ class GroupLookup:
     def shard_states(self) -> list[ShardState]:
         """Return live views of the rows and optimizer state of every shard."""
         states = self.kernel.shard_states()
+        if self.ids is not None:
+            (state,), (shard,) = states, self.group.shards
+            return [ShardState(shard, state.weight, state.optimizer, self.ids.tensors())]
         if not self.group.key.sequence:
             return states
         (whole,) = states

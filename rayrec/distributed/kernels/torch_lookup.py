@@ -111,7 +111,8 @@ class TorchLookup:
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[BandBags]
     ) -> Tensor:
         # (bags, sum of slot widths) float32; `bags` are the same ids band by band
-        if self.group.key.sequence:  # one slot, and every id a bag of its own
+        # one slot, and every id a bag of its own, unless ids of a dynamic table have no row
+        if self.group.key.sequence and ids.numel() == offsets.numel() - 1:
             table, rows_N = self._bands[0].weight, bags[0].rows_N
             return (
                 table.index_select(0, rows_N).float()

@@ -28,6 +28,7 @@ from rayrec.layout import (
     ShardingPlan,
     TableLayout,
 )
+from rayrec.layout.tables import UNBOUNDED
 from rayrec.optim import SparseOptimizer
 
 
@@ -115,7 +116,7 @@ def compile_slots(
             config, placement = configs[use.table], plan.tables[use.table]
             rows, layout = config.num_embeddings, placement.layout
             # An id must exist in every table that its feature looks up.
-            limits[use.feature] = min(limits.get(use.feature, rows), rows)
+            limits[use.feature] = min(limits.get(use.feature, UNBOUNDED), config.id_limit)
             address = ways[c].address(spec, layout, granules[c])
             # A merged table of a sequence, and a cache, hold rows of one width.
             one_width = spec.sequence or placement.storage.kind == "cached"
@@ -130,6 +131,7 @@ def compile_slots(
                     sequence=spec.sequence,
                     width=len(shard.cols) if one_width else 0,
                     odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
+                    dynamic=None if config.dynamic is None else shard,
                 )
                 block = 0
                 if address.cuts is not None and isinstance(layout, TableLayout):
@@ -141,6 +143,7 @@ def compile_slots(
                     spec.sequence,
                     spec.weighted,
                     address.leaves_out,
+                    _blocks_of(config),
                 )
                 whole = len(shard.rows) == rows
                 builders[shard.rank].add(key, use, shard, block, piece, whole)
@@ -156,6 +159,13 @@ def compile_slots(
         granules=granules,
         headers={c: entries for c, entries in headers.items() if entries},
     )
+
+
+def _blocks_of(table: BaseEmbeddingConfig) -> tuple[int, int]:
+    """Return the blocks of a dynamic table and their rows; (0, 0) for any other one."""
+    if table.dynamic is None:
+        return 0, 0
+    return table.num_embeddings // table.row_multiple, table.row_multiple
 
 
 class _RankBuilder:

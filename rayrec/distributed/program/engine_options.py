@@ -23,6 +23,7 @@ class EngineOptions:
             nothing. See `rayrec.shards.undo`.
         adopt: go on with the rows that lie in `memory`.
         initialize: give rows their initial values; otherwise who made the model writes all of them.
+        seed: seed of the first values of the rows of dynamic tables.
     """
 
     check_ids: bool = True
@@ -33,3 +34,4 @@ class EngineOptions:
     memory: Memory | None = None
     adopt: bool = False
     initialize: bool = True
+    seed: int = 0

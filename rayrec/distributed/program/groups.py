@@ -62,6 +62,8 @@ class Piece:
     Attributes:
         sequence: the piece carries no lengths.
         leaves_out: bags without ids may stay at home.
+        dynamic: blocks of a dynamic table, and the rows of each: ids are cut by the block that
+            their hash says, and travel as they are; (0, 0) for any other table.
     """
 
     feature: str
@@ -70,6 +72,7 @@ class Piece:
     sequence: bool = False
     weighted: bool = False
     leaves_out: bool = False
+    dynamic: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class GroupKey:
             rows with a cache. It is 0 elsewhere.
         part: tells groups of one carrier apart that are alike otherwise.
         odd: widths are no multiples of 4, which FBGEMM's kernels for GPUs need.
+        dynamic: the shard of a dynamic table, which has a kernel of its own; else None.
     """
 
     collection: int
@@ -96,6 +100,7 @@ class GroupKey:
     width: int = 0
     part: int = 0
     odd: bool = False
+    dynamic: Shard | None = None
 
     def __hash__(self) -> int:
         return self._hash

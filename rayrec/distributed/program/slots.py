@@ -65,7 +65,7 @@ class SlotTable:
         collections: the specs by index, ascending.
         uses: per collection its uses in output order.
         features: every feature that is looked up, in order of first use.
-        limits: feature -> rows of the smallest table it looks up; its ids must be below.
+        limits: feature -> the least `id_limit` of the tables that it looks up.
         hosts: ranks by host.
         granules: collection -> columns of the blocks that its outputs consist of, where tables that
             are cut by rows are also cut by columns.

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.steps.source_rows import FilledBags, SourcePart, SourceRows
+from rayrec.dynamic.blocks import blocks_of
 from rayrec.errors import InputError
 from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor
@@ -39,6 +40,7 @@ class Bucketing:
     sequence: bool
     weighted: bool
     leaves_out: bool = False
+    dynamic: tuple[tuple[int, int], ...] = ()  # per feature, see `Piece`; empty if none is
 
 
 def block_bucketize(
@@ -150,9 +152,19 @@ def _cut(
     varying = None if len(set(bags)) == 1 else bags
     # Rows of sequences and gradients of learned weights must find their way home.
     where = cut.sequence or (track and cut.weighted)
-    out_lengths, out_ids, out_weights, origin = block_bucketize(
-        cut_lengths, cut_ids, cut_weights, cut.cuts, varying, where
-    )
+    if cut.dynamic:
+        sizes = [span.stop - span.start for span in spans]
+        first_rows = _first_rows(cut_ids, sizes, cut.dynamic)
+        out_lengths, _, out_weights, origin = block_bucketize(
+            cut_lengths, first_rows, cut_weights, cut.cuts, varying, where=True
+        )
+        assert origin is not None
+        out_ids = cut_ids[origin]
+        origin = origin if where else None
+    else:
+        out_lengths, out_ids, out_weights, origin = block_bucketize(
+            cut_lengths, cut_ids, cut_weights, cut.cuts, varying, where
+        )
     if origin is not None and not in_place:
         # `origin` counts the ids of this bucketing; it must count those of the KJT.
         ranges = [torch.arange(span.start, span.stop, device=ids.device) for span in spans]
@@ -169,6 +181,21 @@ def _cut(
         numbers = out_lengths.view(rows, -1).sum(1, dtype=torch.int64)
     part = SourcePart(out_ids, [], out_bags, out_lengths, out_weights, origin)
     return _Cut(part, numbers, mask, cut_lengths.numel())
+
+
+def _first_rows(ids: Tensor, sizes: Sequence[int], dynamic: Sequence[tuple[int, int]]) -> Tensor:
+    """Return for each id of dynamic tables the first row of the block that its hash says.
+
+    Args:
+        ids: (N,) of all features, one feature after the other.
+        sizes: ids of each feature.
+        dynamic: blocks of each feature's table, and the rows of each.
+    """
+    found = [
+        blocks_of(part.numpy(), blocks) * rows
+        for part, (blocks, rows) in zip(ids.split(list(sizes)), dynamic, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(found))
 
 
 class _Cut(NamedTuple):

@@ -115,22 +115,32 @@ def _plan_cuts(
 ) -> tuple[tuple[Bucketing, ...], dict[Piece, int]]:
     """Return how features are cut by rows, and the source row of every piece that this gives."""
     # One kernel call cuts all that is alike here; block 0 stands for all blocks of a feature.
-    alike: dict[tuple[int, bool, bool, bool], dict[Piece, None]] = {}
+    alike: dict[tuple[int, bool, bool, bool, bool], dict[Piece, None]] = {}
     for rank in slots.ranks:
         for piece in rank.pieces:
             if piece.cuts is not None:
-                key = len(piece.cuts) - 1, piece.sequence, piece.weighted, piece.leaves_out
+                is_dynamic = piece.dynamic != (0, 0)
+                key = (
+                    len(piece.cuts) - 1,
+                    piece.sequence,
+                    piece.weighted,
+                    piece.leaves_out,
+                    is_dynamic,
+                )
                 alike.setdefault(key, {}).setdefault(replace(piece, block=0))
     row_of: dict[Piece, int] = {}
     bucketings: list[Bucketing] = []
     base = len(keys)
-    for (blocks, sequence, weighted, leaves_out), pieces in sorted(alike.items()):
+    for (blocks, sequence, weighted, leaves_out, is_dynamic), pieces in sorted(alike.items()):
         for block in range(blocks):
             for i, piece in enumerate(pieces):
                 row_of[replace(piece, block=block)] = base + block * len(pieces) + i
         features = tuple(where[piece.feature] for piece in pieces)
         cuts = tuple(torch.tensor(piece.cuts, dtype=torch.int64, device=device) for piece in pieces)
-        bucketings.append(Bucketing(blocks, features, cuts, sequence, weighted, leaves_out))
+        dynamic = tuple(piece.dynamic for piece in pieces) if is_dynamic else ()
+        bucketings.append(
+            Bucketing(blocks, features, cuts, sequence, weighted, leaves_out, dynamic)
+        )
         base += blocks * len(pieces)
     return tuple(bucketings), row_of
 

@@ -56,8 +56,11 @@ def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, world: World) ->
     """Return whether ranks that share memory read the tables of a collection where they lie.
 
     Their rows must have one type, since they lie in one memory; no gradient of a sequence may be
-    clipped; and no table of a pooled collection may take two hops, which only several hosts do.
+    clipped; no table of a pooled collection may take two hops, which only several hosts do; and
+    none may be dynamic, since only the owner of its rows knows whose they are.
     """
+    if any(table.dynamic is not None for table in spec.tables):
+        return False
     if len({table.data_type for table in spec.tables}) > 1:
         return False
     if spec.sequence:

@@ -27,7 +27,7 @@ from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGr
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.layout import Layout, ShardingPlan
+from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import Memory, MemoryPart
@@ -60,6 +60,15 @@ class World:
     clock: TouchClock | None = None
     memory: Memory | None = None
     _parts: Iterator[int] = field(default_factory=count)
+
+    def dynamic(self, group: LookupGroup) -> tuple[BaseEmbeddingConfig, int] | None:
+        """Return the dynamic table of a group with the seed of its rows; None for other groups."""
+        shard = group.key.dynamic
+        if shard is None:
+            return None
+        tables = (table for spec in self.specs for table in spec.tables)
+        table = next(table for table in tables if table.name == shard.table)
+        return table, self.options.seed
 
     def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""

@@ -1,0 +1,43 @@
+"""What dynamic tables cannot do yet, told before rows are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.distributed.program.groups import CollectionSpec
+from rayrec.errors import ConfigError
+
+
+def check_dynamic(
+    collections: Sequence[CollectionSpec],
+    options: EngineOptions,
+    device: torch.device,
+    has_replicas: bool,
+) -> None:
+    """Refuse dynamic tables where their rows would be wrong.
+
+    Raises:
+        ConfigError: names the first dynamic table, what does not go with it, and what to do.
+    """
+    names = [t.name for spec in collections for t in spec.tables if t.dynamic is not None]
+    if not names:
+        return
+    reasons = {
+        f"the rows lie on {device}: the ids are mapped on the CPU; train on CPU ranks": (
+            device.type != "cpu"
+        ),
+        "there are replicas (sharding_group_size), which would admit ids apart from each other; "
+        "leave it out": has_replicas,
+        "touched rows are tracked or can be undone, which does not know of evicted rows yet: save "
+        "whole checkpoints, without incremental=True, sync points or publications": (
+            options.track_rows or options.memory is not None
+        ),
+        "ids are sent once per batch (dedup_sequences), and their counts decide who gets a row; "
+        "leave it out": options.dedup_sequences,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"table {names[0]!r} is dynamic, and {reason}.")

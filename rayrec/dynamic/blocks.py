@@ -1,0 +1,204 @@
+"""`BlockedKeys`: which 64-bit keys have a place, in blocks of equally many places.
+
+A key belongs to one block, by a hash. A key that is placed gets the lowest free place of its block.
+Where a block has too few, an eighth of its places, or as many as are needed, are taken back at
+once, those with the least score first; so a block is sorted once for many keys. A place that was
+given or asked for in this very step is not taken back. Ties are broken by the hash of the key:
+nothing depends on the order in which keys come.
+
+The three tensors are the whole state. `rebuild` makes the map and the free places anew from them.
+"""
+
+# N keys, P places
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.data.hashing import mix
+from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.errors import ConfigError
+
+NO_KEY = -1
+_ALL = 1 << 64
+SHARE = 8  # of the places of a full block, one in so many is taken back
+Ints = NDArray[np.int64]
+
+
+class Columns(NamedTuple):
+    """What is known of every place, (P,) each.
+
+    Attributes:
+        key: int64, `NO_KEY` where the place is free.
+        seen: int32, the step in which the key was last seen.
+        hits: int32, how often it was seen since it has the place.
+    """
+
+    key: Tensor
+    seen: Tensor
+    hits: Tensor
+
+    @classmethod
+    def empty(cls, places: int) -> Columns:
+        """Return the columns of places that are all free."""
+        return cls(
+            torch.full((places,), NO_KEY, dtype=torch.int64),
+            torch.zeros(places, dtype=torch.int32),
+            torch.zeros(places, dtype=torch.int32),
+        )
+
+
+class Placed(NamedTuple):
+    """The places that some keys got.
+
+    Attributes:
+        places: (N,), `ABSENT` where a key got none.
+        evicted: keys that lost their place.
+    """
+
+    places: Ints
+    evicted: int
+
+
+def blocks_of(keys: Ints, blocks: int) -> Ints:
+    """Return (N,) blocks of (N,) keys, of so many, a power of two, by the upper bits of a hash."""
+    if blocks == 1:
+        return np.zeros(len(keys), np.int64)
+    shift = np.uint64(64 - (blocks.bit_length() - 1))
+    return (mix(keys.view(np.uint64)) >> shift).view(np.int64)
+
+
+class BlockedKeys:
+    """The keys of some neighbouring blocks.
+
+    Args:
+        columns: of P places, changed in place.
+        size: places of a block.
+        blocks: number of blocks of the whole table, a power of two.
+        first: the first of the blocks that are here.
+        eviction: see `DynamicConfig`.
+    """
+
+    def __init__(self, columns: Columns, size: int, blocks: int, first: int, eviction: str) -> None:
+        self._tensors = columns
+        self._key, self._seen, self._hits = (column.numpy() for column in columns)
+        self._size, self._blocks, self._first = size, blocks, first
+        self._eviction = eviction
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Make the map and the lists of free places anew, after the columns were written.
+
+        Raises:
+            ConfigError: a key lies in another block than its own.
+        """
+        self._map = IdMap(len(self._key))
+        (live,) = np.nonzero(self._key != NO_KEY)
+        own = blocks_of(self._key[live], self._blocks) - self._first
+        if (own != live // self._size).any():
+            raise ConfigError(
+                f"rows of a dynamic table were saved with other blocks than {self._blocks} of "
+                f"{self._size} rows; give DynamicConfig the `blocks` that the table had."
+            )
+        self._map.put(torch.from_numpy(self._key[live]), torch.from_numpy(live))
+        # per block its free places, the lowest last
+        self._free = np.zeros((len(self._key) // self._size, self._size), np.int32)
+        self._frees = np.zeros(len(self._free), np.int64)
+        for block in range(len(self._free)):
+            self._fill_free(block)
+        self._sum = self._sum_of_live()
+
+    def is_stale(self) -> bool:
+        """Return True if the keys were written by somebody else since they were last looked at."""
+        return self._sum_of_live() != self._sum
+
+    def find(self, keys: Ints) -> Ints:
+        """Return (N,) places of (N,) keys, `ABSENT` where they have none."""
+        return self._map.find(torch.from_numpy(keys)).numpy()
+
+    def see(self, places: Ints, counts: Ints, step: int) -> None:
+        """Note that the keys of (N,) different places were seen in a step."""
+        self._seen[places] = step
+        self._hits[places] = np.minimum(self._hits[places] + counts, 2**31 - 1)
+
+    def seen(self, places: Ints) -> NDArray[np.int32]:
+        """Return (N,) steps in which the keys of some places were last seen."""
+        return self._seen[places]
+
+    def hits(self, places: Ints) -> NDArray[np.int32]:
+        """Return (N,) how often the keys of some places were seen."""
+        return self._hits[places]
+
+    def restart(self, places: Ints, step: int, counts: Ints) -> None:
+        """Begin the counts of some places anew."""
+        self._seen[places], self._hits[places] = step, np.minimum(counts, 2**31 - 1)
+
+    def place(self, keys: Ints, counts: Ints, step: int) -> Placed:
+        """Give places to (N,) different keys without one, in the order of their counts.
+
+        Args:
+            counts: (N,) how often they were seen in this step.
+        """
+        places = np.full(len(keys), ABSENT, np.int64)
+        if not len(keys):
+            return Placed(places, 0)
+        blocks = blocks_of(keys, self._blocks) - self._first
+        order = np.lexsort((mix(keys.view(np.uint64)), -counts, blocks))
+        sorted_blocks = blocks[order]
+        here, firsts, wanted = np.unique(sorted_blocks, return_index=True, return_counts=True)
+        evicted = 0
+        for block, count in zip(here.tolist(), wanted.tolist(), strict=True):
+            if count > self._frees[block]:
+                evicted += self._evict(block, count, step)
+        ranks = np.arange(len(keys)) - np.repeat(firsts, wanted)
+        fits = ranks < self._frees[sorted_blocks]
+        blocks_in, ranks_in, taken = sorted_blocks[fits], ranks[fits], order[fits]
+        at = self._frees[blocks_in] - 1 - ranks_in
+        places[taken] = self._free[blocks_in, at] + blocks_in * self._size
+        self._frees[here] -= np.minimum(wanted, self._frees[here])
+        given = places[taken]
+        self._key[given] = keys[taken]
+        self.restart(given, step, counts[taken])
+        self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
+        self._sum = (self._sum + _checksum(keys[taken], given)) % _ALL
+        return Placed(places, evicted)
+
+    def _evict(self, block: int, wanted: int, step: int) -> int:
+        """Take places of a block back, so that `wanted` are free where that can be."""
+        own = slice(block * self._size, (block + 1) * self._size)
+        key, seen, hits = self._key[own], self._seen[own], self._hits[own]
+        (may_go,) = np.nonzero((key != NO_KEY) & (seen < step))
+        missing = wanted - int(self._frees[block])
+        if self._eviction == "none" or not len(may_go):
+            return 0
+        number = min(len(may_go), max(missing, self._size // SHARE))
+        # the last key of a sort is the first that it compares
+        score = (hits, seen) if self._eviction == "step" else (seen, hits)
+        hashed = mix(key[may_go].view(np.uint64))
+        least = np.lexsort((hashed, *(one[may_go] for one in score)))[:number]
+        going = may_go[least]
+        self._map.drop(torch.from_numpy(key[going]))
+        self._sum = (self._sum - _checksum(key[going], going + own.start)) % _ALL
+        key[going], seen[going], hits[going] = NO_KEY, 0, 0
+        self._fill_free(block)
+        return number
+
+    def _fill_free(self, block: int) -> None:
+        (free,) = np.nonzero(self._key[block * self._size : (block + 1) * self._size] == NO_KEY)
+        self._frees[block] = len(free)
+        self._free[block, : len(free)] = free[::-1]
+
+    def _sum_of_live(self) -> int:
+        (live,) = np.nonzero(self._key != NO_KEY)
+        return _checksum(self._key[live], live)
+
+
+def _checksum(keys: Ints, places: Ints) -> int:
+    """Return a number that other keys, or the same at other places, hardly have."""
+    mixed = mix(keys.view(np.uint64) ^ mix(places.astype(np.uint64)))
+    return int(mixed.sum(dtype=np.uint64))

@@ -1,0 +1,64 @@
+"""`IdMap`: 64-bit ids to places, by FBGEMM's hash map on the CPU.
+
+The map is a tensor of (key, place) pairs. A key once put in stays until the map is built anew,
+which happens when seven tenths of its slots are taken: in a full table FBGEMM would search for
+ever. The key -1 marks a slot as empty, so -1 is no id. A thread that works in the map lets others
+run.
+"""
+
+# N ids
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ABSENT = -1
+_DROPPED = -2  # FBGEMM passes over a place of -1, so a dropped key keeps its slot with this one
+_FULLEST = 0.7
+
+
+class IdMap:
+    """A map of at most so many ids.
+
+    Args:
+        most: ids that it holds at most at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        slots = 1 << max(4, (4 * most - 1).bit_length())
+        self._table = torch.full((slots, 2), -1, dtype=torch.int64)
+        self._bounds = torch.tensor([0, slots])
+        self._used = 0
+
+    def find(self, ids: Tensor) -> Tensor:
+        """Return (N,) int64 places of (N,) int64 ids, `ABSENT` where there is none."""
+        offsets = torch.tensor([0, ids.numel()])
+        places = torch.ops.fbgemm.pruned_hashmap_lookup(ids, offsets, self._table, self._bounds)
+        return places.clamp_(min=ABSENT)
+
+    def put(self, ids: Tensor, places: Tensor) -> None:
+        """Give (N,) ids their (N,) places; an id that has one loses it."""
+        if not ids.numel():
+            return
+        self._used += ids.numel()
+        if self._used > _FULLEST * self._table.shape[0]:
+            self._rebuild()
+            self._used += ids.numel()
+        self._insert(ids, places)
+
+    def drop(self, ids: Tensor) -> None:
+        """Take their places from (N,) ids that have one."""
+        if ids.numel():
+            self._insert(ids, torch.full_like(ids, _DROPPED))
+
+    def _insert(self, ids: Tensor, places: Tensor) -> None:
+        offsets = torch.tensor([0, ids.numel()])
+        torch.ops.fbgemm.pruned_hashmap_insert(ids, places, offsets, self._table, self._bounds)
+
+    def _rebuild(self) -> None:
+        kept = self._table[self._table[:, 1] >= 0].clone()
+        self._table.fill_(-1)
+        self._used = kept.shape[0]
+        if self._used:
+            self._insert(kept[:, 0].contiguous(), kept[:, 1].contiguous())

@@ -1,0 +1,212 @@
+"""`DynamicRows`: ids of the steps to rows of one shard of a dynamic table.
+
+In training `admit` is given all ids of a step that fall into the shard, from all ranks: it counts
+them, admits, evicts, and returns their rows. In evaluation `find` changes nothing. What either says
+is a function of the ids of all steps, of the table's settings and of the seed alone.
+"""
+
+# N ids, R rows of the shard, D columns of the shard
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rayrec.data.hashing import mix, mix_int
+from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, Columns, Ints
+from rayrec.dynamic.first_values import first_values
+from rayrec.dynamic.id_map import ABSENT
+from rayrec.layout.dynamic import DynamicConfig
+from rayrec.layout.geometry import Shard
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.state import ShardState
+
+Begin = Callable[[Tensor, Tensor], None]  # (rows, their first values): a row gets a new id
+
+
+def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
+    """Return the columns of `DynamicRows.tensors` of a table with their types; {} of others."""
+    if table.dynamic is None:
+        return {}
+    names = ["id"] if table.dynamic.admission_threshold == 1 else ["id", "candidate"]
+    types = {"key": torch.int64, "seen": torch.int32, "hits": torch.int32}
+    return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
+
+
+def rows_of(state: ShardState) -> Begin:
+    """Return how a row of a shard begins: first values, and a state of its optimizer of zeros."""
+
+    def begin(rows: Tensor, values: Tensor) -> None:
+        state.weight[rows] = values.to(state.weight.dtype)
+        for tensor in state.optimizer.values():
+            tensor[rows] = 0
+
+    return begin
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to the ids of a shard since the start of the process.
+
+    Attributes:
+        admitted: rows that were given to ids.
+        evicted: rows that were taken back.
+        refused: times that an id was to get a row, and its block had none to give.
+    """
+
+    admitted: int = 0
+    evicted: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class DynamicRows:
+    """The ids of one shard of a dynamic table.
+
+    Attributes:
+        table: the table, with its settings.
+        seed: of first values and of the hash that admits a share of ids.
+        shard: rows between borders of blocks.
+        begin: writes first values into rows, and clears the state of their optimizer.
+        tally: what happened so far.
+    """
+
+    table: BaseEmbeddingConfig
+    seed: int
+    shard: Shard
+    begin: Begin
+    tally: Tally = field(default_factory=Tally)
+    _columns: dict[str, Columns] = field(default_factory=dict)
+    _keys: dict[str, BlockedKeys] = field(default_factory=dict)
+    _looked_at: bool = False
+
+    def __post_init__(self) -> None:
+        rule = self._rule
+        size = rule.block_rows(self.table.num_embeddings)
+        blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
+        names = ["id"] if rule.admission_threshold == 1 else ["id", "candidate"]
+        for name in names:
+            columns = Columns.empty(len(self.shard.rows))
+            # candidates that were not seen for longest make room, whatever the rows do
+            eviction = rule.eviction if name == "id" else "step"
+            self._columns[name] = columns
+            self._keys[name] = BlockedKeys(columns, size, blocks, first, eviction)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return (R,) columns of the rows, live, for who saves, restores or moves them."""
+        self._looked_at = True
+        return {
+            f"{name}_{column}": tensor
+            for name, columns in self._columns.items()
+            for column, tensor in columns._asdict().items()
+        }
+
+    def held(self) -> int:
+        """Return the number of rows that have an id."""
+        return int((self._columns["id"].key != NO_KEY).sum())
+
+    def find(self, ids: Tensor, step: int) -> Tensor:
+        """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
+        self._refresh()
+        keys = np.ascontiguousarray(ids.numpy())
+        rows = self._keys["id"].find(keys)
+        known = rows != ABSENT
+        rows[known] = np.where(self._is_fresh(rows[known], step), rows[known], ABSENT)
+        return torch.from_numpy(rows)
+
+    def admit(self, ids: Tensor, step: int) -> Tensor:
+        """Count the (N,) ids of a step, admit and evict, and return their (N,) rows, or -1.
+
+        Args:
+            step: greater than at every call before.
+        """
+        self._refresh()
+        keys, inverse, counts = np.unique(ids.numpy(), return_inverse=True, return_counts=True)
+        rows = self._keys["id"].find(keys)
+        known = rows != ABSENT
+        fresh = known.copy()
+        fresh[known] = self._is_fresh(rows[known], step)
+        self._keys["id"].see(rows[fresh], counts[fresh], step)
+        # an id that comes back after its time is a new one, which has its old row at hand
+        rows[~fresh] = self._admit(keys[~fresh], counts[~fresh], rows[~fresh], step)
+        return torch.from_numpy(rows[inverse])
+
+    def _admit(self, keys: Ints, counts: Ints, old_rows: Ints, step: int) -> Ints:
+        """Return rows of (N,) different ids without a row, or with an outlived one in `old_rows`.
+
+        Args:
+            counts: (N,) how often the ids occur in this step.
+        """
+        rows = np.full(len(keys), ABSENT, np.int64)
+        (wanted,) = np.nonzero(self._may_enter(keys))
+        wanted = wanted[self._have_waited(keys[wanted], counts[wanted], step)]
+        outlived = wanted[old_rows[wanted] != ABSENT]
+        rows[outlived] = old_rows[outlived]
+        self._keys["id"].restart(rows[outlived], step, counts[outlived])
+        new = wanted[old_rows[wanted] == ABSENT]
+        rows[new], evicted = self._keys["id"].place(keys[new], counts[new], step)
+        (given,) = np.nonzero(rows != ABSENT)
+        self.tally.admitted += len(given)
+        self.tally.evicted += evicted
+        self.tally.refused += len(wanted) - len(given)
+        if len(given):
+            self._wait_no_more(keys[given])
+            values = first_values(self.seed, self.table, keys[given], self.shard.cols)
+            self.begin(torch.from_numpy(rows[given]), values)
+        return rows
+
+    def _have_waited(self, keys: Ints, counts: Ints, step: int) -> NDArray[np.bool_]:
+        """Count (N,) candidates; return which of them have been seen often enough."""
+        threshold = self._rule.admission_threshold
+        if threshold == 1:
+            return np.ones(len(keys), bool)
+        candidates = self._keys["candidate"]
+        places = candidates.find(keys)
+        known = places != ABSENT
+        candidates.see(places[known], counts[known], step)
+        total = counts.copy()
+        total[known] = candidates.hits(places[known])
+        enough: NDArray[np.bool_] = total >= threshold
+        new = ~known & ~enough
+        candidates.place(keys[new], counts[new], step)
+        return enough
+
+    def _wait_no_more(self, keys: Ints) -> None:
+        """Let the places of candidates that got a row go first when room is needed."""
+        if "candidate" in self._keys:
+            places = self._keys["candidate"].find(keys)
+            places = places[places != ABSENT]
+            self._keys["candidate"].restart(places, 0, np.zeros(len(places), np.int64))
+
+    def _may_enter(self, keys: Ints) -> NDArray[np.bool_]:
+        """Return (N,) which ids a hash of seed and id lets in."""
+        share = self._rule.admission_probability
+        if share == 1.0:
+            return np.ones(len(keys), bool)
+        salt = np.uint64(mix_int(self.seed, 1))
+        drawn = mix(keys.view(np.uint64) ^ salt) >> np.uint64(11)
+        return drawn < np.uint64(int(share * 2**53))
+
+    def _is_fresh(self, rows: Ints, step: int) -> NDArray[np.bool_]:
+        """Return (N,) whether the ids of rows were seen lately enough to be known in a step."""
+        if self._rule.ttl_steps is None:
+            return np.ones(len(rows), bool)
+        return self._keys["id"].seen(rows).astype(np.int64) + self._rule.ttl_steps >= step
+
+    @property
+    def _rule(self) -> DynamicConfig:
+        assert self.table.dynamic is not None, "the table is dynamic"
+        return self.table.dynamic
+
+    def _refresh(self) -> None:
+        """Make the maps anew where a restore or a move has written the columns."""
+        if self._looked_at:
+            for keys in self._keys.values():
+                if keys.is_stale():
+                    keys.rebuild()
+            self._looked_at = False

@@ -1,0 +1,92 @@
+"""`DynamicConfig`: a table whose ids are any 64-bit numbers, and whose rows come and go.
+
+The rows of such a table lie in blocks. An id belongs to the block that a hash of it says, so which
+rank holds it follows from row cuts between blocks, as for any other table. Inside a block rows are
+given to ids when they are admitted, and taken back when a block is full. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
+
+MOST_BLOCKS = 1024
+BLOCK_ROWS = 4096  # and more: then blocks fill alike, within 2%
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicConfig:
+    """Rules by which ids get rows of a table and lose them.
+
+    All of them look at the ids of the global batches alone, so which ids have a row after a step
+    does not depend on the number of ranks, the plan, or the order in which ids arrive.
+
+    Attributes:
+        admission_threshold: an id gets a row in the step in which it has been seen so many times;
+            until then it is looked up as zeros and counted among the candidates, of which a table
+            keeps as many as it has rows.
+        admission_probability: share of all ids that may get a row at all, chosen by a hash.
+        eviction: which rows a full block takes back, an eighth of it at once: "step", those of the
+            ids that were not seen for longest; "lfu", those of the ids that were seen least often;
+            "none", no rows, so that further ids get none.
+        ttl_steps: an id that was not seen for more steps than this is unknown again; None keeps it.
+        blocks: a power of two that divides num_embeddings; None takes the largest, up to 1,024,
+            whose blocks have 4,096 rows or more.
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    admission_threshold: int = 1
+    admission_probability: float = 1.0
+    eviction: Literal["step", "lfu", "none"] = "step"
+    ttl_steps: int | None = None
+    blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, value in (
+            ("admission_threshold", self.admission_threshold),
+            ("ttl_steps", self.ttl_steps),
+            ("blocks", self.blocks),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"DynamicConfig has {name}={value}; it must be at least 1.")
+        if not 0 < self.admission_probability <= 1:
+            raise ConfigError(
+                f"DynamicConfig has admission_probability={self.admission_probability}; it must be "
+                "above 0 and at most 1."
+            )
+        if self.blocks is not None and self.blocks & (self.blocks - 1):
+            raise ConfigError(f"DynamicConfig has blocks={self.blocks}; it must be a power of two.")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row beside its values: id, step, count, free places and map, and as many for
+        candidates where there are any.
+        """
+        return 100 * (1 if self.admission_threshold == 1 else 2)
+
+    def block_rows(self, num_embeddings: int) -> int:
+        """Return the rows of a block of a table.
+
+        Raises:
+            ConfigError: `blocks` does not divide the rows.
+        """
+        if self.blocks is not None:
+            if num_embeddings % self.blocks:
+                raise ConfigError(
+                    f"DynamicConfig has blocks={self.blocks}, which does not divide "
+                    f"num_embeddings={num_embeddings}; give a multiple of it, or leave blocks out."
+                )
+            return num_embeddings // self.blocks
+        blocks = 1
+        while (
+            2 * blocks <= MOST_BLOCKS
+            and num_embeddings % (2 * blocks) == 0
+            and num_embeddings // (2 * blocks) >= BLOCK_ROWS
+        ):
+            blocks *= 2
+        return num_embeddings // blocks
