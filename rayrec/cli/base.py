@@ -6,12 +6,14 @@ Imports click and the standard library only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import click
 
 from rayrec.cli.values import POSITIVE, SECONDS, count
 from rayrec.command import DEBUG
+from rayrec.machine.signals import hold_signals
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,12 +24,14 @@ class Command(click.Command):
 
     Args:
         examples: command lines for the help, one a line.
+        needs: module that is imported before the command runs, while Ctrl-C waits: torch swallows
+            it where it imports numpy.
     """
 
-    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: str, needs: str = "", **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", CONTEXT)
         super().__init__(*args, **kwargs)
-        self.examples = examples.strip().splitlines()
+        self.examples, self._needs = examples.strip().splitlines(), needs
         # `run_command` looks for the option by itself.
         text = "after an error, show its traceback, too"
         self.params.append(click.Option([DEBUG], is_flag=True, expose_value=False, help=text))
@@ -51,6 +55,18 @@ class Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        Raises:
+            RayrecError, RunInterrupted: the error of the command.
+        """
+        if self._needs:
+            with hold_signals() as signals:
+                import_module(self._needs)
+                signals.check()
+        return super().invoke(ctx)
 
     def _check_values(self, ctx: click.Context, args: Sequence[str]) -> None:
         """Check that no option has taken the name of the next one for its value."""
