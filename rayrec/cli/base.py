@@ -5,15 +5,19 @@ Imports click and the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from types import FrameType
 from typing import Any, TypeVar
 
 import click
 
 from rayrec.cli.values import POSITIVE, SECONDS, count
 from rayrec.command import DEBUG
-from rayrec.machine.signals import hold_signals
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,8 +28,8 @@ class Command(click.Command):
 
     Args:
         examples: command lines for the help, one a line.
-        needs: module that is imported before the command runs, while Ctrl-C waits: torch swallows
-            it where it imports numpy.
+        needs: module that is imported before the command runs, while Ctrl-C ends the process at
+            once: torch swallows a KeyboardInterrupt where it imports numpy.
     """
 
     def __init__(self, *args: Any, examples: str, needs: str = "", **kwargs: Any) -> None:
@@ -63,9 +67,8 @@ class Command(click.Command):
             RayrecError, RunInterrupted: the error of the command.
         """
         if self._needs:
-            with hold_signals() as signals:
+            with _ended_by_ctrl_c():
                 import_module(self._needs)
-                signals.check()
         return super().invoke(ctx)
 
     def _check_values(self, ctx: click.Context, args: Sequence[str]) -> None:
@@ -82,6 +85,25 @@ class Command(click.Command):
             option = options.get(word)
             if option is not None and not option.is_flag and args[at + 1] in options:
                 raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """End the process at Ctrl-C, with the line and the code of `run_command`."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"interrupted\n")
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def rank_options(*, plan: bool = True, local: bool = True) -> Callable[[F], F]:
