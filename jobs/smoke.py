@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rayrec.cli.group import run
-from rayrec.command import run_command
+from rayrec.cli.main import start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,8 +14,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         RayrecError, RunInterrupted: the error of the command.
     """
+    from rayrec.cli.group import run  # late: see `start`
+
     return run(["smoke", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(start(main))

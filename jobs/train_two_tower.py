@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayrec.cli.group import run
-from rayrec.command import run_command
+from rayrec.cli.main import start
 
 RUN_FILE = str(Path(__file__).with_suffix(".toml"))
 
@@ -24,8 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         RayrecError, RunInterrupted: the error of the command.
     """
+    from rayrec.cli.group import run  # late: see `start`
+
     return run(["train", *(sys.argv[1:] if argv is None else argv)], RUN_FILE)
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(start(main))

@@ -85,7 +85,7 @@ def absolute_path(what: str, path: str | os.PathLike[str]) -> str:
 
 
 def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str | None]) -> None:
-    """Check that no output would be written over an input or over another output.
+    """Check that no output would be written over an input, among its files, or over another output.
 
     Args:
         outputs, inputs: paths by the options that name them; None and URIs are left out.
@@ -102,6 +102,12 @@ def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str |
                 raise ConfigError(
                     f"{option} {path} would be written over the file of {taken[real]}; name "
                     "another file."
+                )
+            folder = next((at for at in taken if real.startswith(f"{at}{os.sep}")), None)
+            if is_output and folder is not None and os.path.isdir(folder):
+                raise ConfigError(
+                    f"{option} {path} lies in the folder of {taken[folder]}, and would be read as "
+                    "one of its files; name a file elsewhere."
                 )
             taken.setdefault(real, option)
 

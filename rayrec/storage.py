@@ -201,7 +201,7 @@ def _probe_local(target: Path) -> None:
 
 
 def write_whole(what: str, path: str, content: str) -> None:
-    """Write a text file so that it appears whole or not at all.
+    """Write a text file so that it appears whole or not at all; a device or a pipe is written to.
 
     Raises:
         SaveError: it cannot be written; nothing is left behind.
@@ -211,6 +211,9 @@ def write_whole(what: str, path: str, content: str) -> None:
             _write_uri(path, content.encode())
             return
         target_path = Path(path)
+        if target_path.exists() and not target_path.is_file():
+            target_path.write_text(content, encoding="utf-8")  # never replaced by a file
+            return
         target_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, partial = tempfile.mkstemp(dir=target_path.parent, prefix=".rayrec-")
         try:

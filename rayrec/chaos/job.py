@@ -131,7 +131,7 @@ def _number(name: str, text: str | None, default: float) -> float:
 def _set(words: Sequence[str], key: str) -> str | None:
     """Return the value that a --set gives a key, or None without one."""
     given = [word for word in _values(words, "--set") if word.startswith(f"{key}=")]
-    return given[-1].partition("=")[2] if given else None
+    return given[-1].partition("=")[2].strip("\"'") if given else None
 
 
 def _value(words: Sequence[str], option: str) -> str | None:

@@ -5,7 +5,13 @@ Imports click and the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
 from typing import Any, TypeVar
 
 import click
@@ -22,12 +28,14 @@ class Command(click.Command):
 
     Args:
         examples: command lines for the help, one a line.
+        needs: module that is imported before the command runs, while Ctrl-C ends the process at
+            once: torch swallows a KeyboardInterrupt where it imports numpy.
     """
 
-    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, examples: str, needs: str = "", **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", CONTEXT)
         super().__init__(*args, **kwargs)
-        self.examples = examples.strip().splitlines()
+        self.examples, self._needs = examples.strip().splitlines(), needs
         # `run_command` looks for the option by itself.
         text = "after an error, show its traceback, too"
         self.params.append(click.Option([DEBUG], is_flag=True, expose_value=False, help=text))
@@ -52,6 +60,17 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx
             raise
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command.
+
+        Raises:
+            RayrecError, RunInterrupted: the error of the command.
+        """
+        if self._needs:
+            with _ended_by_ctrl_c():
+                import_module(self._needs)
+        return super().invoke(ctx)
+
     def _check_values(self, ctx: click.Context, args: Sequence[str]) -> None:
         """Check that no option has taken the name of the next one for its value."""
         options = {
@@ -66,6 +85,25 @@ class Command(click.Command):
             option = options.get(word)
             if option is not None and not option.is_flag and args[at + 1] in options:
                 raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """End the process at Ctrl-C, with the line and the code of `run_command`."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"interrupted\n")
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def rank_options(*, plan: bool = True, local: bool = True) -> Callable[[F], F]:

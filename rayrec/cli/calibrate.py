@@ -10,6 +10,7 @@ from rayrec.cli.values import PATH, POSITIVE, count
 
 @click.command(
     cls=Command,
+    needs="rayrec.driver.calibration",
     examples="""
 rayrec calibrate --ranks 2 --out topology.json
 rayrec plan --schema schema.json --topology topology.json

@@ -17,6 +17,7 @@ TYPES = ("fp32", "fp16", "int8", "int4")
 
 @click.command(
     cls=Command,
+    needs="rayrec.serve.exporting",
     examples="""
 rayrec export runs/clicks/step-00000020 served/clicks --data data/clicks
 rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_0=fp16

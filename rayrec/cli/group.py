@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from rayrec.cli.base import CONTEXT
-from rayrec.command import DEBUG, run_command
+from rayrec.command import DEBUG
 from rayrec.version import VERSION
 
 COMPLETE = "_RAYREC_COMPLETE"  # the variable by which a shell asks for completions
@@ -73,7 +73,9 @@ class Group(click.Group):
         ahead = [word for word in args[:end] if word == DEBUG]
         rest = [*(word for word in args[:end] if word != DEBUG), *args[end:]]
         # `--debug` may stand anywhere; the subcommand gets it.
-        return super().parse_args(ctx, [*rest[:1], *ahead, *rest[1:]])
+        if rest[:1] and rest[0] in COMMANDS:
+            rest = [rest[0], *ahead, *rest[1:]]
+        return super().parse_args(ctx, rest)
 
 
 group = Group(
@@ -98,11 +100,6 @@ group = Group(
 def _say_version(ctx: click.Context) -> None:
     print(f"rayrec {VERSION}")
     ctx.exit(0)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit code, see `rayrec.command`."""
-    return run_command(run, argv)
 
 
 def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Entry point of the `rayrec` command: quiet at Ctrl-C from its first moment on.
+"""Entry point of the `rayrec` command and of its jobs: quiet at Ctrl-C from its first moment on.
 
 `rayrec.command` turns Ctrl-C into one line, once it is loaded. Until then the signal ends the
 process as it ends any other, without the traceback of an import.
@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit code, see `rayrec.command`."""
+def start(run: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
+    """Load the command line and run a command; returns the exit code, see `rayrec.command`."""
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     is_ours = is_ours and threading.current_thread() is threading.main_thread()
     if is_ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from rayrec.cli import group  # late: its imports take a while
+    # late: their imports take a while
+    from rayrec.cli import group
+    from rayrec.command import run_command
 
+    assert group.COMMANDS
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    return group.main(argv)
+    return run_command(run, argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code."""
+
+    def run(words: Sequence[str] | None) -> int:
+        from rayrec.cli.group import run
+
+        return run(words)
+
+    return start(run, argv)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ OF_RANKS = (
 
 @click.command(
     cls=Command,
+    needs="rayrec.runs.scoring",
     short_help="write the score of every row",
     examples="""
 rayrec predict served/clicks --data rows/ --out scores --columns user,item --workers 4

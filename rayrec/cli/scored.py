@@ -107,11 +107,12 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
         RayrecError, RunInterrupted: the errors of `rayrec.runs.scoring.score_checkpoint`.
     """
     from rayrec.checks import separate_files
-    from rayrec.runs.inputs import output_path
+    from rayrec.runs.inputs import made_part, output_path
     from rayrec.runs.reporting import scores_line, write_result
     from rayrec.runs.scoring import score_checkpoint
 
-    inputs = {"--data": given["data"], "--schema": given["schema"], "--plan": given["plan"]}
+    rows = made_part(given["data"], "eval")
+    inputs = {"--data": rows, "--schema": given["schema"], "--plan": given["plan"]}
     separate_files({"--result": given["result"], "--out": out}, inputs)
     result = output_path("--result", given["result"])
     scoring = replace(scoring_of(given, keys), predictions=output_path("--out", out))

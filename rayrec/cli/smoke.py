@@ -11,6 +11,7 @@ from rayrec.cli.base import Command, rank_options
 
 @click.command(
     cls=Command,
+    needs="rayrec.driver.smoke_check",
     examples="""
 rayrec smoke --ranks 2
 rayrec smoke --ranks 8 --gpu --cpus-per-rank 8 --placement-timeout 900

@@ -25,15 +25,18 @@ class TrainCommand(Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            near = [name for name in error.possibilities or () if name not in ("--set", "--help")]
+            ask = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(
-                f"No such option {error.option_name!r}. The keys of a run are set by --set, such "
-                "as --set run.steps=500; docs/commands.md lists them.",
+                f"No such option {error.option_name!r}.{ask} The keys of a run are set by --set, "
+                "such as --set run.steps=500; docs/commands.md lists them.",
                 ctx,
             ) from None
 
 
 @click.command(
     cls=TrainCommand,
+    needs="rayrec.runs.start",
     examples="""
 rayrec train --data data/clicks
 rayrec train run.toml --set run.steps=500 --set data.train=data/clicks/train
@@ -115,6 +118,11 @@ def command(
         )
     milestones = [Milestone("process", process_start()), Milestone("imports")]
     settings = RunFile.read(run, changes, data, options)
+    if print_config and (result is not None or timing):
+        raise ConfigError(
+            "--print-config trains nothing, so there is no result and no timing; leave --result "
+            "and --timing out."
+        )
     if print_config:
         print(settings.to_toml(), end="")
         return
@@ -125,6 +133,7 @@ def command(
         "[data] schema": settings.data.schema,
         "[plan] plan": settings.plan.plan,
         "[plan] topology": settings.plan.topology,
+        "[plan] constraints": settings.plan.constraints_file,
     }
     separate_files({"--result": result}, inputs)
     whole = output_path("--result", result)

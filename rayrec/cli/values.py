@@ -17,8 +17,16 @@ from rayrec.checks import MAX_SECONDS, MAX_SEED
 from rayrec.errors import ConfigError
 
 
+class Count(click.IntRange):
+    """Type of a whole number in a range."""
+
+    name = "whole number"
+
+
 class Number(click.FloatRange):
     """Type of a finite number in a range."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number."""
@@ -57,7 +65,9 @@ class PathType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; an empty one is often that of a variable which is not set."""
         if not value.strip():
-            self.fail(f"{value!r} is no path; leave the option out for none.", param, ctx)
+            is_option = isinstance(param, click.Option) and not param.required
+            instead = "; leave the option out for none" if is_option else ""
+            self.fail(f"{value!r} is no path{instead}.", param, ctx)
         return value
 
     def shell_complete(
@@ -67,9 +77,9 @@ class PathType(click.ParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-def count(least: int = 1, most: int | None = None) -> click.IntRange:
+def count(least: int = 1, most: int | None = None) -> Count:
     """Return the type of a whole number in [least, most]."""
-    return click.IntRange(least, most)
+    return Count(least, most)
 
 
 def duration(text: str) -> float:
@@ -137,7 +147,7 @@ def named_choice(choices: Sequence[str]) -> Parsed:
 
 
 PATH = PathType()
-SEED = click.IntRange(0, MAX_SEED)
+SEED = Count(0, MAX_SEED)
 POSITIVE = Number(0, min_open=True)
 FRACTION = Number(0, 1, max_open=True)
 SHARE = Number(0, 1)

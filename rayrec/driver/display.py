@@ -23,6 +23,11 @@ from rayrec.train.events import (
 )
 
 
+def _mode_here() -> str:
+    """Return "live" on a terminal, else "plain"; standard output may be closed."""
+    return "live" if sys.stdout is not None and sys.stdout.isatty() else "plain"
+
+
 class Display:
     """Shows one run.
 
@@ -35,7 +40,7 @@ class Display:
     def __init__(
         self, mode: Literal["auto", "plain", "off"] = "auto", total_steps: int = 0
     ) -> None:
-        self._mode = ("live" if sys.stdout.isatty() else "plain") if mode == "auto" else mode
+        self._mode = _mode_here() if mode == "auto" else mode
         self.total_steps = total_steps
         self.milestones: list[Milestone] = []
         self.reports: list[ProgressReport] = []

@@ -150,9 +150,14 @@ class RunFile:
         """Return the training run of a click model, with the schema read.
 
         Raises:
-            ConfigError: the data are not said, or the schema cannot be read.
+            ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
         """
         assert isinstance(self.model, ModelRecipe)
+        if self.data.work_dir is not None:
+            raise ConfigError(
+                f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
+                "own; leave it out."
+            )
         train, schema = self._needed("train"), self._needed("schema")
         return ClickRun(
             recipe=replace(self.model, schema=read_text("[data] schema", schema)),
@@ -198,9 +203,12 @@ class RunFile:
     def _needed(self, name: str) -> str:
         path: str | None = getattr(self.data, name)
         if path is None:
+            maker = "python -m jobs.convert_movielens SOURCE DIR"
+            if isinstance(self.model, ModelRecipe):
+                maker = "rayrec make-data DIR"
             raise ConfigError(
-                f"{self.source}: [data] needs {name}; give it in a run file, or name with "
-                "--data DIR a folder that `rayrec make-data DIR` wrote."
+                f"{self.source}: [data] needs {name}; say --set data.{name}=..., or --data DIR of "
+                f"a folder with train, eval and schema.json, such as `{maker}` writes."
             )
         return path
 

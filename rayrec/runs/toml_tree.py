@@ -87,7 +87,7 @@ def read_settings(
 
 def _read_toml(file: str) -> dict[str, Any]:
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
+        text = Path(file).expanduser().read_text(encoding="utf-8-sig")
         return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the run file {file}: {error.strerror}.") from None
@@ -133,6 +133,11 @@ def _value(text: str, change: str) -> Any:
 
 
 def _put(settings: Settings, path: tuple[str, ...], value: Any, said: str) -> None:
+    for changed, before in settings.changes.items():
+        if changed != path and changed[: len(path)] == path:
+            raise ConfigError(f"{said} takes the place of {before}; leave one of them out.")
+        if changed == path and not before.startswith("--set"):
+            raise ConfigError(f"{before} and {said} say the same key; leave one of them out.")
     table = settings.tables
     for depth, name in enumerate(path[:-1], start=1):
         table = table.setdefault(name, {})
@@ -142,6 +147,6 @@ def _put(settings: Settings, path: tuple[str, ...], value: Any, said: str) -> No
     table[path[-1]] = value
     settings.changes[path] = said
     said_before = {changed[:2] for changed in settings.changes}
-    for other in INSTEAD.get(path[:2], ()):
+    for other in INSTEAD.get(path[:2], ()) if value != "none" else ():
         if (path[0], other) not in said_before:
             settings.tables[path[0]].pop(other, None)

@@ -102,6 +102,10 @@ def train_towers(tower_run: TowerRun, reporting: Reporting) -> None:
             f"global_batch_size={tower_run.run.global_batch_size} on {ranks} ranks: the other rows "
             f"of a rank's batch are the negatives, so it must be at least {2 * ranks}."
         )
+    if tower_run.run.publish is not None:
+        raise ConfigError(
+            "run.publish is for models that are served, and two towers are not; leave it out."
+        )
     # All that can be wrong is found before the positives are written.
     source = tower_run.schema_source
     FeatureSchema.from_json(tower_run.schema, source).one_label(f"retrieval ({source})")

@@ -13,6 +13,8 @@ import pytest
 
 from rayrec.cli.main import main as command
 from rayrec.command import run_command
+from rayrec.errors import SaveError
+from rayrec.storage import write_whole
 
 ROOT = Path(__file__).parents[2]
 MAIN = "from rayrec.command import run_command\nimport sys\n"
@@ -96,3 +98,14 @@ def test_a_line_break_in_an_argument_makes_no_second_line(
     assert command(["serve", "a", "two\nlines"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "two lines" in error
+
+
+def test_a_device_is_written_to_and_stays_one() -> None:
+    before = os.stat("/dev/null"), os.stat("/dev/full")
+    write_whole("the result", "/dev/null", "x")
+    with pytest.raises(SaveError, match="cannot write the result to /dev/full: "):
+        write_whole("the result", "/dev/full", "x")
+    assert (os.stat("/dev/null").st_rdev, os.stat("/dev/full").st_rdev) == (
+        before[0].st_rdev,
+        before[1].st_rdev,
+    )

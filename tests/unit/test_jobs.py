@@ -19,6 +19,7 @@ import pytest
 
 from jobs import train_dlrm, train_two_tower
 from jobs.train_dlrm import main
+from rayrec.command import run_command
 from rayrec.driver import RunConfig
 from rayrec.errors import ConfigError, InputError
 from rayrec.optim import SPARSE_OPTIMIZERS
@@ -167,3 +168,29 @@ def test_files_of_two_kinds_are_no_data_set(given: list[str], tmp_path: Path) ->
     pa.feather.write_feather(rows, tmp_path / "train" / "more.arrow")
     with pytest.raises(InputError, match=r"such as part\.parquet and more\.arrow"):
         open_data(f"{tmp_path}/train", json.dumps(SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--ranks 2 --set scaling.num_workers=3", "--ranks and --set scaling.num_workers=3 say"),
+        ("--set run.checkpoint.every_s=5 --set run.checkpoint={}", "takes the place of --set"),
+        ("--set data.work_dir=a", "work_dir is for 'two_tower'"),
+        ("--print-config --timing", "--print-config trains nothing"),
+        ("--result {}/train/part.parquet", "lies in the folder of [data] train"),
+        ("--rank 2", "No such option '--rank'. Did you mean '--ranks'?"),
+    ],
+)
+def test_what_would_be_ignored_or_lost_is_refused(
+    given: list[str], tmp_path: Path, words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for word in given if word != "--local"]
+    where = words.format(tmp_path).split()
+    assert run_command(main, [*given, *where]) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "train" / "part.parquet").stat().st_size > 500
+
+
+def test_a_key_without_a_value_leaves_the_rows_of_the_file() -> None:
+    planted = RunFile.read(train_dlrm.RUN_FILE, ["data.eval=none"]).data.planted
+    assert planted is not None

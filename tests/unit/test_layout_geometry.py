@@ -163,7 +163,10 @@ def test_intersection_holds_the_cells_of_both(seed: int) -> None:
         (lambda: EmbeddingBagConfig(5, 0, "t"), "embedding_dim=0; it needs at least one column"),
         (lambda: EmbeddingBagConfig(5, 8, "t", feature_names=["a", "b", "a"]), "feature 'a' twice"),
         (lambda: EmbeddingBagConfig(5, 8, "t", pooling=PoolingType.NONE), "use EmbeddingConfig"),
-        (lambda: EmbeddingBagConfig(5, 8, "t", input_dim=9), "input_dim=9, .* dynamic=DynamicConfig"),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", input_dim=9),
+            "input_dim=9, .* dynamic=DynamicConfig",
+        ),
         (lambda: EmbeddingConfig(5, 8, "t", use_virtual_table=True), "use_virtual_table=True"),
         (
             lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0),
