@@ -30,7 +30,7 @@ SHARE = 8  # of the places of a full block, one in so many is taken back
 Ints = NDArray[np.int64]
 
 
-class Columns(NamedTuple):
+class IdColumns(NamedTuple):
     """What is known of every place, (P,) each.
 
     Attributes:
@@ -44,7 +44,7 @@ class Columns(NamedTuple):
     hits: Tensor
 
     @classmethod
-    def empty(cls, places: int) -> Columns:
+    def empty(cls, places: int) -> IdColumns:
         """Return the columns of places that are all free."""
         return cls(
             torch.full((places,), NO_KEY, dtype=torch.int64),
@@ -84,7 +84,9 @@ class BlockedKeys:
         eviction: see `DynamicConfig`.
     """
 
-    def __init__(self, columns: Columns, size: int, blocks: int, first: int, eviction: str) -> None:
+    def __init__(
+        self, columns: IdColumns, size: int, blocks: int, first: int, eviction: str
+    ) -> None:
         self._tensors = columns
         self._key, self._seen, self._hits = (column.numpy() for column in columns)
         self._size, self._blocks, self._first = size, blocks, first

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, Columns, Ints
+from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
@@ -81,7 +81,7 @@ class DynamicRows:
     shard: Shard
     begin: Begin
     tally: Tally = field(default_factory=Tally)
-    _columns: dict[str, Columns] = field(default_factory=dict)
+    _columns: dict[str, IdColumns] = field(default_factory=dict)
     _keys: dict[str, BlockedKeys] = field(default_factory=dict)
     _looked_at: bool = False
 
@@ -91,7 +91,7 @@ class DynamicRows:
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
         names = ["id"] if rule.admission_threshold == 1 else ["id", "candidate"]
         for name in names:
-            columns = Columns.empty(len(self.shard.rows))
+            columns = IdColumns.empty(len(self.shard.rows))
             # candidates that were not seen for longest make room, whatever the rows do
             eviction = rule.eviction if name == "id" else "step"
             self._columns[name] = columns
