@@ -167,7 +167,6 @@ def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
         polished = POLISHED_FREE if min(limits) >= NO_LIMIT else POLISHED_FINE
         finer = _climb(problem, limits, FINE, polished)
         best = min((p for p in (best, finer) if p is not None), key=quality)
-    _tidy(best, problem.order)
     # Packed anew, sums are free of the rounding of many changes.
     best = _packed(problem.topology, problem.items, limits, best.choices)
     if problem.recutter is not None:
@@ -248,23 +247,6 @@ def _least_harm(packing: Packing, item: int) -> Choice | None:
             if key < best_key:
                 best, best_key = choice, key
     return best
-
-
-def _tidy(packing: Packing, order: Sequence[int]) -> None:
-    """Undo splits that do not help, those of small items first.
-
-    Every item goes to its cheapest option that leaves the slowest rank no slower.
-    """
-    slowest = packing.slowest
-    for item in reversed(order):
-        options = packing.items[item].options
-        if packing.choices[item].option is options[0]:
-            continue
-        old = packing.take(item)
-        better = _under(packing, item, slowest - packing.home_s)
-        if better is None or better.option.mean_s >= old.option.mean_s:
-            better = old
-        packing.put(item, better)
 
 
 def _packed(
