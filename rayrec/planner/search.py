@@ -24,7 +24,7 @@ from rayrec.layout.topology import Topology
 from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import ROUNDING, solve
 from rayrec.planner.neighbours import seat_neighbours
-from rayrec.planner.options import Item
+from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import INFINITE, Choice, Packing
 from rayrec.planner.polish import polish, quality
 from rayrec.planner.storages import fixed_storages, least_bytes
@@ -258,18 +258,37 @@ def _packed(
     return fresh
 
 
+def place(
+    items: Sequence[Item], topology: Topology, limits: Sequence[int], by_bytes: bool
+) -> Packing:
+    """Put each item where it makes the slowest rank least slow, those of most work first.
+
+    Args:
+        limits: bytes per rank.
+        by_bytes: count bytes in the place of seconds.
+    Raises:
+        NoRoom: an item found no place.
+    """
+
+    def price(option: Option) -> float:
+        return option.most_bytes if by_bytes else option.work_s
+
+    least = [item.least(price) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (-least[i], i))
+    packing = Packing(topology, items, limits, by_bytes)
+    failed = _place_all(packing, order, 0.0)
+    if failed is not None:
+        raise NoRoom(failed, packing.free_bytes())
+    return packing
+
+
 def _by_bytes(items: Sequence[Item], topology: Topology) -> Packing:
     """Pack by bytes alone, largest first; then polish by time under the limits.
 
     Raises:
         NoRoom: an item found no place.
     """
-    least = [item.least(lambda option: option.most_bytes) for item in items]
-    order = sorted(range(len(items)), key=lambda i: (-least[i], i))
-    packing = Packing(topology, items, topology.memory_bytes, by_bytes=True)
-    failed = _place_all(packing, order, 0.0)
-    if failed is not None:
-        raise NoRoom(failed, packing.free_bytes())
+    packing = place(items, topology, topology.memory_bytes, by_bytes=True)
     timed = _packed(topology, items, topology.memory_bytes, packing.choices)
     polish(timed, 0.0)
     return timed
