@@ -144,7 +144,7 @@ def measure_step(
         collection, design.plan(topology), exchange, RowWiseAdagrad(), device, 0, options
     )
     clock = thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
-    timer = engine.timer = StepTimer(clock)
+    timer = engine.runner.timer = StepTimer(clock)
     batches = [random_batch(design, 1000 * i + exchange.rank, device) for i in range(3)]
     gradient = torch.ones(
         design.batch_size, sum(t.embedding_dim for t in design.tables), device=device
@@ -162,7 +162,7 @@ def measure_step(
         steps.append([*worked, took - sum(part.waited for part in parts.values())])
     return [
         quantiles(values, n=4)[0] for values in zip(*steps[WARMUP:], strict=True)
-    ], engine.shares_tables
+    ], engine.deployed.shares_tables
 
 
 def measure_topology(

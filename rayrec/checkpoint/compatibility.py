@@ -118,8 +118,7 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
 
 def check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
     """Raise for missing and truncated files, found by one listing before anything is read."""
-    sizes = manifest.paths()
-    wanted = {path: sizes[path] for path in sizes if path in paths or path == manifest.dense.path}
+    wanted = {path: size for path, size in manifest.paths().items() if path in paths}
     on_disk = store.sizes(list(wanted))
     for path, size in wanted.items():
         if path not in on_disk:

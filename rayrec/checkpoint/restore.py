@@ -128,7 +128,7 @@ def restore_checkpoint(
     rectangles = {read.entry.shard for read in reads}
     for link in chain.links:
         wanted = {entry.path for entry in link.manifest.files if entry.shard in rectangles}
-        check_files(link.store, link.manifest, wanted)
+        check_files(link.store, link.manifest, wanted | {link.manifest.dense.path})
     dense = _read_dense(store, manifest, verify)
     # all that can be refused has been; from here on live rows are overwritten
     writer = OverlapWriter()

@@ -42,40 +42,16 @@ def average_gradients(find_exchange: Callable[[], Exchange], bucket: GradBucket)
 
 
 def average_at_once(find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-    """Do as `average_gradients`, but wait inside, for hooks that no callback follows."""
+    """Do as `average_gradients`, but wait inside.
+
+    Under static_graph DDP calls the hooks of the first backward pass when its own callback has
+    begun already: one that is queued then comes too late.
+    """
     exchange, buffer = find_exchange(), bucket.buffer()
     start_sum(exchange, buffer)()
     future: Future[Tensor] = Future()
     future.set_result(buffer.mul_(1.0 / exchange.world_size))
     return future
-
-
-class AverageStatic:
-    """`average_gradients` under static_graph.
-
-    DDP then calls the hooks of the first backward pass when its callbacks have begun already.
-    """
-
-    def __init__(self) -> None:
-        self._first = True
-
-    def hook(self, find_exchange: Callable[[], Exchange], bucket: GradBucket) -> Future[Tensor]:
-        """Average a bucket over the ranks; DDP calls it for every bucket of a backward pass.
-
-        Args:
-            find_exchange: gives the exchange between the ranks.
-            bucket: the gradients, flat; they are averaged in place.
-        Returns:
-            A future of the bucket's buffer.
-        """
-        # In the first pass DDP's own callback has begun: one that is queued now is too late.
-        if not self._first:
-            return average_gradients(find_exchange, bucket)
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_of_first)
-        return average_at_once(find_exchange, bucket)
-
-    def _end_of_first(self) -> None:
-        self._first = False
 
 
 def start_sum(exchange: Exchange, buffer: Tensor) -> Callable[[], None]:

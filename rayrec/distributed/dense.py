@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.exchange import Exchange
-from rayrec.comm.gradient_average import AverageStatic, average_gradients
+from rayrec.comm.gradient_average import average_at_once, average_gradients
 from rayrec.comm.shared_memory import SharedMemoryExchange
 from rayrec.comm.unused import Hook, reach_all, with_unused
 from rayrec.errors import ConfigError
@@ -115,8 +115,7 @@ class DenseReplicas:
         if device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
             exchange = exchange_for(process_group, device, transport, own=True)
             if isinstance(exchange, SharedMemoryExchange):
-                hook: Hook = AverageStatic().hook if static else average_gradients
-                return partial(watch, exchange), hook
+                return partial(watch, exchange), average_at_once if static else average_gradients
         return process_group, allreduce_hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

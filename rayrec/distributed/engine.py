@@ -29,7 +29,7 @@ from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sh
 from rayrec.distributed.ways import World
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
-from rayrec.observe.timer import StepTimer, span
+from rayrec.observe.timer import span
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps, TouchClock, TouchedRows
@@ -54,7 +54,8 @@ class ShardedEmbeddings:
         touched: rows that training has touched, where options.track_rows asks for it or rows can
             be undone, else None.
         undo: sets sync points and goes back to them, where options.memory is given, else None.
-        timer: set one to learn where the time of the steps to come goes; see `timing`.
+        deployed: everything that follows from the plan.
+        runner: runs the steps; its timer, if one is set, learns where their time goes.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
     """
@@ -85,7 +86,7 @@ class ShardedEmbeddings:
             clock=TouchClock() if self.options.track_rows or memory is not None else None,
             memory=memory,
         )
-        self._deployed = deploy(world, plan)
+        self.deployed: Deployed = deploy(world, plan)
         self.touched = None if world.clock is None else TouchedRows(world.clock, self._stamps)
         self.undo: RankUndo | None = None
         if memory is not None and world.clock is not None:
@@ -96,47 +97,23 @@ class ShardedEmbeddings:
         self._lr: float | None = None
 
     @property
-    def timer(self) -> StepTimer | None:
-        """Clock of the parts of a step, or None."""
-        return self.runner.timer
-
-    @timer.setter
-    def timer(self, timer: StepTimer | None) -> None:
-        self.runner.timer = timer
-
-    @property
-    def deployed(self) -> Deployed:
-        """Everything that follows from the plan."""
-        return self._deployed
-
-    @property
     def plan(self) -> ShardingPlan:
         """The plan at work."""
-        return self._deployed.plan
-
-    @property
-    def collections(self) -> tuple[CollectionSpec, ...]:
-        """The model's collections, in module order."""
-        return self._deployed.world.specs
+        return self.deployed.plan
 
     @property
     def optimizers(self) -> Mapping[str, SparseOptimizer]:
         """The update of every table."""
-        return self._deployed.world.optimizers
+        return self.deployed.world.optimizers
 
     @property
     def lookups(self) -> Mapping[GroupKey, GroupLookup]:
         """The kernels of this rank, which own its rows."""
-        return self._deployed.lookups
-
-    @property
-    def shares_tables(self) -> bool:
-        """True if ranks read the rows of any collection in place."""
-        return self._deployed.shares_tables
+        return self.deployed.lookups
 
     def shard_states(self) -> list[ShardState]:
         """Return live rows and optimizer state of every shard of this rank."""
-        return self._deployed.shard_states()
+        return self.deployed.shard_states()
 
     def _stamps(self) -> list[RowStamps]:
         stamps = (lookup.stamps for lookup in self.lookups.values())
@@ -165,8 +142,8 @@ class ShardedEmbeddings:
             self._ahead.forget()
         if self.undo is not None:
             self.undo.end()
-        new, sent = redeploy(self._deployed, plan, self._lr)
-        self._deployed = new
+        new, sent = redeploy(self.deployed, plan, self._lr)
+        self.deployed = new
         if self.touched is not None:
             # rows have moved to other shards, whose stamps say nothing of them
             self.touched.touch_all()
@@ -176,7 +153,7 @@ class ShardedEmbeddings:
     @property
     def iteration(self) -> int:
         """Updates so far, where an optimizer corrects its bias by it."""
-        return self._deployed.iteration
+        return self.deployed.iteration
 
     @iteration.setter
     def iteration(self, value: int) -> None:
@@ -186,7 +163,7 @@ class ShardedEmbeddings:
     @property
     def id_steps(self) -> int:
         """Training steps of dynamic tables so far, by which ids grow old."""
-        return self._deployed.id_steps
+        return self.deployed.id_steps
 
     @id_steps.setter
     def id_steps(self, value: int) -> None:
@@ -221,7 +198,7 @@ class ShardedEmbeddings:
         Raises:
             InputError, CommError: as in `forward`.
         """
-        slots = self._deployed.program(frozenset([collection])).slots
+        slots = self.deployed.program(frozenset([collection])).slots
         shared = SharedExchange.on(kjt, self)
         if shared.distinct is None:
             if self.options.check_ids:
@@ -254,7 +231,7 @@ class ShardedEmbeddings:
         learned = kjt.weights_or_none() is not None and kjt.weights().requires_grad
         if together is None or self.options.dedup_sequences or learned:
             return False
-        program = self._deployed.program(together)
+        program = self.deployed.program(together)
         shared = SharedExchange.on(kjt, self)
         if shared.started is not None and shared.started.expected:
             return True
@@ -286,7 +263,8 @@ class ShardedEmbeddings:
         """Run one step of some collections, with the ids that were routed ahead if there are."""
         ahead = None
         if self._ahead is not None and shared.started is not None:
-            with span(self.timer, "input"):
-                ahead = self._ahead.take(shared.started, collections, self.timer)
+            timer = self.runner.timer
+            with span(timer, "input"):
+                ahead = self._ahead.take(shared.started, collections, timer)
             shared.started = None  # a KJT that is kept must not keep what was routed
-        return self.runner.run(self._deployed, collections, kjt, ahead)
+        return self.runner.run(self.deployed, collections, kjt, ahead)

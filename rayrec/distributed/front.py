@@ -109,11 +109,11 @@ class EngineFront(NamedAsInner):
     @property
     def timer(self) -> StepTimer | None:
         """Clock of the parts of a step on this rank, or None; set one to count later steps."""
-        return self._engine.timer
+        return self._engine.runner.timer
 
     @timer.setter
     def timer(self, timer: StepTimer | None) -> None:
-        self._engine.timer = timer
+        self._engine.runner.timer = timer
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the tables' updates to come."""

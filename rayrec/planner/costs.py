@@ -5,7 +5,7 @@ gradients it receives, and the fused update. As home of its own rows of the batc
 packing ids and gradients for every owner and for joining what they return: a cost that all ranks
 share alike, and that wide splits raise. The wire is priced on the owner's side: all owners together
 send what all homes together receive, and homes are even, so the slowest owner is never faster than
-a home. Where rows are read in place (`rayrec.distributed.shared.in_place`), a rank pays as owner
+a home. Where rows are read in place (`rayrec.distributed.ways.in_place`), a rank pays as owner
 for ids and the update alone, and as home for looking up its own bags.
 
 Each part of a step is counted first (`Amounts`: slots, items, bytes) and then priced by the

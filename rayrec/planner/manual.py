@@ -17,9 +17,10 @@ from rayrec.layout.units import format_bytes
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.constraints import NO_CONSTRAINTS, check_kinds
 from rayrec.planner.costs import CostModel
-from rayrec.planner.options import Option
+from rayrec.planner.options import Item, Option
 from rayrec.planner.pricing import price_options
-from rayrec.planner.work import table_work, weight_bytes
+from rayrec.planner.search import NO_LIMIT, place
+from rayrec.planner.work import table_work
 
 BATCH_SIZE = 2048  # rows per rank; one id per bag. Only ratios between tables matter
 
@@ -38,14 +39,20 @@ def manual_plan(
     """
     check_tables(tables)
     check_kinds([kind])
-    places = [_places(table, kind, topology) for table in tables]
+    items = [Item((i,), _widest(table, kind, topology)) for i, table in enumerate(tables)]
     # Work decides where tables lie; bytes only where that exceeds a rank's memory.
     for by_bytes in (False, True):
-        placements, used = _place(tables, places, topology, by_bytes)
+        packing = place(items, topology, [NO_LIMIT] * topology.world_size, by_bytes)
+        placed: dict[str, TablePlacement] = {}
+        used = [0] * topology.world_size
+        for i, table in enumerate(tables):
+            (layout,) = packing.choices[i].layouts
+            placed[table.name] = TablePlacement(layout)
+            for shard in layout.shards(table.name):
+                used[shard.rank] += len(shard.rows) * len(shard.cols) * table.data_type.num_bytes
         if all(taken <= limit for taken, limit in zip(used, topology.memory_bytes, strict=True)):
-            ordered = {table.name: placements[table.name] for table in tables}
             world = topology.world_size
-            return ShardingPlan(world_size=world, tables=ordered, hosts=topology.hosts)
+            return ShardingPlan(world_size=world, tables=placed, hosts=topology.hosts)
     rank = max(range(topology.world_size), key=lambda r: used[r] - topology.memory_bytes[r])
     raise PlanError(
         f"weights by {kind} take {format_bytes(used[rank])} on rank {rank}, which has "
@@ -54,10 +61,8 @@ def manual_plan(
     )
 
 
-def _places(
-    table: BaseEmbeddingConfig, kind: str, topology: Topology
-) -> list[tuple[Option, tuple[int, ...]]]:
-    """The widest split for each size of host, with every group of ranks that it may go to."""
+def _widest(table: BaseEmbeddingConfig, kind: str, topology: Topology) -> tuple[Option, ...]:
+    """Return the widest split of a table for each size of host."""
     candidates = enumerate_candidates(table, find_sites(topology), [kind])
     if not candidates:
         sizes = [len(host) for host in topology.hosts]
@@ -71,35 +76,4 @@ def _places(
         size = len(option.sites[0])
         if size not in widest or option.num_ranks > widest[size].num_ranks:
             widest[size] = option
-    return [(option, site) for option in widest.values() for site in option.sites]
-
-
-def _place(
-    tables: Sequence[BaseEmbeddingConfig],
-    places: Sequence[list[tuple[Option, tuple[int, ...]]]],
-    topology: Topology,
-    by_bytes: bool,
-) -> tuple[dict[str, TablePlacement], list[int]]:
-    """Greedy by work or by bytes: the placements, and bytes of weights per rank."""
-    load, used = [0.0] * topology.world_size, [0] * topology.world_size
-    placements: dict[str, TablePlacement] = {}
-    amounts = []
-    for table, options in zip(tables, places, strict=True):
-        least_work = min(option.work_s for option, _ in options)
-        amounts.append((0.0 if by_bytes else least_work, weight_bytes(table)))
-    for index in sorted(range(len(tables)), key=lambda i: amounts[i], reverse=True):
-        table = tables[index]
-        option, site = min(
-            places[index],
-            key=lambda place: (sum(load[rank] for rank in place[1]) / len(place[1]), place[1]),
-        )
-        idlest = sorted(site, key=lambda rank: (load[rank], used[rank], rank))
-        ranks = tuple(sorted(idlest[: option.num_ranks]))
-        layout = option.candidates[0].place(ranks)
-        placements[table.name] = TablePlacement(layout)
-        for shard in layout.shards(table.name):
-            used[shard.rank] += len(shard.rows) * len(shard.cols) * table.data_type.num_bytes
-        for position, rank in enumerate(ranks):
-            near = len(topology.hosts[topology.host_of[rank]])
-            load[rank] = used[rank] if by_bytes else load[rank] + option.seconds[near][position]
-    return placements, used
+    return tuple(widest.values())

@@ -24,7 +24,7 @@ from rayrec.layout.topology import Topology
 from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import ROUNDING, solve
 from rayrec.planner.neighbours import seat_neighbours
-from rayrec.planner.options import Item
+from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import INFINITE, Choice, Packing
 from rayrec.planner.polish import polish, quality
 from rayrec.planner.storages import fixed_storages, least_bytes
@@ -167,7 +167,6 @@ def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
         polished = POLISHED_FREE if min(limits) >= NO_LIMIT else POLISHED_FINE
         finer = _climb(problem, limits, FINE, polished)
         best = min((p for p in (best, finer) if p is not None), key=quality)
-    _tidy(best, problem.order)
     # Packed anew, sums are free of the rounding of many changes.
     best = _packed(problem.topology, problem.items, limits, best.choices)
     if problem.recutter is not None:
@@ -250,23 +249,6 @@ def _least_harm(packing: Packing, item: int) -> Choice | None:
     return best
 
 
-def _tidy(packing: Packing, order: Sequence[int]) -> None:
-    """Undo splits that do not help, those of small items first.
-
-    Every item goes to its cheapest option that leaves the slowest rank no slower.
-    """
-    slowest = packing.slowest
-    for item in reversed(order):
-        options = packing.items[item].options
-        if packing.choices[item].option is options[0]:
-            continue
-        old = packing.take(item)
-        better = _under(packing, item, slowest - packing.home_s)
-        if better is None or better.option.mean_s >= old.option.mean_s:
-            better = old
-        packing.put(item, better)
-
-
 def _packed(
     topology: Topology, items: Sequence[Item], limits: Sequence[int], choices: Mapping[int, Choice]
 ) -> Packing:
@@ -276,18 +258,37 @@ def _packed(
     return fresh
 
 
+def place(
+    items: Sequence[Item], topology: Topology, limits: Sequence[int], by_bytes: bool
+) -> Packing:
+    """Put each item where it makes the slowest rank least slow, those of most work first.
+
+    Args:
+        limits: bytes per rank.
+        by_bytes: count bytes in the place of seconds.
+    Raises:
+        NoRoom: an item found no place.
+    """
+
+    def price(option: Option) -> float:
+        return option.most_bytes if by_bytes else option.work_s
+
+    least = [item.least(price) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (-least[i], i))
+    packing = Packing(topology, items, limits, by_bytes)
+    failed = _place_all(packing, order, 0.0)
+    if failed is not None:
+        raise NoRoom(failed, packing.free_bytes())
+    return packing
+
+
 def _by_bytes(items: Sequence[Item], topology: Topology) -> Packing:
     """Pack by bytes alone, largest first; then polish by time under the limits.
 
     Raises:
         NoRoom: an item found no place.
     """
-    least = [item.least(lambda option: option.most_bytes) for item in items]
-    order = sorted(range(len(items)), key=lambda i: (-least[i], i))
-    packing = Packing(topology, items, topology.memory_bytes, by_bytes=True)
-    failed = _place_all(packing, order, 0.0)
-    if failed is not None:
-        raise NoRoom(failed, packing.free_bytes())
+    packing = place(items, topology, topology.memory_bytes, by_bytes=True)
     timed = _packed(topology, items, topology.memory_bytes, packing.choices)
     polish(timed, 0.0)
     return timed

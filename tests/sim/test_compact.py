@@ -4,7 +4,6 @@ row or optimizer state.
 
 from __future__ import annotations
 
-import copy
 import random
 
 import pytest
@@ -203,44 +202,3 @@ def test_narrow_tables_keep_full_matrices(monkeypatch: pytest.MonkeyPatch) -> No
 
     SimulatedWorld(2).run(rank_main)
     assert not done
-
-
-def test_a_rank_with_row_blocks_alone_beside_another_collection_in_many_pieces() -> None:
-    """Tables that alternate between ranks 1 and 2 are gathered in one go; rank 0 has row blocks of
-    another collection and none of them.
-    """
-    whole = [EmbeddingBagConfig(ROWS, 16, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(8)]
-    cut = EmbeddingBagConfig(ROWS, 16, name="cut", feature_names=["f0"])
-    layouts = {t.name: table_wise(t, 1 + i % 2) for i, t in enumerate(whole)} | {
-        "cut": row_wise(cut, (0, 1))
-    }
-    plan = ShardingPlan(
-        world_size=3, tables={name: TablePlacement(layout) for name, layout in layouts.items()}
-    )
-
-    def rank_main(exchange: LocalExchange):
-        torch.manual_seed(0)
-        model = torch.nn.ModuleList([EmbeddingBagCollection(whole), EmbeddingBagCollection([cut])])
-        plain = copy.deepcopy(model)
-        model, engine = shard_embeddings(
-            model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, EXCHANGED
-        )
-        (leg,) = engine.deployed.program(frozenset([0, 1])).legs
-        assert 0 in leg.pooled.plan.joins  # what is tested
-        ids = torch.randint(
-            ROWS, (8 * BATCH,), generator=torch.Generator().manual_seed(exchange.rank)
-        )
-        kjt = KeyedJaggedTensor(
-            [f"f{i}" for i in range(8)], ids, lengths=torch.ones(8 * BATCH, dtype=torch.int64)
-        )
-        for _ in range(3):  # from the second on the collections share an exchange
-            kjt = KeyedJaggedTensor(kjt.keys(), ids, lengths=kjt.lengths())
-            found = [
-                (a(kjt).values().detach().clone(), b(kjt).values().detach())
-                for a, b in zip(model, plain, strict=True)
-            ]
-        return found
-
-    for outputs in SimulatedWorld(3).run(rank_main):
-        for got, want in outputs:
-            assert torch.equal(got, want)

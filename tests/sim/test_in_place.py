@@ -48,7 +48,7 @@ def shares(world: World) -> bool:
     def rank_main(exchange) -> bool:
         return shard_embeddings(
             build_collections(world, "meta"), world.plan, exchange, world.optimizer, CPU, 0
-        )[1].shares_tables
+        )[1].deployed.shares_tables
 
     return all(SimulatedWorld(world.world_size).run(rank_main))
 

@@ -99,7 +99,7 @@ def test_load_table_is_the_whole_table(state, data_type, tmp_path):
 
 def test_load_table_names_the_tables_that_exist(tmp_path):
     save_grid(str(tmp_path / "c"), "row")
-    with pytest.raises(CheckpointError, match="no table 'u'; it has t"):
+    with pytest.raises(CheckpointError, match="no table 'u' among its 1: t"):
         load_table(str(tmp_path / "c"), "u")
 
 

@@ -1,6 +1,4 @@
-"""The search's parts: bytes of every rank's own batch count, exactness of put and take, and
-needless splits are undone.
-"""
+"""The search's parts: bytes of every rank's own batch count, and put and take are exact."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice, Packing
 from rayrec.planner.pricing import price_options
-from rayrec.planner.search import _least_harm, _place_all, _tidy
+from rayrec.planner.search import _least_harm, _place_all
 from rayrec.planner.work import table_work
 
 
@@ -100,28 +98,6 @@ def test_a_rank_that_was_filled_since_has_no_room_for_larger_buffers() -> None:
         assert packing.find(1, split) is not None
         packing.put(0, Choice(whole, (0,)))
         assert (packing.find(1, split) is not None) == has_room
-
-
-def test_needless_splits_are_undone_and_the_slowest_rank_gets_no_slower() -> None:
-    topology = Topology.local(4, memory_bytes=10**10)
-    giant, small = (
-        priced(topology, 10**6, pooling_factor=100.0),
-        priced(topology, 1000, pooling_factor=1.0),
-    )
-    items = [
-        Item.from_options((0,), giant),
-        *(Item((i,), tuple(sorted(small, key=lambda o: o.mean_s))) for i in (1, 2, 3)),
-    ]
-    packing = Packing(topology, items, topology.memory_bytes)
-    whole = next(option for option in giant if option.kind == "table_wise")
-    split = next(option for option in small if option.kind == "row_wise" and option.num_ranks == 4)
-    packing.put(0, Choice(whole, (0,)))
-    for item in (1, 2, 3):
-        packing.put(item, Choice(split, (0, 1, 2, 3)))
-    before, work = packing.slowest, sum(packing.loads)
-    _tidy(packing, [0, 1, 2, 3])
-    assert packing.slowest <= before and sum(packing.loads) < work
-    assert all(packing.choices[item].option.kind == "table_wise" for item in (1, 2, 3))
 
 
 def test_an_option_takes_the_least_loaded_ranks_that_have_room() -> None:

@@ -17,7 +17,7 @@ write through.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -58,37 +58,6 @@ _NO_ARGUMENTS = (
     "max_row_norm",
     "weight_decay_mode",
 )  # set in another way, or not at all
-
-
-class Lookup(Protocol):
-    """One kernel over the shards of one `LookupGroup` of this rank.
-
-    Attributes:
-        iteration: updates so far, where the optimizer corrects its bias by it; a checkpoint carries
-            it.
-    """
-
-    iteration: int
-
-    @property
-    def optimizer(self) -> SparseOptimizer:
-        """The update that the backward pass applies."""
-        ...
-
-    def __call__(self, routed: GroupIds) -> Tensor:
-        """Return (bags, sum of slot widths) float32: the sum of the rows of every slot's bags.
-
-        Its backward pass updates the rows.
-        """
-        ...
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate of the updates to come."""
-        ...
-
-    def shard_states(self) -> list[ShardState]:
-        """Return live views of the rows and optimizer state of every shard."""
-        ...
 
 
 def make_lookup(

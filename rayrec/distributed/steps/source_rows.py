@@ -90,6 +90,14 @@ class SourceRows:
     def _bounds(self) -> list[tuple[list[int], list[int]]]:
         return [(offsets_of(part.counts), offsets_of(part.bags)) for part in self.parts]
 
+    def place_of(self, row: int) -> tuple[SourcePart, slice]:
+        """Return the part that holds a row, and the row's ids among those of the part."""
+        for part, (bounds, _) in zip(self.parts, self._bounds, strict=True):
+            if row < len(part.counts):
+                return part, slice(bounds[row], bounds[row + 1])
+            row -= len(part.counts)
+        raise AssertionError("the row does not exist")
+
     def runs_of(
         self, what: Literal["ids", "lengths", "weights"], wanted: Sequence[range]
     ) -> Iterator[tuple[Tensor, list[int]]]:

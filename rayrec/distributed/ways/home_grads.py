@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.program.groups import Use
-from rayrec.distributed.ways.gather import BlockGather
 from rayrec.distributed.ways.spans import Span, cut_spans
 
 _WIDE = 256  # columns; from here on a copy and a product take one pass, span by span
@@ -55,27 +54,21 @@ class HomeGrads:
             whole[collection] = grad.contiguous() if in_one_piece else grad
         return HomeGrads(whole, {}, uses)
 
-    def write(
-        self, spans: Sequence[Span], matrix: Tensor, scale: float, gather: BlockGather | None = None
-    ) -> None:
+    def write(self, spans: Sequence[Span], matrix: Tensor, scale: float) -> None:
         """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`.
 
         Wide spans are multiplied into place one by one, in one pass. Narrow ones are first put side
-        by side, row by row if there is a `gather`, and then scaled as one matrix.
+        by side, and then scaled as one matrix.
         """
         if self.by_use:
             self._write_by_use(spans, matrix, scale)
             return
         parts = [self.whole[s.collection][:, s.column : s.column + s.width] for s in spans]
-        if gather is None and scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
+        if scale != 1.0 and matrix.shape[1] >= _WIDE * len(spans):
             for span, part in zip(spans, parts, strict=True):
-                columns = slice(span.source, span.source + span.width)
-                torch.mul(part, scale, out=matrix[:, columns])
+                torch.mul(part, scale, out=matrix[:, span.source : span.source + span.width])
             return
-        if gather is not None:
-            gather(self.whole[spans[0].collection], matrix)
-        else:
-            torch.cat(parts, 1, out=matrix)
+        torch.cat(parts, 1, out=matrix)
         if scale != 1.0:
             matrix.mul_(scale)
 

@@ -50,7 +50,7 @@ class Pooled(MessagePart):
     ) -> None:
         self.collections = tuple(collections)
         widths = {c: slots.width_of(c) for c in collections}
-        self.plan = plan_join(slots, rank, widths, device)
+        self.plan = plan_join(slots, rank, widths)
         self._slots, self._device = slots, device
         self._mine = self.plan.owners[rank]
         self._hops = hops if any(owner.hop.groups for owner in self.plan.owners) else None
@@ -139,12 +139,6 @@ class Pooled(MessagePart):
     def _join(self, home: Received, collection: int) -> Tensor:
         """Return (B, D): row blocks summed and column blocks side by side, where all bags came."""
         plan = self.plan
-        if collection in plan.joins:
-            first = []
-            for owner, parts in zip(plan.owners, home.pooled, strict=True):
-                if parts and not owner.matrices[0].leaves_out:
-                    first.append(parts[0])
-            return plan.joins[collection](torch.cat(first, 1))
         output = torch.cat([home.columns_of(span) for span in plan.writes[collection]], 1)
         # Row block 0 is written by now. The order of `adds` fixes the order of every sum.
         for span in plan.adds:
@@ -197,7 +191,6 @@ class Pooled(MessagePart):
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
         ):
             at = 0
-            gathers = (*self.plan.cuts[owner], None)
             for i, matrix in enumerate(of_owner.flat):
                 count = matrix.values(sizes)
                 if count:
@@ -206,15 +199,14 @@ class Pooled(MessagePart):
                     if place is not None:
                         place.take(home.whole[spans[0].collection], into, scale)
                     else:
-                        home.write(spans, into, scale, gathers[i])
+                        home.write(spans, into, scale)
                 at += count
 
     def _home_grads(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf
     ) -> HomeGrads:
-        # a gather by blocks and a look-up by index want a gradient in one piece
-        in_one_piece = self.plan.gathers or bool(kept)
-        return HomeGrads.of(grads, self._slots.uses, bool(step.bags), in_one_piece)
+        # a look-up by index wants a gradient in one piece
+        return HomeGrads.of(grads, self._slots.uses, bool(step.bags), bool(kept))
 
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None

@@ -187,10 +187,5 @@ def _home_of(step: Step, owner: int, slot: Slot) -> Tensor | None:
 
     None stands for all ids of the feature, in order.
     """
-    row = step.send.messages[owner].rows[slot.piece]
-    for part in step.routed.source.parts:
-        if row < len(part.counts):
-            start = sum(part.counts[:row])
-            return None if part.origin is None else part.origin[start : start + part.counts[row]]
-        row -= len(part.counts)
-    raise AssertionError(f"source row {row} does not exist")
+    part, ids = step.routed.source.place_of(step.send.messages[owner].rows[slot.piece])
+    return None if part.origin is None else part.origin[ids]

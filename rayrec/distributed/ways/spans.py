@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from rayrec.distributed.program.groups import LookupGroup, Use
 from rayrec.distributed.program.slots import SlotTable
-from rayrec.distributed.ways.gather import BlockGather
 from rayrec.distributed.ways.matrices import OwnerMatrices
-from rayrec.sparse.ops import offsets_of
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,6 @@ class JoinPlan:
         sends_back: per owner and matrix, the spans of its gradient in column order; those of
             replicated tables come last.
         hops_back: the same per host, for the two-hop route.
-        joins: collection -> gather of its output from all that came home, side by side, where
-            that is quicker.
-        cuts: per owner and matrix, the gather of its gradient from that of the only collection,
-            where that is quicker.
     """
 
     rank: int
@@ -85,19 +77,10 @@ class JoinPlan:
     adds: tuple[Span, ...]
     sends_back: tuple[tuple[tuple[Span, ...], ...], ...]
     hops_back: tuple[tuple[Span, ...], ...]
-    joins: dict[int, BlockGather]
-    cuts: tuple[tuple[BlockGather | None, ...], ...]
-
-    @cached_property
-    def gathers(self) -> bool:
-        """True if any gradient is gathered by blocks, which must lie in one piece for it."""
-        return any(gather is not None for of_owner in self.cuts for gather in of_owner)
 
 
-def plan_join(
-    slots: SlotTable, rank: int, widths: dict[int, int], device: torch.device
-) -> JoinPlan:
-    """Work out the join of `rank`, whose matrices lie on `device`.
+def plan_join(slots: SlotTable, rank: int, widths: dict[int, int]) -> JoinPlan:
+    """Work out the join of `rank`.
 
     A column is written by its row block 0, or by the first host that has it in two hops; all others
     add to it. Additions come by the number of their row block or host, so that sums repeat.
@@ -133,56 +116,7 @@ def plan_join(
     covered = {c: sum(span.width for span in spans) for c, spans in ordered.items()}
     assert covered == widths, "row blocks 0 must tile the output"
     added = [span for block in sorted(adds) for span in _merge(adds[block])]
-    with_adds = {span.collection for span in added}
-    joins = _joins(owners, widths, ordered, with_adds, device)
-    columns = next(iter(widths.values())) if len(widths) == 1 else 0
-    cuts = tuple(_cuts(parts[:-1], columns, device) for parts in back)
-    return JoinPlan(
-        rank, owners, widths, ordered, tuple(added), tuple(back), tuple(hops_back), joins, cuts
-    )
-
-
-def _cuts(
-    parts: Sequence[Sequence[Span]], columns: int, device: torch.device
-) -> tuple[BlockGather | None, ...]:
-    """Return for each matrix of an owner how its gradient is gathered; None to copy span by span.
-
-    Args:
-        columns: the columns of the only collection's gradient; 0 if there are several collections,
-            since a gather has one source.
-    """
-    gathers = []
-    for spans in parts:
-        pieces = [(span.column, span.width) for span in spans]
-        gathers.append(BlockGather.of(pieces, columns, 3, device) if columns else None)
-    return tuple(gathers)
-
-
-def _joins(
-    owners: Sequence[OwnerMatrices],
-    all_columns: dict[int, int],
-    writes: dict[int, tuple[Span, ...]],
-    with_adds: set[int],
-    device: torch.device,
-) -> dict[int, BlockGather]:
-    """Return gathers for collections that come whole, in many pieces, from the first matrices."""
-    widths = []
-    for owner in owners:
-        whole = bool(owner.matrices) and not owner.matrices[0].leaves_out
-        widths.append(owner.matrices[0].width if whole else 0)
-    firsts = offsets_of(widths)
-    least = 3 * sum(width > 0 for width in widths)
-    gathers = {}
-    for collection, spans in writes.items():
-        if collection in with_adds or any(s.replicated or s.hop for s in spans):
-            continue
-        if sum(widths) != all_columns[collection]:
-            continue
-        pieces = [(firsts[s.owner] + s.source, s.width) for s in spans]
-        gather = BlockGather.of(pieces, firsts[-1], least, device)
-        if gather is not None:
-            gathers[collection] = gather
-    return gathers
+    return JoinPlan(rank, owners, widths, ordered, tuple(added), tuple(back), tuple(hops_back))
 
 
 def _spans(

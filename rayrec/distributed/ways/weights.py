@@ -55,26 +55,17 @@ class RouteWeights(torch.autograd.Function):
         at = 0
         for owner, (message, sizes) in enumerate(zip(step.send.messages, sent, strict=True)):
             for piece, (row, count) in enumerate(zip(message.rows, sizes.ids, strict=True)):
-                if piece in leg.weighted_pieces[owner]:
-                    _add_home(total, step, row, received[at : at + count])
-                    at += count
+                if piece not in leg.weighted_pieces[owner]:
+                    continue
+                part, ids = step.routed.source.place_of(row)
+                grad, at = received[at : at + count], at + count
+                if part.origin is None:
+                    total[ids] += grad
+                else:
+                    total.index_add_(0, part.origin[ids], grad.to(total.dtype))
         # `MessageLeg.reverse` has divided by the number of ranks, as only the tables' part wants it
         return None, None, total.mul_(len(got) * step.replicas)
 
 
 def _ids(pieces: frozenset[int], sizes: Sizes) -> int:
     return sum(sizes.ids[piece] for piece in pieces)
-
-
-def _add_home(total: Tensor, step: Step, row: int, grad: Tensor) -> None:
-    """Add the gradient of one source row where its ids lie in the KJT."""
-    for part in step.routed.source.parts:
-        if row < len(part.counts):
-            start = sum(part.counts[:row])
-            span = slice(start, start + part.counts[row])
-            if part.origin is None:
-                total[span] += grad
-            else:
-                total.index_add_(0, part.origin[span], grad.to(total.dtype))
-            return
-        row -= len(part.counts)
