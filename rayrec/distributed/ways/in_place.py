@@ -59,9 +59,8 @@ def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, world: World) ->
     clipped; no table of a pooled collection may take two hops, which only several hosts do; and
     none may be dynamic, since only the owner of its rows knows whose they are.
     """
-    if any(table.dynamic is not None for table in spec.tables):
-        return False
-    if len({table.data_type for table in spec.tables}) > 1:
+    types = {table.data_type for table in spec.tables}
+    if len(types) > 1 or any(table.dynamic is not None for table in spec.tables):
         return False
     if spec.sequence:
         return all(world.optimizers[table.name].max_gradient is None for table in spec.tables)
