@@ -224,7 +224,7 @@ def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozens
         InputError: a column is on both sides.
         ConfigError: an id column and its weights are on different sides.
     """
-    wanted = set(schema.columns()) - {*schema.labels, schema.weight}
+    wanted = set(schema.columns(with_labels=False))
     sides = [wanted & set(_names(side)) for side in (user, candidates)]
     both = sides[0] & sides[1]
     if both:

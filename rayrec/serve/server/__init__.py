@@ -1,7 +1,7 @@
 """The server: replicas of a predictor that answer gRPC and HTTP, and the process that watches them.
 
 settings       where it listens, and how much it takes
-served         what it needs of a predictor
+served         the predictor of a server
 untrusted      bytes from anybody as columns that are safe to read
 reading_thread requests are read beside the event loop
 scoring_queue  the queue of a replica, and the thread that scores whatever waits in it
@@ -12,7 +12,7 @@ grpc_service   bytes in, bytes out
 body           bodies as JSON, as Arrow streams or as protobuf
 health         whether a replica is to be given requests, in gRPC's own words
 http_service   JSON for people, and health, readiness and metrics
-parts          what both share
+answering      a request from its bytes to those of the answer, for both
 replica        one process
 held           the ports and the folder of numbers that the replicas share
 pulse          how the supervisor sees that a replica hangs

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.answering import Answering
 from rayrec.serve.server.complaints import Complaints
 from rayrec.serve.server.following import Following
 from rayrec.serve.server.grpc_service import GrpcService
@@ -23,12 +24,7 @@ from rayrec.serve.server.health import Health
 from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.parts import Parts
-from rayrec.serve.server.reading_thread import ReadingThread
-from rayrec.serve.server.scoring_queue import ScoringQueue
-from rayrec.serve.server.served import request_columns, served_schema, version_of
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import RequestReader
 
 
 class Replica:
@@ -37,8 +33,6 @@ class Replica:
     Args:
         lead, parent: lead of the parent process, and the connection to it, for a predictor that
             follows a chain.
-    Raises:
-        ConfigError: the artifact has no schema.
     """
 
     def __init__(
@@ -48,17 +42,14 @@ class Replica:
         lead: Lead | None = None,
         parent: Connection | None = None,
     ) -> None:
-        schema = served_schema(predictor)
         self.settings = settings
         self.ended = asyncio.Event()
         self.code = 0
-        metrics = Metrics(version_of(predictor)[0] if lead is None else None)
-        self.queue = ScoringQueue(predictor, settings, metrics, self._fail)
-        reader = RequestReader(request_columns(schema), settings.max_rows)
-        self._reading = ReadingThread(reader, settings.queue_bytes)
+        metrics = Metrics(predictor.weights.name if lead is None else None)
+        self.answering = Answering(predictor, settings, metrics, self._fail)
         self.health = Health()
-        parts = Parts(self.queue, self._reading, self.health, settings, metrics)
-        self.grpc, self.http = GrpcService(parts), HttpService(parts)
+        shared = self.answering, self.health, settings
+        self.grpc, self.http = GrpcService(*shared), HttpService(*shared)
         self.following: Following | None = None
         if lead is not None and parent is not None:
             self.following = Following(lead, parent, metrics)
@@ -86,11 +77,10 @@ class Replica:
         try:
             async with asyncio.timeout(most):
                 await asyncio.gather(self.grpc.stop(most), self.http.stop())
-                await self.queue.drain()
+                await self.answering.queue.drain()
         except TimeoutError:
             self.code = 1
-        self._reading.close()
-        self.queue.close()
+        self.answering.close()
 
     def _fail(self) -> None:
         self.code = 1
