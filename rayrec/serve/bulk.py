@@ -25,7 +25,8 @@ from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError
 from rayrec.machine.signals import hold_signals
-from rayrec.serve.artifact import Artifact, local_folder, open_artifact, read_manifest
+from rayrec.serve.artifact import Artifact, local_folder, open_artifact
+from rayrec.serve.manifest import Manifest
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.workers import WorkerPool
 
@@ -68,7 +69,7 @@ def predict_files(
     """
     whole_number("workers", workers)
     whole_number("batch_size", batch_size)
-    manifest = read_manifest(local_folder("the artifact", artifact))
+    manifest = Manifest.read_file(local_folder("the artifact", artifact))
     data = data.without_labels()
     folder = scored_folder(out, data, columns, manifest.outputs)
     check_statistics(data, binary_labels=False)

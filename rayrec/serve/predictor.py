@@ -136,9 +136,11 @@ class Predictor:
             ConfigError: the path is no local one, or there is no key.
             ArtifactError: nothing was published there yet, or no base is whole.
         """
+        from rayrec.serve.chain.follower import Follower
         from rayrec.serve.chain.following import FollowingPredictor
 
-        return FollowingPredictor(path, strict, model, trusted, signing_key)
+        follower = Follower(path, strict=strict, trusted=trusted, signing_key=signing_key)
+        return FollowingPredictor(follower, model)
 
     @property
     def step(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.chain.publication import BASE, FORM, PUBLICATION, Publication, place_of
+from rayrec.serve.chain.publication import BASE, PUBLICATION, Publication, place_of
 from rayrec.serve.files import sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
@@ -73,7 +73,7 @@ class ChainFolder:
                 of another one.
         """
         folder = self.folder(kind, seq)
-        publication = FORM.read_file(Publication, folder, self._key)
+        publication = Publication.read_file(folder, self._key)
         if (publication.kind, publication.seq) != (kind, seq):
             raise ArtifactError(f"{folder} holds {publication.name}. Copy it to its own place.")
         return publication

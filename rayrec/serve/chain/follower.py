@@ -16,7 +16,7 @@ from typing import cast
 from torch import Tensor
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.artifact import Artifact, read_artifact, read_manifest
+from rayrec.serve.artifact import Artifact, read_artifact
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.publication import BASE, DELTA, Publication
@@ -62,8 +62,8 @@ class Follower:
         strict: keep two copies of the tables, so that no batch meets rows of two versions.
         trusted: allow the first base to run code of whoever exported it.
         signing_key: place of the key that publications have to be signed with; None asks for none.
-        free: called with the number of a copy before it is written; returns when nobody reads it.
     Attributes:
+        free: called with the number of a copy before it is written; returns when nobody reads it.
         artifact: first base; its schema, recipe and program hold for all versions.
         copies: copies of the tables.
         version: version that was applied last.
@@ -81,9 +81,9 @@ class Follower:
         strict: bool = True,
         trusted: bool = True,
         signing_key: str | None = None,
-        free: Callable[[int], None] = lambda copy: None,
     ) -> None:
-        self.folder, self.free = ChainFolder.of_run(path, SigningKey.read(signing_key)), free
+        self.folder = ChainFolder.of_run(path, SigningKey.read(signing_key))
+        self.free: Callable[[int], None] = lambda copy: None
         self._trusted = trusted
         self.verdict, self.trouble = Verdict.CURRENT, ""
         publication, opened = self._newest_base()
@@ -240,7 +240,7 @@ class Follower:
 
     def _manifest(self, publication: Publication) -> Manifest:
         folder = self.folder.folder(BASE, publication.seq)
-        manifest = read_manifest(folder)
+        manifest = Manifest.read_file(folder)
         if manifest.sha256 != publication.artifact:
             raise ArtifactError(f"{folder} holds another artifact than it was published with.")
         return manifest

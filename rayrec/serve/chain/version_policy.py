@@ -61,14 +61,12 @@ class Position:
         return cls(publication.run, publication.seq, publication.sha256, publication.artifact, past)
 
 
-def judge(position: Position | None, publication: Publication) -> Verdict:
-    """Return the verdict on a publication for a follower at a position; None is an empty follower.
+def judge(position: Position, publication: Publication) -> Verdict:
+    """Return the verdict on a publication for a follower at a position.
 
     A base stands by itself, so it may be taken where publications before it are missing.
     """
     is_base = publication.kind == BASE
-    if position is None:
-        return Verdict.NEXT if is_base else Verdict.GAP
     if publication.run != position.run:
         return Verdict.FORK
     if publication.seq <= position.seq:

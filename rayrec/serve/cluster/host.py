@@ -74,9 +74,10 @@ class HostActor:
 
 
 def _version_of(path: str) -> str:
-    from rayrec.serve.artifact import SCHEMA, local_folder, read_manifest
+    from rayrec.serve.artifact import SCHEMA, local_folder
+    from rayrec.serve.manifest import Manifest
 
-    manifest = read_manifest(local_folder("the artifact", path))
+    manifest = Manifest.read_file(local_folder("the artifact", path))
     if manifest.schema is None:
         raise ConfigError(
             f"{path} has no {SCHEMA}, so a server cannot read columns; export the checkpoint with "
