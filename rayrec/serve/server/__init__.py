@@ -6,7 +6,6 @@ untrusted      bytes from anybody as columns that are safe to read
 reading_thread requests are read beside the event loop
 scoring_queue  the queue of a replica, and the thread that scores whatever waits in it
 faults         what an error is called in gRPC, in HTTP and among the metrics
-complaints     what an event loop says of itself, in a line
 metrics        what is counted for Prometheus
 grpc_service   bytes in, bytes out
 body           bodies as JSON, as Arrow streams or as protobuf
@@ -19,7 +18,6 @@ pulse          how the supervisor sees that a replica hangs
 forked         what a process does that was forked to be a replica
 supervisor     all of them: starts, watches, drains
 hosted         the same in a process of its own, for a program that may not be forked
-leading        how the parent of replicas brings them from version to version of a chain
-following      how a replica changes over
+leading        how a parent and its replicas go from version to version of a chain
 needed         whether the packages of the extra `serve` are there
 """

@@ -32,9 +32,9 @@ def run_forked(
     settings: ServerSettings,
     number: int,
     said: Connection,
-    parent: int,
     pulses: Pulses,
     lead: Lead | None,
+    parent: int,
 ) -> None:
     """Run a replica in a forked process; does not return."""
     for one in SIGNALS:
@@ -54,13 +54,7 @@ def run_forked(
     # the objects here stay, so garbage collections need not look at them again
     gc.freeze()
     try:
-        code = run_replica(
-            *(predictor, settings),
-            ready=lambda: said.send_bytes(b"ready"),
-            pulse=lambda: pulses.beat(number),
-            lead=lead,
-            parent=said,
-        )
+        code = run_replica(predictor, settings, number, said, pulses, lead)
     except RayrecError as error:
         say(f"replica {number}: {one_line(error)}")
         code = 1

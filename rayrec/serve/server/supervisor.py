@@ -135,8 +135,8 @@ class Supervisor:
         slot.process = self._context.Process(
             target=run_forked,
             args=(
-                *(self._predictor, self._settings, slot.number, theirs, os.getpid()),
-                *(self._pulses, self._lead),
+                *(self._predictor, self._settings, slot.number, theirs),
+                *(self._pulses, self._lead, os.getpid()),
             ),
             name=f"rayrec-serve-{slot.number}",
         )
