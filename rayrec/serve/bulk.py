@@ -87,7 +87,7 @@ def predict_files(
             with _one_thread():
                 rows = sum(job.score(predictor, unit, signals.check) for unit in units)
         else:
-            with WorkerPool(job, count) as processes:
+            with WorkerPool(job.start, count) as processes:
                 rows = sum(processes.run(units, signals.check))
     assert rows == data.num_rows, "the files were counted when the data set was made"
     return Predicted(path=folder.path, rows=rows, parts=len(units))

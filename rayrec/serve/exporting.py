@@ -31,11 +31,11 @@ from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.files import sync
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredCode
-from rayrec.serve.parity import ParityBounds, ParitySample, check_bounds, compared
+from rayrec.serve.parity import ParityBounds, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.requests import Request
-from rayrec.serve.sample import check_sample, random_sample, sample_of
+from rayrec.serve.sample import ParitySample, parity_sample
 from rayrec.serve.sampled import SampledRows, check_takes_ids, ids_of, sample_scores
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.stored import stored
@@ -102,7 +102,7 @@ def export(
         schema = data.schema
     trained = open_trained(checkpoint_path("the checkpoint", checkpoint), model, schema, tasks)
     kinds = types_of([table.name for table in trained.tables()], types)
-    sample = _sample(trained, data, sample_rows)
+    sample = parity_sample(trained, data, sample_rows)
     if trained.schema is None:
         check_takes_ids(trained, sample)
     reader = TableReader(trained.path, trained.restored.manifest)
@@ -125,17 +125,6 @@ def export(
         _clear(folder, missing)
         raise
     return manifest
-
-
-def _sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> ParitySample:
-    features = {f: 0 for table in trained.tables() for f in table.feature_names}
-    if data is not None:
-        sample = sample_of(data, rows)
-    else:
-        columns = 0 if trained.schema is None else len(trained.schema.dense)
-        sample = random_sample(trained.tables(), rows, columns, trained.is_weighted)
-    check_sample(sample, features)
-    return sample
 
 
 def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:

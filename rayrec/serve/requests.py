@@ -46,11 +46,8 @@ def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch
     """
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         return rows
-    if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Sequence):
-        raise InputError(
-            f"{source} is of {type(rows).__name__}; give an Arrow record batch or table, or a list "
-            "of dicts from column to value."
-        )
+    if isinstance(rows, Mapping):
+        raise InputError(f"{source} is a dict; give a list of dicts from column to value.")
     return record_batch(columns_of(rows, list(schema.columns()), source), source)
 
 
