@@ -113,7 +113,7 @@ def test_files_outside_of_a_publication_are_refused(path):
 
 
 def test_names_of_folders():
-    assert place_of("delta-00000012") == ("delta", 12)
-    assert place_of("base-00000001") == ("base", 1)
+    assert place_of("delta-00000012") == (12, "delta")
+    assert place_of("base-00000001") == (1, "base")
     for name in ("delta-12", ".rayrec-delta-00000012", "delta-00000012.old", "step-00000012"):
         assert place_of(name) is None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rayrec.errors import ArtifactError
 from rayrec.serve.manifest import StoredFile
@@ -21,6 +21,20 @@ from rayrec.serve.sealed import Form, SealedRecord
 
 PUBLICATION = "publication.json"
 BASE, DELTA = "base", "delta"
+
+
+class Place(NamedTuple):
+    """Place of a publication in its chain, by which folders sort."""
+
+    seq: int
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return f"{self.kind}-{self.seq:08d}"
+
+
 _NAME = re.compile(rf"({BASE}|{DELTA})-(\d{{8}})")
 
 
@@ -81,9 +95,14 @@ class Publication(SealedRecord):
     sha256: str = ""
 
     @property
+    def place(self) -> Place:
+        """Place in the chain."""
+        return Place(self.seq, self.kind)
+
+    @property
     def name(self) -> str:
         """Name of its folder."""
-        return f"{self.kind}-{self.seq:08d}"
+        return self.place.name
 
     @property
     def version(self) -> str:
@@ -120,7 +139,7 @@ class Publication(SealedRecord):
             file.check(f"{where}/{PUBLICATION}", "publication")
 
 
-def place_of(name: str) -> tuple[str, int] | None:
-    """Return kind and number from the name of a publication's folder; None for other names."""
+def place_of(name: str) -> Place | None:
+    """Return the place of the publication in a folder of this name; None for other names."""
     match = _NAME.fullmatch(name)
-    return None if match is None else (match[1], int(match[2]))
+    return None if match is None else Place(int(match[2]), match[1])
