@@ -26,7 +26,7 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of, unpack_rows
 from rayrec.quant.types import Types
-from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
+from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, read_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.files import sync
@@ -129,20 +129,18 @@ def export(
 
 def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
     """Write the dense part, the program and the schema; returns a manifest without parity."""
-    (folder / DENSE).write_bytes(dense_bytes(trained.restored.dense))
     columns = 0 if trained.schema is None else len(trained.schema.dense)
     trouble = _write_program(trained, columns, folder / PROGRAM)
     schema = None
     if trained.schema is not None:
-        (folder / SCHEMA).write_text(trained.schema.to_json(), encoding="utf-8")
-        schema = stored(folder, SCHEMA)
+        schema = stored(folder, SCHEMA, trained.schema.to_json().encode())
     return Manifest(
         step=trained.restored.step,
         source=trained.path,
         tables=tables,
         collections=trained.stored_collections(),
         outputs=trained.scorer({}).outputs,
-        dense=stored(folder, DENSE),
+        dense=stored(folder, DENSE, dense_bytes(trained.restored.dense)),
         program=None if trouble else stored(folder, PROGRAM),
         no_program=trouble,
         compiled=None,
@@ -186,7 +184,7 @@ def _with_parity(
         ArtifactError: the scores are too far apart.
     """
     (folder / _PARTIAL).write_bytes(manifest.sealed().to_bytes())
-    artifact = open_artifact(folder, name=_PARTIAL)
+    artifact = read_artifact(folder, Manifest.read_file(folder, name=_PARTIAL))
     build = None if trained.recipe is not None else (lambda: trained.module)
     predictor = Predictor(artifact, build)
     batch = sample.batch

@@ -76,7 +76,7 @@ class SealedRecord:
 
         Args:
             key: key that it has to be signed with; None asks for none.
-            name: name of the file where it is not that of the form.
+            name: name of the file while its folder is not complete; "" is that of the form.
         Raises:
             ArtifactError: there is none, of these versions, or it is damaged or not signed.
         """
