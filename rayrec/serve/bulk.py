@@ -79,7 +79,7 @@ def predict_files(
     _check_same_features(predictor, data)
     chunks = units_of(data)
     with hold_signals() as signals, _written(folder) as hidden:
-        units = [
+        units: list[Unit] = [
             (hidden / part_name(number, len(chunks)), unit) for number, unit in enumerate(chunks)
         ]
         count = min(workers, len(units))
