@@ -31,6 +31,7 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.workers import WorkerPool
 
 BATCH_ROWS = 4096
+_BLOCK_ROWS = 65_536  # that are decoded together; nothing is shuffled
 Unit = tuple[Path, Sequence[Chunk]]  # a file of scores, and the chunks of its rows
 
 
@@ -144,8 +145,10 @@ class _Score:
         """
         path, chunks = unit
         kept = self.folder.columns.names
+        part = self.data.of_chunks(chunks)
+        part.shuffle_rows = _BLOCK_ROWS
         # a thread beside this one would take a core from another worker
-        loader = self.data.of_chunks(chunks).loader(
+        loader = part.loader(
             *(0, 1, self.batch_size), shuffle=False, ordered=True, keep_columns=kept, threaded=False
         )
         writer = PartWriter(path)
