@@ -16,7 +16,14 @@ from typing import TypeVar
 
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.chain.publication import BASE, DELTA, PUBLICATION, Place, Publication, place_of
+from rayrec.serve.chain.publication import (
+    BASE,
+    DELTA,
+    PUBLICATION,
+    ChainPlace,
+    Publication,
+    place_of,
+)
 from rayrec.serve.files import sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
@@ -46,7 +53,7 @@ class ChainFolder:
         below = own.path / PUBLISHED
         return cls(below, key) if not own.places() and below.is_dir() else own
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ChainPlace]:
         """Return the places of all complete publications, ascending."""
         try:
             names = os.listdir(self.path)
@@ -56,7 +63,7 @@ class ChainFolder:
             raise ArtifactError(f"{self.path} cannot be read: {one_line(error)}.") from None
         return sorted(place for name in names if (place := place_of(name)) is not None)
 
-    def newest(self, read: Callable[[Place], T], kinds: Sequence[str] = (BASE, DELTA)) -> T:
+    def newest(self, read: Callable[[ChainPlace], T], kinds: Sequence[str] = (BASE, DELTA)) -> T:
         """Return the result of `read` for the newest publication that can be read.
 
         Raises:
@@ -74,11 +81,11 @@ class ChainFolder:
             "after its first publication."
         )
 
-    def folder(self, place: Place) -> Path:
+    def folder(self, place: ChainPlace) -> Path:
         """Return the path of a publication."""
         return self.path / place.name
 
-    def read(self, place: Place) -> Publication:
+    def read(self, place: ChainPlace) -> Publication:
         """Read the record of a publication.
 
         Raises:
@@ -100,7 +107,7 @@ class ChainFolder:
         places = self.places()
         return self.read(places[-1]) if places else None
 
-    def hidden(self, place: Place) -> Path:
+    def hidden(self, place: ChainPlace) -> Path:
         """Return the hidden path where a publication is written before it gets its name."""
         return self.path / f"{_HIDDEN}{place.name}"
 

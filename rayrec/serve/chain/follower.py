@@ -18,7 +18,7 @@ from rayrec.errors import ArtifactError
 from rayrec.serve.artifact import Artifact, read_artifact
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.publication import BASE, DELTA, Place, Publication
+from rayrec.serve.chain.publication import BASE, DELTA, ChainPlace, Publication
 from rayrec.serve.chain.row_files import ChangedRows, read_rows
 from rayrec.serve.chain.version_policy import Position, Verdict, alike, judge
 from rayrec.serve.dense_file import loaded_dense
@@ -86,7 +86,7 @@ class Follower:
         self._trusted = trusted
         self.verdict, self.trouble = Verdict.CURRENT, ""
 
-        def base(place: Place) -> tuple[Publication, Artifact]:
+        def base(place: ChainPlace) -> tuple[Publication, Artifact]:
             publication = self.folder.read(place)
             return publication, self._opened(publication)
 
@@ -121,11 +121,11 @@ class Follower:
             if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
                 return version
         else:
-            wanted = Place(self.position.seq + 1, DELTA)
+            wanted = ChainPlace(self.position.seq + 1, DELTA)
             self._stay(Verdict.GAP, f"{wanted.name} is missing, and {later[0].name} is there")
         return self._jump([place for place in later if place.kind == BASE])
 
-    def _look_back(self, places: list[Place]) -> None:
+    def _look_back(self, places: list[ChainPlace]) -> None:
         """Check that the newest publication was applied; else record a fork or damage."""
         for place in places[-1:]:
             try:
@@ -136,7 +136,7 @@ class Follower:
             if judge(self.position, publication) is Verdict.FORK:
                 self._forked(publication)
 
-    def _jump(self, bases: list[Place]) -> Version | None:
+    def _jump(self, bases: list[ChainPlace]) -> Version | None:
         """Apply the newest complete base, in place of missing or damaged publications."""
         before = self.verdict, self.trouble
         for place in reversed(bases):
@@ -146,7 +146,7 @@ class Follower:
         self.verdict, self.trouble = before
         return None
 
-    def _try(self, place: Place) -> Version | None:
+    def _try(self, place: ChainPlace) -> Version | None:
         """Apply one publication if it comes next and is complete; else record why not."""
         try:
             publication = self.folder.read(place)

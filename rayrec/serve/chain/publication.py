@@ -23,7 +23,7 @@ PUBLICATION = "publication.json"
 BASE, DELTA = "base", "delta"
 
 
-class Place(NamedTuple):
+class ChainPlace(NamedTuple):
     """Place of a publication in its chain, by which folders sort."""
 
     seq: int
@@ -95,9 +95,9 @@ class Publication(SealedRecord):
     sha256: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ChainPlace:
         """Place in the chain."""
-        return Place(self.seq, self.kind)
+        return ChainPlace(self.seq, self.kind)
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class Publication(SealedRecord):
             file.check(f"{where}/{PUBLICATION}", "publication")
 
 
-def place_of(name: str) -> Place | None:
+def place_of(name: str) -> ChainPlace | None:
     """Return the place of the publication in a folder of this name; None for other names."""
     match = _NAME.fullmatch(name)
-    return None if match is None else Place(int(match[2]), match[1])
+    return None if match is None else ChainPlace(int(match[2]), match[1])
