@@ -33,7 +33,6 @@ from benchmarks import report
 from benchmarks.serving import saved, schema_of, zipf_ids
 from rayrec.layout.schema import FeatureSchema
 from rayrec.serve import Answer, ParityBounds, Predictor, export
-from rayrec.serve.server.served import request_columns, version_of
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import ARROW_TYPE, METHOD, SERVICE, answer_bytes, request_bytes
 
@@ -58,8 +57,8 @@ def alone(predictor: Predictor) -> Callable[[bytes], bytes]:
     """What a server does for one request, without a server."""
     assert predictor.schema is not None
     reader, version = (
-        RequestReader(request_columns(predictor.schema), 1 << 20),
-        version_of(predictor),
+        RequestReader(predictor.schema.columns(with_labels=False), 1 << 20),
+        (predictor.weights.name, predictor.weights.step),
     )
 
     def answer(message: bytes) -> bytes:

@@ -41,6 +41,7 @@ class RowDataset(ABC):
     num_streams: int
     shuffle_rows: int
     with_labels: bool = True
+    _chunks: tuple[Chunk, ...] | None = None  # of `of_chunks`
 
     @abstractmethod
     def open(self, file: DataFile) -> FileReader:
@@ -70,10 +71,16 @@ class RowDataset(ABC):
         same.with_labels = False
         return same
 
+    def of_chunks(self, chunks: Sequence[Chunk]) -> Self:
+        """The rows of some chunks alone, in this order; rows keep their numbers in their files."""
+        part = copy(self)
+        part._chunks, part.files = tuple(chunks), tuple(dict.fromkeys(one.file for one in chunks))
+        return part
+
     @property
     def num_rows(self) -> int:
         """Rows of all files that are taken."""
-        return sum(sum(f.chunk_rows) for f in self.files)
+        return sum(chunk.rows for chunk in self.chunks())
 
     def num_batches(self, global_batch_size: int, drop_last: bool = False) -> int:
         """Global batches of one epoch; equal on all ranks without communication."""
@@ -81,6 +88,8 @@ class RowDataset(ABC):
 
     def chunks(self) -> tuple[Chunk, ...]:
         """Every row group or record batch, files in order of their names."""
+        if self._chunks is not None:
+            return self._chunks
         out = []
         for file in self.files:
             first = 0
@@ -98,9 +107,8 @@ class RowDataset(ABC):
                 "ordered=True gives rows in file order, which contradicts shuffle=True; say "
                 "shuffle=False."
             )
-        chunk_rows = [rows for file in self.files for rows in file.chunk_rows]
         return SampleOrder(
-            chunk_rows=tuple(chunk_rows),
+            chunk_rows=tuple(chunk.rows for chunk in self.chunks()),
             num_streams=1 if ordered else self.num_streams,
             shuffle_rows=self.shuffle_rows,
             seed=seed,

@@ -33,7 +33,7 @@ from rayrec.quant import (
 )
 from rayrec.quant.tables import laid_out
 from rayrec.serve.dense_file import loaded_dense
-from rayrec.serve.manifest import BAGS, FORM, MANIFEST, Manifest, StoredCollection, StoredFile
+from rayrec.serve.manifest import BAGS, Manifest, StoredCollection, StoredFile
 from rayrec.serve.sealed_memory import TableMemory, populate, read_ahead
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_stored, read_table
@@ -103,7 +103,6 @@ def open_artifact(
     verify: bool = True,
     trusted: bool = True,
     signing_key: str | None = None,
-    name: str = MANIFEST,
 ) -> Artifact:
     """Read the artifact in a local folder into memory.
 
@@ -111,7 +110,6 @@ def open_artifact(
         verify: compare the sha256 of every file with that of the manifest.
         trusted: allow it to run code of whoever exported it; see `Predictor.load`.
         signing_key: place of the key that its manifest has to be signed with; None asks for none.
-        name: file name of the manifest; another one while an export is not complete.
     Raises:
         ConfigError: the path is no local one, or there is no key, or one with `verify=False`.
         ArtifactError: there is no artifact, of this version; or a file is missing or damaged, or
@@ -123,7 +121,7 @@ def open_artifact(
             "verify=False with a signing key: the signature vouches for the hashes of the files, "
             "which are not compared. Leave verify=False out."
         )
-    manifest = read_manifest(folder, name, SigningKey.read(signing_key))
+    manifest = Manifest.read_file(folder, SigningKey.read(signing_key))
     return read_artifact(folder, manifest, verify=verify, trusted=trusted)
 
 
@@ -173,17 +171,6 @@ def local_folder(what: str, path: str | os.PathLike[str]) -> Path:
             "a local folder, and copy it from or to the other one."
         )
     return Path(whole)
-
-
-def read_manifest(folder: Path, name: str = MANIFEST, key: SigningKey | None = None) -> Manifest:
-    """Return the manifest of the artifact in a folder.
-
-    Args:
-        key: key that it has to be signed with; None asks for none.
-    Raises:
-        ArtifactError: there is none, or none of this version, or it is not signed with the key.
-    """
-    return FORM.read_file(Manifest, folder, key, name)
 
 
 def _check_size(folder: Path, file: StoredFile) -> None:

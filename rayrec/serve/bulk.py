@@ -1,8 +1,9 @@
 """`predict_files`: the scores of all rows of a data set, by an artifact, into a folder of files.
 
 Every file of scores is one unit of work: some chunks of the data (row groups, record batches). The
-units follow from the data alone, and every unit is scored by one thread, so the files hold the same
-scores for any number of workers. Workers are processes that share the memory of the tables.
+units follow from the data alone, and every unit is scored by one thread, in batches across the
+borders of its chunks and files, so the files hold the same scores for any number of workers.
+Workers are processes that share the memory of the tables.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset
-from rayrec.data.scored import Predicted, ScoredFolder, part_name, scored_folder
-from rayrec.data.scored_files import WholeFolder
+from rayrec.data.listing import Chunk
+from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name, scored_folder
+from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError
-from rayrec.machine.signals import Signals, hold_signals
-from rayrec.serve.artifact import Artifact, local_folder, open_artifact, read_manifest
+from rayrec.machine.signals import hold_signals
+from rayrec.serve.artifact import Artifact, local_folder, open_artifact
+from rayrec.serve.manifest import Manifest
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.rows_of_files import Unit, score_unit, units_of
 from rayrec.serve.workers import WorkerPool
 
 BATCH_ROWS = 4096
-Named = tuple[Unit, Path]  # a unit, and the file of its scores
+_BLOCK_ROWS = 65_536  # that are decoded together; nothing is shuffled
+Unit = tuple[Path, Sequence[Chunk]]  # a file of scores, and the chunks of its rows
 
 
 def predict_files(
@@ -67,26 +70,46 @@ def predict_files(
     """
     whole_number("workers", workers)
     whole_number("batch_size", batch_size)
-    manifest = read_manifest(local_folder("the artifact", artifact))
+    manifest = Manifest.read_file(local_folder("the artifact", artifact))
     data = data.without_labels()
     folder = scored_folder(out, data, columns, manifest.outputs)
     check_statistics(data, binary_labels=False)
     opened = open_artifact(artifact)
-    predictor = Predictor(opened, model)
+    job = _Score(opened, data, folder, batch_size, model)
+    predictor = job.predictor()
     _check_same_features(predictor, data)
-    units = units_of(data)
+    chunks = units_of(data)
     with hold_signals() as signals, _written(folder) as hidden:
-        names = [hidden / part_name(number, len(units)) for number in range(len(units))]
-        named = list(zip(units, names, strict=True))
+        units: list[Unit] = [
+            (hidden / part_name(number, len(chunks)), unit) for number, unit in enumerate(chunks)
+        ]
         count = min(workers, len(units))
         if count == 1:
-            rows = _alone(predictor, data, named, folder, batch_size, signals)
+            with _one_thread():
+                rows = sum(job.score(predictor, unit, signals.check) for unit in units)
         else:
-            job = _Score(opened, data, folder, batch_size, model)
-            with WorkerPool(job, count) as processes:
-                rows = sum(processes.run(named, signals.check))
+            with WorkerPool(job.start, count) as processes:
+                rows = sum(processes.run(units, signals.check))
     assert rows == data.num_rows, "the files were counted when the data set was made"
     return Predicted(path=folder.path, rows=rows, parts=len(units))
+
+
+def units_of(data: FileDataset) -> list[list[Chunk]]:
+    """Return all chunks that have rows, in order, in groups that make one file of scores each.
+
+    A group has at most `PART_ROWS` rows, or is one chunk.
+    """
+    units: list[list[Chunk]] = []
+    rows = 0
+    for chunk in data.chunks():
+        if not chunk.rows:
+            continue
+        if not units or rows + chunk.rows > PART_ROWS:
+            units.append([])
+            rows = 0
+        units[-1].append(chunk)
+        rows += chunk.rows
+    return units
 
 
 @dataclass(frozen=True)
@@ -99,32 +122,58 @@ class _Score:
     batch_size: int
     model: Callable[[], nn.Module] | None
 
-    def start(self) -> Callable[[Named], int]:
+    def start(self) -> Callable[[Unit], int]:
         """Make the predictor of the artifact that the starter has opened."""
         torch.set_num_threads(1)
-        predictor = Predictor(self.artifact, self.model)
+        predictor = self.predictor()
+        return lambda unit: self.score(predictor, unit)
 
-        def score(named: Named) -> int:
-            return score_unit(predictor, self.data, *named, self.folder, self.batch_size)
+    def predictor(self) -> Predictor:
+        """Return a new predictor of the artifact."""
+        return Predictor(self.artifact, self.model)
 
-        return score
+    def score(
+        self, predictor: Predictor, unit: Unit, on_batch: Callable[[], None] = lambda: None
+    ) -> int:
+        """Write the scores of the rows of one unit; returns the number of rows.
+
+        Args:
+            on_batch: called before every batch is scored; its error ends the work.
+        Raises:
+            InputError: a file cannot be read, or holds what the model cannot take.
+            SaveError: the storage refuses.
+        """
+        path, chunks = unit
+        kept = self.folder.columns.names
+        part = self.data.of_chunks(chunks)
+        part.shuffle_rows = _BLOCK_ROWS
+        # a thread beside this one would take a core from another worker
+        loader = part.loader(
+            *(0, 1, self.batch_size), shuffle=False, ordered=True, keep_columns=kept, threaded=False
+        )
+        writer = PartWriter(path)
+        try:
+            for batch in loader:
+                on_batch()
+                scores = predictor.predict_batch(batch)
+                each = [scores] if isinstance(scores, Tensor) else list(scores.values())
+                origin = batch.origin
+                own = [] if origin is None or origin.columns is None else [origin.columns]
+                writer.add(scored_rows(self.folder, each, own))
+            writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer.rows
 
 
-def _alone(
-    predictor: Predictor,
-    data: FileDataset,
-    named: list[Named],
-    folder: ScoredFolder,
-    batch_size: int,
-    signals: Signals,
-) -> int:
-    """Score all units in this process; returns the rows."""
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread inside the block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return sum(
-            score_unit(predictor, data, *one, folder, batch_size, signals.check) for one in named
-        )
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -26,16 +26,16 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of, unpack_rows
 from rayrec.quant.types import Types
-from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, open_artifact
+from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, read_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
 from rayrec.serve.files import sync
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredCode
-from rayrec.serve.parity import ParityBounds, ParitySample, check_bounds, compared
+from rayrec.serve.parity import ParityBounds, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.requests import Request
-from rayrec.serve.sample import check_sample, random_sample, sample_of
+from rayrec.serve.sample import ParitySample, parity_sample
 from rayrec.serve.sampled import SampledRows, check_takes_ids, ids_of, sample_scores
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.stored import stored
@@ -102,7 +102,7 @@ def export(
         schema = data.schema
     trained = open_trained(checkpoint_path("the checkpoint", checkpoint), model, schema, tasks)
     kinds = types_of([table.name for table in trained.tables()], types)
-    sample = _sample(trained, data, sample_rows)
+    sample = parity_sample(trained, data, sample_rows)
     if trained.schema is None:
         check_takes_ids(trained, sample)
     reader = TableReader(trained.path, trained.restored.manifest)
@@ -127,33 +127,20 @@ def export(
     return manifest
 
 
-def _sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> ParitySample:
-    features = {f: 0 for table in trained.tables() for f in table.feature_names}
-    if data is not None:
-        sample = sample_of(data, rows)
-    else:
-        columns = 0 if trained.schema is None else len(trained.schema.dense)
-        sample = random_sample(trained.tables(), rows, columns, trained.is_weighted)
-    check_sample(sample, features)
-    return sample
-
-
 def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:
     """Write the dense part, the program and the schema; returns a manifest without parity."""
-    (folder / DENSE).write_bytes(dense_bytes(trained.restored.dense))
     columns = 0 if trained.schema is None else len(trained.schema.dense)
     trouble = _write_program(trained, columns, folder / PROGRAM)
     schema = None
     if trained.schema is not None:
-        (folder / SCHEMA).write_text(trained.schema.to_json(), encoding="utf-8")
-        schema = stored(folder, SCHEMA)
+        schema = stored(folder, SCHEMA, trained.schema.to_json().encode())
     return Manifest(
         step=trained.restored.step,
         source=trained.path,
         tables=tables,
         collections=trained.stored_collections(),
         outputs=trained.scorer({}).outputs,
-        dense=stored(folder, DENSE),
+        dense=stored(folder, DENSE, dense_bytes(trained.restored.dense)),
         program=None if trouble else stored(folder, PROGRAM),
         no_program=trouble,
         compiled=None,
@@ -197,7 +184,7 @@ def _with_parity(
         ArtifactError: the scores are too far apart.
     """
     (folder / _PARTIAL).write_bytes(manifest.sealed().to_bytes())
-    artifact = open_artifact(folder, name=_PARTIAL)
+    artifact = read_artifact(folder, Manifest.read_file(folder, name=_PARTIAL))
     build = None if trained.recipe is not None else (lambda: trained.module)
     predictor = Predictor(artifact, build)
     batch = sample.batch

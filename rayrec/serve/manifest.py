@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rayrec.errors import ArtifactError
-from rayrec.fields.writing import record_of
 from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import PackedTable, QuantType
 from rayrec.quant.packing import MAX_POWER
 from rayrec.serve.compiled import Target
-from rayrec.serve.sealed import Form, fingerprint
+from rayrec.serve.sealed import Form, SealedRecord
 
 MANIFEST = "manifest.json"
-FORM = Form(
-    file=MANIFEST,
-    format="rayrec.artifact",
-    versions=(1, 2),  # version 1 has the dense part as torch.save writes it
-    folder="artifact",
-    wanted="Name a folder that rayrec export wrote.",
-    other_version="Export the checkpoint with this rayrec.",
-    again="Export the checkpoint again.",
-)
 BAGS, SEQUENCES = "bags", "sequences"
 
 
@@ -127,7 +117,7 @@ class StoredCollection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class Manifest(SealedRecord):
     """Contents and origin of an artifact.
 
     Attributes:
@@ -146,6 +136,15 @@ class Manifest:
         sha256: of the text of the manifest, without this field.
     """
 
+    FORM: ClassVar[Form] = Form(
+        file=MANIFEST,
+        format="rayrec.artifact",
+        versions=(1, 2),  # version 1 has the dense part as torch.save writes it
+        folder="artifact",
+        wanted="Name a folder that rayrec export wrote.",
+        other_version="Export the checkpoint with this rayrec.",
+        again="Export the checkpoint again.",
+    )
     step: int
     source: str
     outputs: tuple[tuple[str, str], ...]
@@ -176,32 +175,12 @@ class Manifest:
         others = [self.dense, self.program, compiled, self.schema]
         return [one for one in others if one is not None]
 
-    def sealed(self) -> Manifest:
-        """Return the same manifest with its sha256."""
-        return replace(self, sha256=fingerprint(self._body()))
-
     def to_bytes(self) -> bytes:
-        """Return the text of manifest.json."""
-        body = self._body() | {"sha256": self.sha256 or fingerprint(self._body())}
+        """Return the text of manifest.json, for a sealed manifest."""
+        body = self.body() | {"sha256": self.sha256}
         tables = ",\n  ".join(json.dumps(table) for table in body.pop("tables"))
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()
-
-    def _body(self) -> dict[str, Any]:
-        body = FORM.head() | record_of(self)
-        del body["sha256"]
-        # as it will be read: JSON makes lists of tuples
-        whole: dict[str, Any] = json.loads(json.dumps(body))
-        return whole
-
-    @classmethod
-    def from_bytes(cls, text: bytes, where: str) -> Manifest:
-        """Parse manifest.json.
-
-        Raises:
-            ArtifactError: it is no manifest, of another version, or damaged.
-        """
-        return FORM.read(cls, text, where)
 
     def check(self, where: str) -> None:
         """Check numbers, by which lookups read memory, and the places of files.

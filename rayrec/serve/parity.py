@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from rayrec.checks import positive
-from rayrec.data import Batch
 from rayrec.errors import ArtifactError
 from rayrec.fields.typed import check_fields
 from rayrec.metrics import BinaryMetrics
-
-SAMPLE_SEED = 20_011  # seed of the order of a sample: any number, but always the same
+from rayrec.serve.sample import ParitySample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,21 +41,6 @@ class ParityBounds:
         check_fields(self)
         for name in ("logit", "auc", "ne"):
             positive(f"the bound {name}", getattr(self, name))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParitySample:
-    """Rows on which an artifact is compared with its model.
-
-    Attributes:
-        batch: the rows.
-        source: path of the data of the rows, or "random rows".
-        has_labels: the labels of the batch are those of data, not made up.
-    """
-
-    batch: Batch
-    source: str
-    has_labels: bool
 
 
 def compared(

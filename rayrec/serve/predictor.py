@@ -36,7 +36,8 @@ from rayrec.serve.requests import (
     user_columns,
 )
 from rayrec.serve.scorer import probabilities
-from rayrec.serve.weights import Collections, Weights, covers
+from rayrec.serve.trained_model import configs_of, schema_trouble
+from rayrec.serve.weights import Collections, Weights
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage import one_line
 
@@ -68,8 +69,9 @@ class Predictor:
         self._splits: dict[frozenset[str], CandidateSplit] = {}
         try:
             self.weights = Weights(artifact, model)
-            self._ids_are_checked = self.schema is not None and covers(
-                self.schema, self.collections
+            tables = [table for one in self.collections.values() for table in configs_of(one)]
+            self._ids_are_checked = self.schema is not None and not schema_trouble(
+                self.schema, tables
             )
             if not artifact.trusted:
                 self.warm()
@@ -136,9 +138,11 @@ class Predictor:
             ConfigError: the path is no local one, or there is no key.
             ArtifactError: nothing was published there yet, or no base is whole.
         """
+        from rayrec.serve.chain.follower import Follower
         from rayrec.serve.chain.following import FollowingPredictor
 
-        return FollowingPredictor(path, strict, model, trusted, signing_key)
+        follower = Follower(path, strict=strict, trusted=trusted, signing_key=signing_key)
+        return FollowingPredictor(follower, model)
 
     @property
     def step(self) -> int:

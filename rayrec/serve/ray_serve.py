@@ -12,16 +12,13 @@ import os
 from threading import Event
 from typing import Any
 
-from rayrec.errors import ConfigError, ServingError
+from rayrec.errors import ConfigError, InputError, ServingError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.server.body import type_trouble, written
-from rayrec.serve.server.faults import fault_of
+from rayrec.serve.server.answering import Answering
+from rayrec.serve.server.faults import ErrorReply
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading_thread import ReadingThread
-from rayrec.serve.server.scoring_queue import ScoringQueue
-from rayrec.serve.server.served import request_columns, served_predictor, served_schema, version_of
+from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import ARROW_TYPE, Answer, Columns, request_bytes
 from rayrec.storage import one_line
 
@@ -72,10 +69,8 @@ class ServeReplica:
         predictor = served_predictor(artifact, settings)
         predictor.warm()
         self._most_bytes, self._broken = settings.max_bytes, Event()
-        reader = RequestReader(request_columns(served_schema(predictor)), settings.max_rows)
-        self._reading = ReadingThread(reader, settings.queue_bytes)
-        metrics = Metrics(version_of(predictor)[0])
-        self._queue = ScoringQueue(predictor, settings, metrics, self._broken.set)
+        metrics = Metrics(predictor.weights.name)
+        self._answering = Answering(predictor, settings, metrics, self._broken.set)
 
     async def __call__(self, request: Any) -> Any:
         """Answer HTTP as /predict of `rayrec serve` does."""
@@ -83,22 +78,17 @@ class ServeReplica:
 
         kind = request.headers.get("content-type", "").partition(";")[0]
         body = await request.body()
-        trouble, status = type_trouble(kind), 415
         if len(body) > self._most_bytes:
-            trouble, status = f"the body is larger than {self._most_bytes} bytes.", 413
-        if trouble:
-            return JSONResponse({"error": "InputError", "message": trouble}, status)
-        try:
-            answer = await self._queue.score(await self._reading.read(kind, body))
-        except Exception as error:
-            fault = fault_of(error)
-            return JSONResponse({"error": fault.error, "message": fault.text}, fault.status)
-        return Response(written(answer, kind), media_type=kind)
+            trouble = f"the body is larger than {self._most_bytes} bytes."
+            return JSONResponse({"error": InputError.__name__, "message": trouble}, 413)
+        answer = await self._answering.answer("http", kind, body)
+        if isinstance(answer, ErrorReply):
+            return JSONResponse({"error": answer.error, "message": answer.text}, answer.status)
+        return Response(answer, media_type=kind)
 
     async def ask(self, rows: Columns, timeout_s: float | None = None) -> Answer:
         """Answer a handle, as `rayrec.serve.Client.ask`; without `timeout_s` it waits for ever."""
-        asked = await self._reading.read(ARROW_TYPE, request_bytes(rows))
-        return await self._queue.score(asked._replace(timeout_s=timeout_s))
+        return await self._answering.score(ARROW_TYPE, request_bytes(rows), timeout_s)
 
     def check_health(self) -> None:
         """Raise an error if Ray Serve shall start another replica in place of this one."""

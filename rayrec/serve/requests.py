@@ -46,11 +46,8 @@ def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch
     """
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         return rows
-    if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Sequence):
-        raise InputError(
-            f"{source} is of {type(rows).__name__}; give an Arrow record batch or table, or a list "
-            "of dicts from column to value."
-        )
+    if isinstance(rows, Mapping):
+        raise InputError(f"{source} is a dict; give a list of dicts from column to value.")
     return record_batch(columns_of(rows, list(schema.columns()), source), source)
 
 
@@ -224,7 +221,7 @@ def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozens
         InputError: a column is on both sides.
         ConfigError: an id column and its weights are on different sides.
     """
-    wanted = set(schema.columns()) - {*schema.labels, schema.weight}
+    wanted = set(schema.columns(with_labels=False))
     sides = [wanted & set(_names(side)) for side in (user, candidates)]
     both = sides[0] & sides[1]
     if both:

@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from rayrec.data import Batch, FileDataset
 from rayrec.errors import InputError
-from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.serve.parity import SAMPLE_SEED, ParitySample
+from rayrec.serve.trained_model import TrainedModel
 from rayrec.sparse import KeyedJaggedTensor
 
+_SEED = 20_011  # of the order of a sample: any number, but always the same
 _LENGTHS = torch.tensor([0, 1, 1, 1, 2, 5])  # lengths of made-up bags
 
 
-def sample_of(data: FileDataset, rows: int) -> ParitySample:
-    """Return the first rows of one fixed random order of a data set."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParitySample:
+    """Rows on which an artifact is compared with its model.
+
+    Attributes:
+        batch: the rows.
+        source: path of the data of the rows, or "random rows".
+        has_labels: the labels of the batch are those of data, not made up.
+    """
+
+    batch: Batch
+    source: str
+    has_labels: bool
+
+
+def parity_sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> ParitySample:
+    """Return the first rows of one fixed random order of a data set, or random rows without one.
+
+    Raises:
+        InputError: the data lack a feature that the model looks up; names it.
+    """
+    if data is None:
+        return _random(trained, rows)
     rows = min(rows, data.num_rows)
-    loader = data.loader(0, 1, rows, shuffle=True, seed=SAMPLE_SEED, threaded=False)
-    with loader:
+    with data.loader(0, 1, rows, shuffle=True, seed=_SEED, threaded=False) as loader:
         batch = next(loader)
-    return ParitySample(batch=batch, source=f"the rows of {data.path}", has_labels=True)
+    sample = ParitySample(batch=batch, source=f"the rows of {data.path}", has_labels=True)
+    keys = batch.sparse_features.keys()
+    for feature in (f for table in trained.tables() for f in table.feature_names):
+        if feature not in keys:
+            raise InputError(
+                f"{sample.source} have no feature {feature!r}, which the model looks up; they have "
+                f"{sorted(keys)}."
+            )
+    return sample
 
 
-def random_sample(
-    tables: Iterable[BaseEmbeddingConfig], rows: int, dense_columns: int, is_weighted: bool
-) -> ParitySample:
+def _random(trained: TrainedModel, rows: int) -> ParitySample:
     """Draw rows of random ids and normal dense columns; their labels mean nothing."""
-    generator = torch.Generator().manual_seed(SAMPLE_SEED)
+    generator = torch.Generator().manual_seed(_SEED)
     limits: dict[str, int] = {}
-    for table in tables:
+    for table in trained.tables():
         for feature in table.feature_names:
             limits[feature] = min(table.num_embeddings, limits.get(feature, table.num_embeddings))
     drawn = torch.randint(0, len(_LENGTHS), (len(limits), rows), generator=generator)
@@ -40,12 +66,13 @@ def random_sample(
         for limit, own in zip(limits.values(), lengths, strict=True)
     ]
     values = torch.cat(ids)
+    columns = 0 if trained.schema is None else len(trained.schema.dense)
     batch = Batch(
-        dense_features=torch.randn(rows, dense_columns, generator=generator),
+        dense_features=torch.randn(rows, columns, generator=generator),
         sparse_features=KeyedJaggedTensor(
             list(limits),
             values,
-            torch.ones(len(values)) if is_weighted else None,
+            torch.ones(len(values)) if trained.is_weighted else None,
             lengths=lengths.flatten().int(),
             stride=rows,
         ),
@@ -53,18 +80,3 @@ def random_sample(
         global_rows=rows,
     )
     return ParitySample(batch=batch, source="random rows", has_labels=False)
-
-
-def check_sample(sample: ParitySample, limits: Mapping[str, int]) -> None:
-    """Check that a sample has the features that the tables are looked up by.
-
-    Raises:
-        InputError: names the feature that it lacks.
-    """
-    keys = set(sample.batch.sparse_features.keys())
-    for feature in limits:
-        if feature not in keys:
-            raise InputError(
-                f"{sample.source} have no feature {feature!r}, which the model looks up; they have "
-                f"{sorted(keys)}."
-            )

@@ -23,8 +23,8 @@ from rayrec.modules import (
     get_embedding_names_by_table,
     pool_bags,
 )
-from rayrec.serve.parity import ParitySample
-from rayrec.serve.trained_model import TrainedModel, configs_of
+from rayrec.serve.sample import ParitySample
+from rayrec.serve.trained_model import TrainedModel
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rayrec.storage import one_line
 
@@ -96,22 +96,15 @@ class _SampledSequences(nn.Module):
         return outputs
 
 
-def _sampled(
-    collection: EmbeddingBagCollection | EmbeddingCollection, kept: Mapping[str, SampledRows]
-) -> nn.Module:
-    """Return a collection that looks up in kept rows, in place of the given one."""
-    if isinstance(collection, EmbeddingBagCollection):
-        return _SampledBags(collection, kept)
-    return _SampledSequences(collection, kept)
-
-
 @torch.inference_mode()
 def sample_scores(
     trained: TrainedModel, kept: Mapping[str, SampledRows], sample: ParitySample
 ) -> tuple[Tensor, ...]:
     """Return the logits of the trained model, with the kept rows in its tables."""
-    places = {
-        name: _sampled(one, {table.name: kept[table.name] for table in configs_of(one)})
+    places: dict[str, nn.Module] = {
+        name: _SampledBags(one, kept)
+        if isinstance(one, EmbeddingBagCollection)
+        else _SampledSequences(one, kept)
         for name, one in trained.collections.items()
     }
     batch = sample.batch

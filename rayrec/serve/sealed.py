@@ -1,35 +1,20 @@
-"""JSON documents that have the sha256 of their own text: manifests of artifacts, publications."""
+"""JSON records that have the sha256 of their own text: manifests of artifacts, publications."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 from rayrec.errors import ArtifactError
 from rayrec.fields.misfit import Misfit
 from rayrec.fields.reading import read_record
+from rayrec.fields.writing import record_of
 from rayrec.serve.files import read_plain
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
-
-
-class Document(Protocol):
-    """What a document says; a dataclass that has its `sha256`."""
-
-    def check(self, where: str) -> None:
-        """Check what the types of its fields do not say.
-
-        Args:
-            where: its folder.
-        Raises:
-            ValueError: a value cannot be. ArtifactError: it contradicts itself.
-        """
-
-
-D = TypeVar("D", bound=Document)
 
 
 class Form(NamedTuple):
@@ -52,37 +37,67 @@ class Form(NamedTuple):
     other_version: str
     again: str
 
-    def head(self) -> dict[str, Any]:
-        """The first fields of a document that is written."""
-        return {"format": self.format, "version": self.versions[-1]}
 
-    def read_file(
-        self, kind: type[D], folder: Path, key: SigningKey | None = None, name: str = ""
-    ) -> D:
-        """Read the document of a folder.
+class SealedRecord:
+    """A dataclass that one JSON file of a folder holds, sealed by the sha256 of its text.
+
+    Attributes:
+        FORM: kind of the file.
+        sha256: hash of the text, without this field; "" before it is sealed.
+    """
+
+    __slots__ = ()
+    FORM: ClassVar[Form]
+    sha256: str
+
+    def check(self, where: str) -> None:
+        """Check what the types of the fields do not say.
+
+        Args:
+            where: its folder.
+        Raises:
+            ValueError: a value cannot be. ArtifactError: it contradicts itself.
+        """
+        raise NotImplementedError
+
+    def sealed(self) -> Self:
+        """Return the same record with its sha256."""
+        return replace(self, sha256=_fingerprint(self.body()))  # type: ignore[type-var]
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields of the text, without the sha256."""
+        body = {"format": self.FORM.format, "version": self.FORM.versions[-1]} | record_of(self)
+        del body["sha256"]
+        return body
+
+    @classmethod
+    def read_file(cls, folder: Path, key: SigningKey | None = None, name: str = "") -> Self:
+        """Read the record of a folder.
 
         Args:
             key: key that it has to be signed with; None asks for none.
-            name: name of the file where it is not `file`.
+            name: name of the file while its folder is not complete; "" is that of the form.
         Raises:
             ArtifactError: there is none, of these versions, or it is damaged or not signed.
         """
-        path = folder / (name or self.file)
+        form = cls.FORM
+        path = folder / (name or form.file)
         try:
             text = read_plain(path)
         except (FileNotFoundError, NotADirectoryError):
             raise ArtifactError(
-                f"{folder} has no file {self.file}: the path is wrong, or the {self.folder} was "
-                f"cut short. {self.wanted}"
+                f"{folder} has no file {form.file}: the path is wrong, or the {form.folder} was "
+                f"cut short. {form.wanted}"
             ) from None
         except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {one_line(error)}. {self.again}") from None
+            raise ArtifactError(f"{path} cannot be read: {one_line(error)}. {form.again}") from None
         if key is not None:
             key.check(path, text)
-        return self.read(kind, text, str(folder))
+        return cls.from_bytes(text, str(folder))
 
-    def read(self, kind: type[D], text: bytes, where: str) -> D:
-        """Parse a document.
+    @classmethod
+    def from_bytes(cls, text: bytes, where: str) -> Self:
+        """Parse the text of a record.
 
         Args:
             where: its folder.
@@ -90,41 +105,40 @@ class Form(NamedTuple):
             ArtifactError: it is none, of another version, or damaged.
         """
         try:
-            body = self._body(text, where)
-            document: D = read_record(kind, body)
-            document.check(where)
+            record = read_record(cls, _body_of(text, cls.FORM, where))
+            record.check(where)
         except (ValueError, RecursionError) as error:
             what = str(error) if isinstance(error, Misfit) else f"{error!r}."
             raise ArtifactError(
-                f"{where}/{self.file} cannot be read: {what} {self.again}"
+                f"{where}/{cls.FORM.file} cannot be read: {what} {cls.FORM.again}"
             ) from error
-        return document
-
-    def _body(self, text: bytes, where: str) -> dict[str, Any]:
-        """The fields without the head, when the text is what was written."""
-        body = json.loads(text)
-        if not isinstance(body, dict):
-            raise ValueError("it is no object of JSON")
-        if body.get("format") != self.format:
-            raise ArtifactError(
-                f"{where}/{self.file} is no {self.format} but says format={body.get('format')!r}. "
-                f"{self.wanted}"
-            )
-        if body.get("version") not in self.versions:
-            raise ArtifactError(
-                f"{where} has {self.folder} version {body.get('version')!r}; this rayrec reads "
-                f"versions {self.versions[0]} to {self.versions[-1]}. {self.other_version}"
-            )
-        sha256 = body.pop("sha256", None)
-        if sha256 != fingerprint(body):
-            raise ArtifactError(
-                f"{where}/{self.file} is damaged: its sha256 is not the one that it says. "
-                f"{self.again}"
-            )
-        del body["format"], body["version"]
-        return body | {"sha256": sha256}
+        return record
 
 
-def fingerprint(body: Mapping[str, Any]) -> str:
-    """The sha256 of JSON data, whatever the order of their keys."""
+def _body_of(text: bytes, form: Form, where: str) -> dict[str, Any]:
+    """Return the fields without the head, when the text is what was written."""
+    body = json.loads(text)
+    if not isinstance(body, dict):
+        raise ValueError("it is no object of JSON")
+    if body.get("format") != form.format:
+        raise ArtifactError(
+            f"{where}/{form.file} is no {form.format} but says format={body.get('format')!r}. "
+            f"{form.wanted}"
+        )
+    if body.get("version") not in form.versions:
+        raise ArtifactError(
+            f"{where} has {form.folder} version {body.get('version')!r}; this rayrec reads "
+            f"versions {form.versions[0]} to {form.versions[-1]}. {form.other_version}"
+        )
+    sha256 = body.pop("sha256", None)
+    if sha256 != _fingerprint(body):
+        raise ArtifactError(
+            f"{where}/{form.file} is damaged: its sha256 is not the one that it says. {form.again}"
+        )
+    del body["format"], body["version"]
+    return body | {"sha256": sha256}
+
+
+def _fingerprint(body: dict[str, Any]) -> str:
+    """Return the sha256 of JSON data, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -15,7 +15,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ import torch
 from torch import Tensor
 
 _POPULATE_READ = 22  # madvise of Linux 5.14, without a name in Python
-_HAS_SEALS = hasattr(os, "memfd_create")
 
 
 class TableMemory:
@@ -43,13 +41,13 @@ class TableMemory:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self._bytes = num_bytes
-        if not _HAS_SEALS:
-            self._whole = torch.empty(num_bytes, dtype=torch.uint8)
-            return
-        self._file = os.memfd_create("rayrec-tables", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, self._file)
-        os.truncate(self._file, num_bytes)
+        file = os.memfd_create("rayrec-tables", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._hold(file, num_bytes)
+        os.truncate(file, num_bytes)
+
+    def _hold(self, file: int, num_bytes: int) -> None:
+        self._file, self._bytes = file, num_bytes
+        weakref.finalize(self, os.close, file)
 
     def write(self, piece: memoryview, start: int) -> None:
         """Write some bytes; several threads may do so.
@@ -57,9 +55,6 @@ class TableMemory:
         Raises:
             OSError: the system has no memory left.
         """
-        if not _HAS_SEALS:
-            self._whole.numpy().data[start : start + len(piece)] = piece
-            return
         while piece:
             # without a fault for each page, which a write through a mapping takes
             done = os.pwrite(self._file, piece, start)
@@ -67,41 +62,28 @@ class TableMemory:
 
     def sealed(self) -> Tensor:
         """Seal the memory, so that nobody can write it, and return all bytes, (bytes,) uint8."""
-        if not _HAS_SEALS:
-            return self._whole
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, seals)
-        return _mapped(self._file, self._bytes)
+        if not fcntl.fcntl(self._file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, seals)
+        if not self._bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        # private and read-only: the pages are those of the file, and older kernels refuse a shared
+        # mapping of what is sealed
+        whole = mmap.mmap(self._file, self._bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        with warnings.catch_warnings():
+            # torch has no tensors that are read-only
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(np.frombuffer(whole, np.uint8))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not _HAS_SEALS:
-            return super().__reduce__()  # type: ignore[return-value]
-        return _SealedElsewhere, (f"/proc/{os.getpid()}/fd/{self._file}", self._bytes)
+        return _sealed_elsewhere, (f"/proc/{os.getpid()}/fd/{self._file}", self._bytes)
 
 
-class _SealedElsewhere(TableMemory):
-    """Memory that another process has sealed, as a pickled `TableMemory` arrives."""
-
-    def __init__(self, path: str, num_bytes: int) -> None:
-        self._bytes = num_bytes
-        self._file = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-
-    def sealed(self) -> Tensor:
-        """Return all bytes of the sealed memory, (bytes,) uint8."""
-        return _mapped(self._file, self._bytes)
-
-
-def _mapped(file: int, num_bytes: int) -> Tensor:
-    if not num_bytes:
-        return torch.empty(0, dtype=torch.uint8)
-    # private and read-only: the pages are those of the file, and older kernels refuse a shared
-    # mapping of what is sealed
-    whole = mmap.mmap(file, num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    with warnings.catch_warnings():
-        # torch has no tensors that are read-only
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(np.frombuffer(whole, np.uint8))
+def _sealed_elsewhere(path: str, num_bytes: int) -> TableMemory:
+    """Return memory that another process has sealed; unpickles a `TableMemory`."""
+    memory = TableMemory.__new__(TableMemory)
+    memory._hold(os.open(path, os.O_RDONLY), num_bytes)
+    return memory
 
 
 def read_ahead(paths: Sequence[Path]) -> None:
@@ -110,8 +92,6 @@ def read_ahead(paths: Sequence[Path]) -> None:
     A disk is fastest that way. It returns when the last read was asked for, and is for a thread
     beside those that need the bytes.
     """
-    if not hasattr(os, "posix_fadvise"):
-        return
     for path in paths:
         # whoever needs the file says what is wrong with it
         with suppress(OSError):
@@ -124,7 +104,7 @@ def read_ahead(paths: Sequence[Path]) -> None:
 
 def populate(data: Tensor) -> None:
     """Map all pages of a memory into this process, by few page faults."""
-    if not data.numel() or not sys.platform.startswith("linux"):
+    if not data.numel():
         return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -20,13 +20,19 @@ from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.quant import exchanged, reference_collections
+from rayrec.quant import (
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    exchanged,
+    reference_collections,
+)
 from rayrec.recipe import ModelRecipe
 from rayrec.serve.manifest import BAGS, SEQUENCES, StoredCollection
 from rayrec.serve.scorer import ONE_BINARY, Scorer
 from rayrec.spec.task import Task
 
 Reference = EmbeddingBagCollection | EmbeddingCollection
+Quantized = QuantEmbeddingBagCollection | QuantEmbeddingCollection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,9 +80,9 @@ class TrainedModel:
         return any(one.is_weighted() for one in bags)
 
 
-def configs_of(collection: Reference) -> list[BaseEmbeddingConfig]:
+def configs_of(collection: Reference | Quantized) -> list[BaseEmbeddingConfig]:
     """Return the tables of a collection."""
-    if isinstance(collection, EmbeddingBagCollection):
+    if isinstance(collection, (EmbeddingBagCollection, QuantEmbeddingBagCollection)):
         return list(collection.embedding_bag_configs())
     return list(collection.embedding_configs())
 
@@ -123,8 +129,8 @@ def open_trained(
         tasks=tasks,
     )
     check_tables(restored.manifest, trained.tables(), {}, checkpoint)
-    if schema is not None:
-        _check_schema(schema, trained.tables())
+    if schema is not None and (trouble := schema_trouble(schema, trained.tables())):
+        raise ConfigError(trouble)
     prefixes = tuple(f"{name}." if name else "" for name in collections)
     dense = [
         (name, p)
@@ -135,26 +141,23 @@ def open_trained(
     return trained
 
 
-def _check_schema(schema: FeatureSchema, tables: list[BaseEmbeddingConfig]) -> None:
-    """Check that every id which the schema lets through has a row.
-
-    Raises:
-        ConfigError: names the feature and the table.
-    """
+def schema_trouble(schema: FeatureSchema, tables: Sequence[BaseEmbeddingConfig]) -> str:
+    """Return which ids a schema lets through that have no row, in a line; "" where all have one."""
     limits = schema.limits()
     for table in tables:
         for feature in table.feature_names:
             if feature not in limits:
-                raise ConfigError(
+                return (
                     f"the schema has no feature {feature!r}, which table {table.name!r} is looked "
                     f"up by; it has {sorted(limits)}."
                 )
             if limits[feature] > table.num_embeddings:
-                raise ConfigError(
+                return (
                     f"the schema lets ids of feature {feature!r} up to {limits[feature] - 1} "
                     f"through, and table {table.name!r} has {table.num_embeddings} rows. Give the "
                     "schema that the model was trained with."
                 )
+    return ""
 
 
 def _stored(name: str, collection: Reference) -> StoredCollection:

@@ -16,23 +16,17 @@ from torch import Tensor, nn
 
 from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.errors import ArtifactError, InputError, RayrecError
-from rayrec.layout.schema import FeatureSchema
-from rayrec.quant import (
-    PackedTables,
-    QuantEmbeddingBagCollection,
-    QuantEmbeddingCollection,
-    exchanged,
-    reference_collections,
-)
+from rayrec.quant import PackedTables, exchanged, reference_collections
 from rayrec.recipe import ModelRecipe
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
 from rayrec.serve.program import Program, load_program
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
+from rayrec.serve.trained_model import Quantized
 from rayrec.storage import one_line
 
-Collections = Mapping[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]
+Collections = Mapping[str, Quantized]
 
 
 class Weights:
@@ -209,19 +203,3 @@ def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str)
     # a program keeps what it uses; the rest of the dense part is not read
     load_dense(live, {key: dense[key] for key in live if key in dense}, name)
     return twin
-
-
-def covers(schema: FeatureSchema, collections: Collections) -> bool:
-    """Return True if all ids that the schema admits lie in the tables of all collections."""
-    limits = schema.limits()
-    for collection in collections.values():
-        tables = (
-            collection.embedding_bag_configs()
-            if isinstance(collection, QuantEmbeddingBagCollection)
-            else collection.embedding_configs()
-        )
-        for table in tables:
-            for feature in table.feature_names:
-                if limits.get(feature, table.num_embeddings + 1) > table.num_embeddings:
-                    return False
-    return True

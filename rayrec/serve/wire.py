@@ -72,14 +72,7 @@ def request_bytes(rows: Columns) -> bytes:
 
 
 def _batch_of(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    if isinstance(rows, Mapping):
-        return record_batch(rows)
-    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence):
-        raise InputError(
-            f"the request is of {type(rows).__name__}; give an Arrow record batch or table, a dict "
-            "from column to values, or a list of dicts from column to value."
-        )
-    return record_batch(columns_of(rows))
+    return record_batch(rows if isinstance(rows, Mapping) else columns_of(rows))
 
 
 def columns_of(
@@ -91,8 +84,13 @@ def columns_of(
         wanted: the columns that are taken; None takes all.
         source: name of the rows in messages.
     Raises:
-        InputError: a row is no dict, or has not the columns of the first.
+        InputError: these are no rows, one is no dict, or it has not the columns of the first.
     """
+    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence):
+        raise InputError(
+            f"{source} is of {type(rows).__name__}; give an Arrow record batch or table, or a list "
+            "of dicts from column to value; a client takes a dict from column to values, too."
+        )
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InputError(

@@ -14,32 +14,14 @@ from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rayrec.errors import RayrecError, TrainingFailed
+from rayrec.storage import one_line
 
-U = TypeVar("U", contravariant=True)
-R = TypeVar("R", covariant=True)
-T = TypeVar("T")
+U = TypeVar("U")
+R = TypeVar("R")
 LOOK_S = 0.2  # between two looks at whether to stop
-
-
-class WorkerJob(Protocol[U, R]):
-    """WorkerJob of the workers; it is pickled."""
-
-    def start(self) -> Callable[[U], R]:
-        """Load what the work needs; called once in every worker.
-
-        Returns:
-            unit -> result.
-        """
-
-
-class WorkerFailure(NamedTuple):
-    """Error that ended a worker: one of rayrec's, or the text of another one and its traceback."""
-
-    error: RayrecError | str
-    trace: str = ""
 
 
 class _Worker(NamedTuple):
@@ -52,12 +34,13 @@ class WorkerPool(Generic[U, R]):
     """Worker processes of one job; a context manager, which ends them.
 
     Args:
-        job: job of every worker.
+        start: called once in every worker, to load what the work needs; returns unit -> result. It
+            is pickled.
         count: number of workers.
     """
 
-    def __init__(self, job: WorkerJob[U, R], count: int) -> None:
-        self._job, self._count = job, count
+    def __init__(self, start: Callable[[], Callable[[U], R]], count: int) -> None:
+        self._start, self._count = start, count
         self._all: list[_Worker] = []
 
     def __enter__(self) -> WorkerPool[U, R]:
@@ -71,7 +54,10 @@ class WorkerPool(Generic[U, R]):
             for number in range(self._count):
                 own, theirs = context.Pipe()
                 process = context.Process(
-                    target=_work, args=(theirs, self._job), name=f"worker-{number}", daemon=True
+                    target=_work,
+                    args=(number, theirs, self._start),
+                    name=f"worker-{number}",
+                    daemon=True,
                 )
                 process.start()
                 # the end of a worker is seen by the end of its pipe, which it must hold alone
@@ -143,35 +129,25 @@ def _result(worker: _Worker) -> Any:
             "behind `if __name__ == '__main__':`.",
             rank=worker.number,
         ) from None
-    if not isinstance(result, WorkerFailure):
-        return result
-    if isinstance(result.error, RayrecError):
-        raise result.error
-    raise TrainingFailed(
-        f"{name} failed: {result.error}.",
-        rank=worker.number,
-        cause=result.error,
-        traceback=result.trace,
-    )
+    if isinstance(result, RayrecError):
+        raise result
+    return result
 
 
-def _work(connection: Connection, job: WorkerJob[U, R]) -> None:
-    """Work units off until the starter is gone."""
+def _work(number: int, connection: Connection, start: Callable[[], Callable[[U], R]]) -> None:
+    """Work units off, and send each one's result or error, until the starter is gone."""
+    do: Callable[[U], R] | None = None
     with suppress(EOFError, ConnectionError):
-        unit = connection.recv()
-        do = _tried(job.start)
-        while not isinstance(do, WorkerFailure):
-            connection.send(_tried(do, unit))
+        while True:
             unit = connection.recv()
-        connection.send(do)
-
-
-def _tried(function: Callable[..., T], *args: object) -> T | WorkerFailure:
-    """Call a function, and return its result or its error as a `WorkerFailure`."""
-    try:
-        return function(*args)
-    except RayrecError as error:
-        return WorkerFailure(error)
-    except Exception as error:
-        text = " ".join(str(error).split())
-        return WorkerFailure(f"{type(error).__name__}: {text}", traceback.format_exc())
+            try:
+                do = do or start()
+                result: R | RayrecError = do(unit)
+            except RayrecError as error:
+                result = error
+            except Exception as error:
+                cause = f"{type(error).__name__}: {one_line(error)}"
+                said = f"worker {number} failed: {cause}."
+                trace = traceback.format_exc()
+                result = TrainingFailed(said, rank=number, cause=cause, traceback=trace)
+            connection.send(result)

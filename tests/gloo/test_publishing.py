@@ -23,6 +23,7 @@ from rayrec.layout import (
 )
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
+from rayrec.serve.chain.publication import ChainPlace
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
@@ -113,7 +114,7 @@ def test_training_is_as_without_and_a_resumed_run_goes_on_with_a_base(
     key = str(tmp_path / "key")
     assert Predictor.follow(run, signing_key=key).weights.name == head.version
     base = Predictor.load(run / "published" / "base-00000005", signing_key=key)
-    assert base.step == ChainFolder.of_run(run).read("base", 5).to_step
+    assert base.step == ChainFolder.of_run(run).read(ChainPlace(5, "base")).to_step
 
 
 def publishing(rank: int, world_size: int, folder: Path, run: Path) -> None:

@@ -27,7 +27,7 @@ from rayrec.errors import (
 )
 from rayrec.recipe import ModelRecipe
 from rayrec.serve import Predictor, export, predict_files
-from rayrec.serve.rows_of_files import units_of
+from rayrec.serve.bulk import units_of
 from tests.unit.serve_worlds import World, a_world, rows
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of several files."""
-    monkeypatch.setattr("rayrec.serve.rows_of_files.PART_ROWS", 150)
+    monkeypatch.setattr("rayrec.serve.bulk.PART_ROWS", 150)
     monkeypatch.setattr("rayrec.train.bulk.PART_ROWS", 150)
 
 

@@ -320,10 +320,10 @@ def test_requests_that_wait_are_scored_together_and_apart_in_their_errors(server
     with server.client() as client, ThreadPoolExecutor(len(given) + 1) as pool:
         with predictor.held():
             first = pool.submit(client.predict, asked)
-            wait_for(lambda: server.replica.queue._rows == 20)
+            wait_for(lambda: server.replica.answering.queue._rows == 20)
             time.sleep(0.05)
             asks = [pool.submit(client.predict, part) for part in given]
-            wait_for(lambda: server.replica.queue._rows == 40)
+            wait_for(lambda: server.replica.answering.queue._rows == 40)
         np.testing.assert_allclose(first.result(), predictor.predict(asked), **CLOSE)
         for number, (ask, scores) in enumerate(zip(asks, wanted, strict=True)):
             if number == 4:
@@ -391,7 +391,7 @@ def test_a_full_queue_says_so_and_recovers(server, predictor, asked):
         with predictor.held():
             # one is being scored, and 400 rows may wait or be scored
             asks = [pool.submit(client.predict, asked) for _ in range(20)]
-            wait_for(lambda: server.replica.queue._rows == 400)
+            wait_for(lambda: server.replica.answering.queue._rows == 400)
             with pytest.raises(OverloadedError, match=r"400 rows of .* wait already, and 400"):
                 client.predict(asked[:1])
             status, said, headers = server.http("/predict", {"columns": asked[:1].to_pydict()})
@@ -411,7 +411,7 @@ def test_a_request_whose_time_has_passed_is_not_scored(server, predictor, asked)
     before = server.numbers()
     with server.client() as client, predictor.held(), ThreadPoolExecutor(1) as pool:
         pool.submit(client.predict, asked[:1])
-        wait_for(lambda: server.replica.queue._rows == 1)
+        wait_for(lambda: server.replica.answering.queue._rows == 1)
         time.sleep(0.05)
         with pytest.raises(DeadlineError):
             client.predict(asked, timeout_s=0.05)
@@ -419,7 +419,7 @@ def test_a_request_whose_time_has_passed_is_not_scored(server, predictor, asked)
         assert (status, said["error"]) == (504, "DeadlineError")
         assert said["message"] == "the request had 50 ms, which have passed."
         predictor.gate.set()
-    wait_for(lambda: server.replica.queue._rows == 0)
+    wait_for(lambda: server.replica.answering.queue._rows == 0)
     after = server.numbers()
     assert after["rayrec_serve_batch_rows_sum"] - before["rayrec_serve_batch_rows_sum"] == 1
 
@@ -433,7 +433,7 @@ def test_a_replica_that_ends_answers_what_it_has(predictor, asked):
                 pool.submit(server.http, "/predict", {"columns": asked.to_pydict()})
                 for _ in range(4)
             ]
-            wait_for(lambda: server.replica.queue._rows == 160)
+            wait_for(lambda: server.replica.answering.queue._rows == 160)
             ended = server.stop()
             wait_for(lambda: not server.replica.health.is_ready)
             with pytest.raises((UnavailableError, DeadlineError)):

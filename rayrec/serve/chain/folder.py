@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.serve.artifact import local_folder
-from rayrec.serve.chain.publication import BASE, FORM, PUBLICATION, Publication, place_of
+from rayrec.serve.chain.publication import (
+    BASE,
+    DELTA,
+    PUBLICATION,
+    ChainPlace,
+    Publication,
+    place_of,
+)
 from rayrec.serve.files import sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
 
 PUBLISHED = "published"  # below the folder of a run
 _HIDDEN = ".rayrec-"
+T = TypeVar("T")
 
 
 class ChainFolder:
@@ -43,38 +53,48 @@ class ChainFolder:
         below = own.path / PUBLISHED
         return cls(below, key) if not own.places() and below.is_dir() else own
 
-    def places(self) -> list[tuple[int, str]]:
-        """Return number and kind of every complete publication, ascending."""
+    def places(self) -> list[ChainPlace]:
+        """Return the places of all complete publications, ascending."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise ArtifactError(f"{self.path} cannot be read: {one_line(error)}.") from None
-        places = [place for name in names if (place := place_of(name)) is not None]
-        return sorted((seq, kind) for kind, seq in places)
+        return sorted(place for name in names if (place := place_of(name)) is not None)
 
-    def nothing_yet(self) -> ArtifactError:
-        """Return the error for a folder without a base."""
-        return ArtifactError(
+    def newest(self, read: Callable[[ChainPlace], T], kinds: Sequence[str] = (BASE, DELTA)) -> T:
+        """Return the result of `read` for the newest publication that can be read.
+
+        Raises:
+            ArtifactError: the error of the newest one where none can be read; or there is none.
+        """
+        trouble: ArtifactError | None = None
+        for place in reversed(self.places()):
+            if place.kind in kinds:
+                try:
+                    return read(place)
+                except ArtifactError as error:
+                    trouble = trouble or error
+        raise trouble or ArtifactError(
             f"{self.path} holds no base to begin with; name the folder of a run that publishes, "
             "after its first publication."
         )
 
-    def folder(self, kind: str, seq: int) -> Path:
+    def folder(self, place: ChainPlace) -> Path:
         """Return the path of a publication."""
-        return self.path / f"{kind}-{seq:08d}"
+        return self.path / place.name
 
-    def read(self, kind: str, seq: int) -> Publication:
+    def read(self, place: ChainPlace) -> Publication:
         """Read the record of a publication.
 
         Raises:
             ArtifactError: the publication is missing, damaged or not signed, or lies in the place
                 of another one.
         """
-        folder = self.folder(kind, seq)
-        publication = FORM.read_file(Publication, folder, self._key)
-        if (publication.kind, publication.seq) != (kind, seq):
+        folder = self.folder(place)
+        publication = Publication.read_file(folder, self._key)
+        if publication.place != place:
             raise ArtifactError(f"{folder} holds {publication.name}. Copy it to its own place.")
         return publication
 
@@ -85,11 +105,11 @@ class ChainFolder:
             ArtifactError: it is damaged.
         """
         places = self.places()
-        return self.read(places[-1][1], places[-1][0]) if places else None
+        return self.read(places[-1]) if places else None
 
-    def hidden(self, kind: str, seq: int) -> Path:
+    def hidden(self, place: ChainPlace) -> Path:
         """Return the hidden path where a publication is written before it gets its name."""
-        return self.path / f"{_HIDDEN}{kind}-{seq:08d}"
+        return self.path / f"{_HIDDEN}{place.name}"
 
     def finish(self, publication: Publication, key: SigningKey | None = None) -> None:
         """Give a publication that was written its last file and its name.
@@ -99,8 +119,7 @@ class ChainFolder:
         Raises:
             SaveError: the file system refuses, or somebody else has published in its place.
         """
-        hidden = self.hidden(publication.kind, publication.seq)
-        target = self.folder(publication.kind, publication.seq)
+        hidden, target = self.hidden(publication.place), self.folder(publication.place)
         try:
             for file in publication.files():
                 sync(hidden / file.path)
@@ -142,12 +161,12 @@ class ChainFolder:
     def prune(self, keep: int) -> None:
         """Delete the oldest publications, so that so many bases and what follows them are left."""
         places = self.places()
-        bases = [seq for seq, kind in places if kind == BASE]
+        bases = [place for place in places if place.kind == BASE]
         if len(bases) <= keep:
             return
         # the oldest first, and of each the file that makes it a publication first
-        for seq, kind in places:
-            if seq < bases[-keep]:
-                folder = self.folder(kind, seq)
+        for place in places:
+            if place.seq < bases[-keep].seq:
+                folder = self.folder(place)
                 (folder / PUBLICATION).unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -11,15 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 from torch import Tensor
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.artifact import Artifact, read_artifact, read_manifest
+from rayrec.serve.artifact import Artifact, read_artifact
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.publication import BASE, DELTA, Publication
+from rayrec.serve.chain.publication import BASE, DELTA, ChainPlace, Publication
 from rayrec.serve.chain.row_files import ChangedRows, read_rows
 from rayrec.serve.chain.version_policy import Position, Verdict, alike, judge
 from rayrec.serve.dense_file import loaded_dense
@@ -62,8 +61,8 @@ class Follower:
         strict: keep two copies of the tables, so that no batch meets rows of two versions.
         trusted: allow the first base to run code of whoever exported it.
         signing_key: place of the key that publications have to be signed with; None asks for none.
-        free: called with the number of a copy before it is written; returns when nobody reads it.
     Attributes:
+        free: called with the number of a copy before it is written; returns when nobody reads it.
         artifact: first base; its schema, recipe and program hold for all versions.
         copies: copies of the tables.
         version: version that was applied last.
@@ -81,12 +80,17 @@ class Follower:
         strict: bool = True,
         trusted: bool = True,
         signing_key: str | None = None,
-        free: Callable[[int], None] = lambda copy: None,
     ) -> None:
-        self.folder, self.free = ChainFolder.of_run(path, SigningKey.read(signing_key)), free
+        self.folder = ChainFolder.of_run(path, SigningKey.read(signing_key))
+        self.free: Callable[[int], None] = lambda copy: None
         self._trusted = trusted
         self.verdict, self.trouble = Verdict.CURRENT, ""
-        publication, opened = self._newest_base()
+
+        def base(place: ChainPlace) -> tuple[Publication, Artifact]:
+            publication = self.folder.read(place)
+            return publication, self._opened(publication)
+
+        publication, opened = self.folder.newest(base, [BASE])
         self.copies = TableCopies(opened.packed, 2 if strict else 1)
         # the copies are all that is kept of its tables
         self.artifact = replace(opened, packed=self.copies.tables(0), memory=None)
@@ -95,18 +99,6 @@ class Follower:
         dense = opened.content[opened.manifest.dense.path]
         self._shapes = _shapes(opened.dense())
         self.version = self._version(publication, dense)
-
-    def _newest_base(self) -> tuple[Publication, Artifact]:
-        trouble: ArtifactError | None = None
-        for seq, kind in reversed(self.folder.places()):
-            if kind != BASE:
-                continue
-            try:
-                publication = self.folder.read(BASE, seq)
-                return publication, self._opened(publication)
-            except ArtifactError as error:
-                trouble = trouble or error
-        raise trouble or self.folder.nothing_yet()
 
     def look(self) -> Version | None:
         """Apply the next publication, if there is one.
@@ -120,51 +112,48 @@ class Follower:
         except ArtifactError as error:
             self._stay(Verdict.DAMAGED, str(error))
             return None
-        later = [(seq, kind) for seq, kind in places if seq > self.position.seq]
+        later = [place for place in places if place.seq > self.position.seq]
         if not later:
             self._look_back(places)
             return None
-        following = [place for place in later if place[0] == self.position.seq + 1]
-        if following:
-            version = self._try(following[0][1], following[0][0])
+        if later[0].seq == self.position.seq + 1:
+            version = self._try(later[0])
             if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
                 return version
         else:
-            kind, seq = later[0][1], later[0][0]
-            wanted = f"{DELTA}-{self.position.seq + 1:08d}"
-            self._stay(Verdict.GAP, f"{wanted} is missing, and {kind}-{seq:08d} is there")
-        return self._jump([seq for seq, kind in later if kind == BASE])
+            wanted = ChainPlace(self.position.seq + 1, DELTA)
+            self._stay(Verdict.GAP, f"{wanted.name} is missing, and {later[0].name} is there")
+        return self._jump([place for place in later if place.kind == BASE])
 
-    def _look_back(self, places: list[tuple[int, str]]) -> None:
+    def _look_back(self, places: list[ChainPlace]) -> None:
         """Check that the newest publication was applied; else record a fork or damage."""
-        for seq, kind in places[-1:]:
+        for place in places[-1:]:
             try:
-                publication = self.folder.read(kind, seq)
+                publication = self.folder.read(place)
             except ArtifactError as error:
                 self._stay(Verdict.DAMAGED, str(error))
                 return
             if judge(self.position, publication) is Verdict.FORK:
                 self._forked(publication)
 
-    def _jump(self, bases: list[int]) -> Version | None:
+    def _jump(self, bases: list[ChainPlace]) -> Version | None:
         """Apply the newest complete base, in place of missing or damaged publications."""
         before = self.verdict, self.trouble
-        for seq in reversed(bases):
-            version = self._try(BASE, seq)
+        for place in reversed(bases):
+            version = self._try(place)
             if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
                 return version
         self.verdict, self.trouble = before
         return None
 
-    def _try(self, kind: str, seq: int) -> Version | None:
+    def _try(self, place: ChainPlace) -> Version | None:
         """Apply one publication if it comes next and is complete; else record why not."""
         try:
-            publication = self.folder.read(kind, seq)
-            verdict = judge(self.position, publication)
-            if verdict is not Verdict.NEXT:
+            publication = self.folder.read(place)
+            if judge(self.position, publication) is not Verdict.NEXT:
                 self._forked(publication)
                 return None
-            version = self._based(publication) if kind == BASE else self._changed(publication)
+            version = self._based(publication) if place.kind == BASE else self._changed(publication)
         except ArtifactError as error:
             self._stay(Verdict.DAMAGED, str(error))
             return None
@@ -172,7 +161,7 @@ class Follower:
         # follows goes on
         except Exception as error:
             why = f"{type(error).__name__}: {one_line(error)}"
-            self._stay(Verdict.DAMAGED, f"{kind}-{seq:08d} contradicts itself ({why})")
+            self._stay(Verdict.DAMAGED, f"{place.name} contradicts itself ({why})")
             return None
         if version is not None:
             self.position = Position.at(publication, self.position)
@@ -186,15 +175,15 @@ class Follower:
         Raises:
             ArtifactError: a file is missing or damaged.
         """
-        folder = self.folder.folder(publication.kind, publication.seq)
+        folder = self.folder.folder(publication.place)
         tables = self.artifact.packed.tables
         numbers = {table.name: number for number, table in enumerate(tables)}
-        powers, changes = list(self._powers), cast("list[ChangedRows]", [])
+        changes = list[ChangedRows]()
         for changed in publication.tables:
             if changed.name not in numbers:
                 raise ArtifactError(f"{folder} changes {changed.name!r}, which the base lacks.")
             number = numbers[changed.name]
-            if changed.power != powers[number]:
+            if changed.power != self._powers[number]:
                 raise ArtifactError(
                     f"{folder} packs table {changed.name!r} by another power than the base; it "
                     "needs a base of its own. Publish with this rayrec."
@@ -235,12 +224,12 @@ class Follower:
         Raises:
             ArtifactError: a file is missing or damaged, or the artifact is another one.
         """
-        folder = self.folder.folder(BASE, publication.seq)
+        folder = self.folder.folder(publication.place)
         return read_artifact(folder, self._manifest(publication), trusted=self._trusted)
 
     def _manifest(self, publication: Publication) -> Manifest:
-        folder = self.folder.folder(BASE, publication.seq)
-        manifest = read_manifest(folder)
+        folder = self.folder.folder(publication.place)
+        manifest = Manifest.read_file(folder)
         if manifest.sha256 != publication.artifact:
             raise ArtifactError(f"{folder} holds another artifact than it was published with.")
         return manifest

@@ -7,7 +7,6 @@ predictor.refresh()  # now and then, in any thread
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,33 +26,14 @@ class FollowingPredictor(Predictor):
     Calls may come from several threads, `refresh` among them.
 
     Args:
-        path: folder of a run that publishes, or of its publications.
-        strict: keep two copies of the tables; each call is scored under one version. Otherwise
-            there is one, and calls during a refresh may meet rows of two versions.
+        follower: reads the folder and holds the tables.
         model: builds the training module; None takes the recipe or program of the base.
-        trusted, signing_key: the arguments of `Predictor.load`.
-    Attributes:
-        follower: follower that reads the folder and holds the tables.
     Raises:
-        ConfigError: the path is no local one, or there is no key.
-        ArtifactError: the folder has no base that is whole.
+        ArtifactError: the base has neither a recipe nor a program, or not of this model.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        strict: bool = True,
-        model: Callable[[], nn.Module] | None = None,
-        trusted: bool = True,
-        signing_key: str | None = None,
-    ) -> None:
-        self.follower = Follower(
-            path,
-            strict=strict,
-            trusted=trusted,
-            signing_key=signing_key,
-            free=self.wait_unread if strict else _at_once,
-        )
+    def __init__(self, follower: Follower, model: Callable[[], nn.Module] | None = None) -> None:
+        self.follower = follower
         version = self.follower.version
         packed = self.follower.copies.tables(version.copy, version.powers)
         super().__init__(replace(self.follower.artifact, packed=packed), model)
@@ -62,6 +42,9 @@ class FollowingPredictor(Predictor):
         self._readers = [0, 0]
         self._changed = threading.Condition()
         self._refreshing = threading.Lock()
+        if len(follower.copies.data) > 1:
+            # a single copy is written while calls read it
+            follower.free = self.wait_unread
         self.refresh()
 
     @property
@@ -110,7 +93,3 @@ class FollowingPredictor(Predictor):
         """Wait until no call reads a copy; new calls read the other one."""
         with self._changed:
             self._changed.wait_for(lambda: not self._readers[copy])
-
-
-def _at_once(copy: int) -> None:
-    """Return at once: with one copy, calls may read it while it is written."""

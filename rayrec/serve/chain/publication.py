@@ -12,25 +12,29 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from rayrec.errors import ArtifactError
-from rayrec.fields.writing import record_of
 from rayrec.serve.manifest import StoredFile
-from rayrec.serve.sealed import Form, fingerprint
+from rayrec.serve.sealed import Form, SealedRecord
 
 PUBLICATION = "publication.json"
-FORM = Form(
-    file=PUBLICATION,
-    format="rayrec.publication",
-    versions=(1, 2),  # version 1 has the dense part as torch.save writes it
-    folder="publication",
-    wanted="Name a folder that training publishes into.",
-    other_version="Follow it with the rayrec that trains.",
-    again="Copy it again.",
-)
 BASE, DELTA = "base", "delta"
+
+
+class ChainPlace(NamedTuple):
+    """Place of a publication in its chain, by which folders sort."""
+
+    seq: int
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return f"{self.kind}-{self.seq:08d}"
+
+
 _NAME = re.compile(rf"({BASE}|{DELTA})-(\d{{8}})")
 
 
@@ -52,7 +56,7 @@ class ChangedTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Publication:
+class Publication(SealedRecord):
     """Record of one link of a chain.
 
     Attributes:
@@ -69,6 +73,15 @@ class Publication:
         sha256: hash of the text, without this field.
     """
 
+    FORM: ClassVar[Form] = Form(
+        file=PUBLICATION,
+        format="rayrec.publication",
+        versions=(1, 2),  # version 1 has the dense part as torch.save writes it
+        folder="publication",
+        wanted="Name a folder that training publishes into.",
+        other_version="Follow it with the rayrec that trains.",
+        again="Copy it again.",
+    )
     kind: str
     run: str
     seq: int
@@ -82,9 +95,14 @@ class Publication:
     sha256: str = ""
 
     @property
+    def place(self) -> ChainPlace:
+        """Place in the chain."""
+        return ChainPlace(self.seq, self.kind)
+
+    @property
     def name(self) -> str:
         """Name of its folder."""
-        return f"{self.kind}-{self.seq:08d}"
+        return self.place.name
 
     @property
     def version(self) -> str:
@@ -96,28 +114,10 @@ class Publication:
         files = [file for table in self.tables for file in table.files]
         return files if self.dense is None else [*files, self.dense]
 
-    def sealed(self) -> Publication:
-        """Return the same publication with its sha256."""
-        return replace(self, sha256=fingerprint(self._body()))
-
     def to_bytes(self) -> bytes:
         """Return the text of publication.json, for a sealed publication."""
         assert self.sha256, "a publication is sealed before it is written"
-        return (json.dumps(self._body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
-
-    def _body(self) -> dict[str, Any]:
-        body = FORM.head() | record_of(self)
-        del body["sha256"]
-        return body
-
-    @classmethod
-    def from_bytes(cls, text: bytes, where: str) -> Publication:
-        """Parse publication.json.
-
-        Raises:
-            ArtifactError: it is none, of another version, or damaged.
-        """
-        return FORM.read(cls, text, where)
+        return (json.dumps(self.body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
 
     def check(self, where: str) -> None:
         """Check numbers, and that its files can be files of its folder at `where`.
@@ -139,7 +139,7 @@ class Publication:
             file.check(f"{where}/{PUBLICATION}", "publication")
 
 
-def place_of(name: str) -> tuple[str, int] | None:
-    """Return kind and number from the name of a publication's folder; None for other names."""
+def place_of(name: str) -> ChainPlace | None:
+    """Return the place of the publication in a folder of this name; None for other names."""
     match = _NAME.fullmatch(name)
-    return None if match is None else (match[1], int(match[2]))
+    return None if match is None else ChainPlace(int(match[2]), match[1])

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rayrec.quant import PackedTable
 from rayrec.serve.chain.publication import BASE, Publication
 from rayrec.serve.manifest import Manifest
 
@@ -61,14 +60,12 @@ class Position:
         return cls(publication.run, publication.seq, publication.sha256, publication.artifact, past)
 
 
-def judge(position: Position | None, publication: Publication) -> Verdict:
-    """Return the verdict on a publication for a follower at a position; None is an empty follower.
+def judge(position: Position, publication: Publication) -> Verdict:
+    """Return the verdict on a publication for a follower at a position.
 
     A base stands by itself, so it may be taken where publications before it are missing.
     """
     is_base = publication.kind == BASE
-    if position is None:
-        return Verdict.NEXT if is_base else Verdict.GAP
     if publication.run != position.run:
         return Verdict.FORK
     if publication.seq <= position.seq:
@@ -86,9 +83,8 @@ def alike(one: Manifest, other: Manifest) -> bool:
     """Return True if a predictor of one artifact can score with the tables of the other."""
 
     def shape(manifest: Manifest) -> tuple[object, ...]:
-        tables = [table.packed for table in manifest.tables]
         return (
-            [_size(table) for table in tables],
+            [(table.name, table.rows, table.width, table.type) for table in manifest.tables],
             manifest.collections,
             manifest.outputs,
             None if manifest.schema is None else manifest.schema.sha256,
@@ -96,7 +92,3 @@ def alike(one: Manifest, other: Manifest) -> bool:
         )
 
     return shape(one) == shape(other)
-
-
-def _size(table: PackedTable) -> tuple[object, ...]:
-    return table.name, table.rows, table.width, table.kind

@@ -25,7 +25,7 @@ from rayrec.quant.types import Types
 from rayrec.serve.artifact import DENSE
 from rayrec.serve.chain.column_gather import PARTS, gather_columns, write_columns
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication
+from rayrec.serve.chain.publication import BASE, DELTA, ChainPlace, ChangedTable, Publication
 from rayrec.serve.chain.row_files import write_rows
 from rayrec.serve.chain.row_ranges import Changed, RowRanges
 from rayrec.serve.dense_file import dense_bytes
@@ -110,7 +110,7 @@ class ChainWriter:
         """
         what = f"publishing step {moment.step} into {self._folder.path}"
         (seq, parent) = agree(f"{what}: preparing", self._begin_base, gather)[0]
-        hidden = self._folder.hidden(BASE, seq)
+        hidden = self._folder.hidden(ChainPlace(seq, BASE))
         weights = f"{hidden}-weights"
         self._save_weights(weights, shards, moment, gather, extras)
 
@@ -199,7 +199,7 @@ class ChainWriter:
         head = self.head
         assert head is not None, "a base comes first"
         what = f"publishing step {moment.step} into {self._folder.path}"
-        hidden = self._folder.hidden(DELTA, head.seq + 1)
+        hidden = self._folder.hidden(ChainPlace(head.seq + 1, DELTA))
         mine: list[TouchedState] = []
         if self._rank < self._writers:
             mine = [one for one in shards if writes(moment.plan, one.shard, self._rank)]

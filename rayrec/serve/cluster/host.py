@@ -11,7 +11,7 @@ import os
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rayrec.errors import ArtifactError, ConfigError, RayrecError
+from rayrec.errors import ConfigError, RayrecError
 from rayrec.serve.server.hosted import HostedServer
 from rayrec.serve.server.needed import check_installed
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
@@ -74,9 +74,10 @@ class HostActor:
 
 
 def _version_of(path: str) -> str:
-    from rayrec.serve.artifact import SCHEMA, local_folder, read_manifest
+    from rayrec.serve.artifact import SCHEMA, local_folder
+    from rayrec.serve.manifest import Manifest
 
-    manifest = read_manifest(local_folder("the artifact", path))
+    manifest = Manifest.read_file(local_folder("the artifact", path))
     if manifest.schema is None:
         raise ConfigError(
             f"{path} has no {SCHEMA}, so a server cannot read columns; export the checkpoint with "
@@ -90,10 +91,4 @@ def _run_of(path: str, settings: ServerSettings) -> str:
     from rayrec.serve.signing import SigningKey
 
     folder = ChainFolder.of_run(path, SigningKey.read(settings.signing_key))
-    trouble: ArtifactError | None = None
-    for seq, kind in reversed(folder.places()):
-        try:
-            return folder.read(kind, seq).run
-        except ArtifactError as error:
-            trouble = trouble or error
-    raise trouble or folder.nothing_yet()
+    return folder.newest(folder.read).run

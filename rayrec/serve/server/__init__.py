@@ -1,25 +1,23 @@
 """The server: replicas of a predictor that answer gRPC and HTTP, and the process that watches them.
 
 settings       where it listens, and how much it takes
-served         what it needs of a predictor
+served         the predictor of a server
 untrusted      bytes from anybody as columns that are safe to read
 reading_thread requests are read beside the event loop
 scoring_queue  the queue of a replica, and the thread that scores whatever waits in it
 faults         what an error is called in gRPC, in HTTP and among the metrics
-complaints     what an event loop says of itself, in a line
 metrics        what is counted for Prometheus
 grpc_service   bytes in, bytes out
 body           bodies as JSON, as Arrow streams or as protobuf
 health         whether a replica is to be given requests, in gRPC's own words
 http_service   JSON for people, and health, readiness and metrics
-parts          what both share
+answering      a request from its bytes to those of the answer, for both
 replica        one process
 held           the ports and the folder of numbers that the replicas share
 pulse          how the supervisor sees that a replica hangs
 forked         what a process does that was forked to be a replica
 supervisor     all of them: starts, watches, drains
 hosted         the same in a process of its own, for a program that may not be forked
-leading        how the parent of replicas brings them from version to version of a chain
-following      how a replica changes over
+leading        how a parent and its replicas go from version to version of a chain
 needed         whether the packages of the extra `serve` are there
 """

@@ -16,6 +16,7 @@ from rayrec.errors import (
 )
 
 OK = "ok"
+INPUT = "input"
 CANCELLED = "cancelled"
 # gRPC sends the text in a header, of which all together have 8 KB
 _MOST_TEXT = 1000
@@ -40,8 +41,8 @@ class ErrorReply(NamedTuple):
 
 
 _KINDS: dict[type[RayrecError], tuple[str, str, int]] = {
-    InputError: ("input", "INVALID_ARGUMENT", 400),
-    ConfigError: ("input", "INVALID_ARGUMENT", 400),
+    InputError: (INPUT, "INVALID_ARGUMENT", 400),
+    ConfigError: (INPUT, "INVALID_ARGUMENT", 400),
     OverloadedError: ("overloaded", "RESOURCE_EXHAUSTED", 503),
     DeadlineError: ("deadline", "DEADLINE_EXCEEDED", 504),
     UnavailableError: ("draining", "UNAVAILABLE", 503),

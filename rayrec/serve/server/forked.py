@@ -15,7 +15,6 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.sealed_memory import populate
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.pulse import Pulses
-from rayrec.serve.server.served import tables_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.storage import one_line
 
@@ -33,9 +32,9 @@ def run_forked(
     settings: ServerSettings,
     number: int,
     said: Connection,
-    parent: int,
     pulses: Pulses,
     lead: Lead | None,
+    parent: int,
 ) -> None:
     """Run a replica in a forked process; does not return."""
     for one in SIGNALS:
@@ -49,18 +48,13 @@ def run_forked(
     # folder of its numbers when it is imported
     from rayrec.serve.server.replica import run_replica
 
-    for data in tables_of(predictor):
+    own = [collection.packed.data for collection in predictor.collections.values()]
+    for data in own if lead is None else lead.predictor.follower.copies.data:
         populate(data)
     # the objects here stay, so garbage collections need not look at them again
     gc.freeze()
     try:
-        code = run_replica(
-            *(predictor, settings),
-            ready=lambda: said.send_bytes(b"ready"),
-            pulse=lambda: pulses.beat(number),
-            lead=lead,
-            parent=said,
-        )
+        code = run_replica(predictor, settings, number, said, pulses, lead)
     except RayrecError as error:
         say(f"replica {number}: {one_line(error)}")
         code = 1

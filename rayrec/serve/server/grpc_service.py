@@ -6,7 +6,6 @@ deploy/serving/serving.proto. `grpc.health.v1` says what /ready says.
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import NoReturn
 
 import grpc
@@ -14,9 +13,10 @@ import grpc.aio
 
 from rayrec.errors import UnavailableError
 from rayrec.serve.protobuf import PROTOBUF_TYPE
-from rayrec.serve.server.body import written
-from rayrec.serve.server.faults import CANCELLED, OK, fault_of
-from rayrec.serve.server.parts import Parts
+from rayrec.serve.server.answering import Answering
+from rayrec.serve.server.faults import ErrorReply
+from rayrec.serve.server.health import Health
+from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.wire import ARROW_TYPE, METHOD, SCORE_METHOD, SERVICE
 
 
@@ -27,8 +27,8 @@ class GrpcService:
         port: at which it listens, after `start`.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, settings = parts, parts.settings
+    def __init__(self, answering: Answering, health: Health, settings: ServerSettings) -> None:
+        self._answering, self._settings = answering, settings
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.max_bytes),
@@ -42,7 +42,7 @@ class GrpcService:
             SCORE_METHOD: grpc.unary_unary_rpc_method_handler(self._score),
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        self._server.add_generic_rpc_handlers([generic, parts.health.handler()])
+        self._server.add_generic_rpc_handlers([generic, health.handler()])
         self.port = settings.port
 
     async def start(self) -> None:
@@ -51,7 +51,7 @@ class GrpcService:
         Raises:
             UnavailableError: the address cannot be had.
         """
-        address = self._parts.settings.address(self._parts.settings.port)
+        address = self._settings.address(self._settings.port)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -69,20 +69,11 @@ class GrpcService:
         return await self._answer(message, PROTOBUF_TYPE, context)
 
     async def _answer(self, message: bytes, kind: str, context: grpc.aio.ServicerContext) -> bytes:
-        start = perf_counter()
-        outcome = CANCELLED
-        try:
-            asked = await self._parts.reading.read(kind, message)
-            asked = asked._replace(timeout_s=context.time_remaining())
-            body = written(await self._parts.queue.score(asked), kind)
-            outcome = OK
-            return body
-        except Exception as error:
-            fault = fault_of(error)
-            outcome = fault.outcome
-            await _abort(context, fault.code, fault.text)
-        finally:
-            self._parts.metrics.answered("grpc", outcome, perf_counter() - start)
+        waits_s = context.time_remaining()
+        answer = await self._answering.answer("grpc", kind, message, waits_s)
+        if isinstance(answer, ErrorReply):
+            await _abort(context, answer.code, answer.text)
+        return answer
 
 
 async def _abort(context: grpc.aio.ServicerContext, code: str, text: str) -> NoReturn:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from time import perf_counter
 
 from aiohttp import web
 
 from rayrec.errors import InputError, UnavailableError
-from rayrec.serve.server.body import type_trouble, written
-from rayrec.serve.server.faults import CANCELLED, OK, fault_of
+from rayrec.serve.server.answering import Answering
+from rayrec.serve.server.faults import CANCELLED, INPUT, ErrorReply
+from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import CONTENT_TYPE
-from rayrec.serve.server.parts import Parts
+from rayrec.serve.server.settings import ServerSettings
 
 _PATHS = "there are POST /predict, and GET /health, /ready and /metrics."
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,8 +33,8 @@ class HttpService:
         port: at which it listens, after `start`.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, settings = parts, parts.settings
+    def __init__(self, answering: Answering, health: Health, settings: ServerSettings) -> None:
+        self._answering, self._health, self._settings = answering, health, settings
         self.port = settings.http_port
         self.chain: Callable[[], dict[str, str]] = dict
         app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
@@ -54,7 +54,7 @@ class HttpService:
             UnavailableError: the address cannot be had.
         """
         await self._runner.setup()
-        host, port = self._parts.settings.host, self._parts.settings.http_port
+        host, port = self._settings.host, self._settings.http_port
         try:
             await web.TCPSite(self._runner, host, port, reuse_port=True).start()
         except OSError as error:
@@ -66,50 +66,42 @@ class HttpService:
         await self._runner.cleanup()
 
     async def _predict(self, request: web.Request) -> web.Response:
-        start = perf_counter()
-        outcome = CANCELLED
         try:
             body = await request.read()
-            trouble = type_trouble(request.content_type)
-            if trouble:
-                raise web.HTTPUnsupportedMediaType(text=trouble)
-            kind = request.content_type
-            answer = await self._parts.queue.score(await self._parts.reading.read(kind, body))
-            response = web.Response(body=written(answer, kind), content_type=kind)
-            outcome = OK
-            return response
         except web.HTTPException:
-            outcome = "input"
+            self._answering.metrics.answered("http", INPUT, 0.0)
             raise
         except (ConnectionError, web.RequestPayloadError) as error:
+            self._answering.metrics.answered("http", CANCELLED, 0.0)
             # the body did not come to its end, so nobody may be there to read this
             raise web.HTTPBadRequest(text=f"the body cannot be read: {error}.") from error
-        except Exception as error:
-            fault = fault_of(error)
-            outcome = fault.outcome
-            return _error(fault.status, fault.error, fault.text)
-        finally:
-            self._parts.metrics.answered("http", outcome, perf_counter() - start)
+        answer = await self._answering.answer("http", request.content_type, body)
+        if isinstance(answer, ErrorReply):
+            return _error(answer.status, answer.error, answer.text)
+        return web.Response(body=answer, content_type=request.content_type)
 
     async def _say_last(self, _: web.Request, response: web.StreamResponse) -> None:
         """Ask a client to open another connection, since this one is about to be closed."""
-        if not self._parts.health.is_ready:
+        if not self._health.is_ready:
             response.force_close()
             # aiohttp has written its own header by now
             response.headers["connection"] = "close"
 
     async def _alive(self, _: web.Request) -> web.Response:
-        version, step = self._parts.queue.version
-        said = {"status": "alive", "version": version, "step": step, "pid": os.getpid()}
+        weights = self._answering.weights
+        said = {"status": "alive", "version": weights.name, "step": weights.step}
+        said |= {"pid": os.getpid()}
         return web.json_response(said | self.chain())
 
     async def _ready(self, _: web.Request) -> web.Response:
-        if not self._parts.health.is_ready:
+        if not self._health.is_ready:
             return _error(503, UnavailableError.__name__, "the replica is about to end.")
-        return web.json_response({"status": "ready", "version": self._parts.queue.version[0]})
+        return web.json_response({"status": "ready", "version": self._answering.weights.name})
 
     async def _text(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._parts.metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return web.Response(
+            body=self._answering.metrics.text(), headers={"content-type": CONTENT_TYPE}
+        )
 
 
 def _error(status: int, error: str, text: str) -> web.Response:

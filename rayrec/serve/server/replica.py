@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+import sys
+import time
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.server.complaints import Complaints
-from rayrec.serve.server.following import Following
+from rayrec.serve.server.answering import Answering
 from rayrec.serve.server.grpc_service import GrpcService
 from rayrec.serve.server.health import Health
 from rayrec.serve.server.http_service import HttpService
-from rayrec.serve.server.leading import Lead
+from rayrec.serve.server.leading import Following, Lead
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.parts import Parts
-from rayrec.serve.server.reading_thread import ReadingThread
-from rayrec.serve.server.scoring_queue import ScoringQueue
-from rayrec.serve.server.served import request_columns, served_schema, version_of
+from rayrec.serve.server.pulse import Pulses
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import RequestReader
+from rayrec.storage import one_line
+
+_AGAIN_S = 10.0  # until an event loop says the same again
+_MOST_KEPT = 100
 
 
 class Replica:
@@ -37,8 +38,6 @@ class Replica:
     Args:
         lead, parent: lead of the parent process, and the connection to it, for a predictor that
             follows a chain.
-    Raises:
-        ConfigError: the artifact has no schema.
     """
 
     def __init__(
@@ -48,17 +47,14 @@ class Replica:
         lead: Lead | None = None,
         parent: Connection | None = None,
     ) -> None:
-        schema = served_schema(predictor)
         self.settings = settings
         self.ended = asyncio.Event()
         self.code = 0
-        metrics = Metrics(version_of(predictor)[0] if lead is None else None)
-        self.queue = ScoringQueue(predictor, settings, metrics, self._fail)
-        reader = RequestReader(request_columns(schema), settings.max_rows)
-        self._reading = ReadingThread(reader, settings.queue_bytes)
+        metrics = Metrics(predictor.weights.name if lead is None else None)
+        self.answering = Answering(predictor, settings, metrics, self._fail)
         self.health = Health()
-        parts = Parts(self.queue, self._reading, self.health, settings, metrics)
-        self.grpc, self.http = GrpcService(parts), HttpService(parts)
+        shared = self.answering, self.health, settings
+        self.grpc, self.http = GrpcService(*shared), HttpService(*shared)
         self.following: Following | None = None
         if lead is not None and parent is not None:
             self.following = Following(lead, parent, metrics)
@@ -86,31 +82,53 @@ class Replica:
         try:
             async with asyncio.timeout(most):
                 await asyncio.gather(self.grpc.stop(most), self.http.stop())
-                await self.queue.drain()
+                await self.answering.queue.drain()
         except TimeoutError:
             self.code = 1
-        self._reading.close()
-        self.queue.close()
+        self.answering.close()
 
     def _fail(self) -> None:
         self.code = 1
         self.ended.set()
 
 
+class Complaints:
+    """Exception handler of an event loop, which says each thing once within some seconds.
+
+    A process without file descriptors would otherwise write hundreds of tracebacks a second.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, error = context["message"], context.get("exception")
+        now = time.monotonic()
+        if now < self._said.get(message, 0.0):
+            return
+        if len(self._said) >= _MOST_KEPT:
+            self._said.clear()
+        self._said[message] = now + _AGAIN_S
+        if isinstance(error, OSError):
+            print(f"{message}: {one_line(error)}", file=sys.stderr, flush=True)
+        else:
+            loop.default_exception_handler(context)
+
+
 def run_replica(
     predictor: Predictor,
     settings: ServerSettings,
-    ready: Callable[[], None],
-    pulse: Callable[[], Coroutine[None, None, None]],
-    lead: Lead | None = None,
-    parent: Connection | None = None,
+    number: int,
+    parent: Connection,
+    pulses: Pulses,
+    lead: Lead | None,
 ) -> int:
     """Answer requests until SIGTERM or SIGINT, and return the exit code.
 
     Args:
-        ready: called once requests are taken.
-        pulse: runs beside the services, to show the parent that the event loop goes on.
-        lead, parent: the arguments of `Replica`.
+        number: number of the replica.
+        parent: told when requests are taken; the connection to the lead where there is one.
+        pulses: shown to the parent while the event loop goes on.
     Raises:
         UnavailableError: an address cannot be had.
     """
@@ -119,14 +137,14 @@ def run_replica(
 
     async def answer() -> int:
         replica = Replica(predictor, settings, lead, parent)
-        beating = asyncio.create_task(pulse())
+        beating = asyncio.create_task(pulses.beat(number))
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, replica.ended.set)
+        for one in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(one, replica.ended.set)
         # signals were blocked until there was somebody to hear them
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         await replica.start()
-        ready()
+        parent.send_bytes(b"ready")
         await replica.ended.wait()
         await replica.stop()
         beating.cancel()

@@ -29,7 +29,6 @@ from rayrec.errors import DeadlineError, OverloadedError, UnavailableError
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.body import Asked
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.served import version_of
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.wire import Answer, Scores
 
@@ -67,11 +66,6 @@ class ScoringQueue:
         self._is_closed = self._is_ended = False
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
-
-    @property
-    def version(self) -> tuple[str, int]:
-        """Name and step of the weights that the next request is scored with."""
-        return version_of(self._predictor)
 
     async def score(self, asked: Asked) -> Answer:
         """Wait for the scores of the B rows of a request.

@@ -30,7 +30,7 @@ from rayrec.serve.server.forked import SIGNALS, run_forked, say
 from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
-from rayrec.serve.server.served import served_predictor, version_of
+from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
@@ -135,8 +135,8 @@ class Supervisor:
         slot.process = self._context.Process(
             target=run_forked,
             args=(
-                *(self._predictor, self._settings, slot.number, theirs, os.getpid()),
-                *(self._pulses, self._lead),
+                *(self._predictor, self._settings, slot.number, theirs),
+                *(self._pulses, self._lead, os.getpid()),
             ),
             name=f"rayrec-serve-{slot.number}",
         )
@@ -184,7 +184,8 @@ class Supervisor:
             self._is_ending = True
 
     def _status(self) -> ServerStatus:
-        return ServerStatus(self._settings, *version_of(self._predictor))
+        weights = self._predictor.weights
+        return ServerStatus(self._settings, weights.name, weights.step)
 
     def _end_what_hangs(self) -> None:
         """Kill replicas that have been silent for too long, so that they are restarted."""

@@ -1,0 +1,87 @@
+"""`Answering`: a request from its bytes to those of the answer, for gRPC, HTTP and Ray Serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from rayrec.errors import InputError
+from rayrec.serve.predictor import Predictor
+from rayrec.serve.server.body import type_trouble, written
+from rayrec.serve.server.faults import CANCELLED, INPUT, OK, ErrorReply, fault_of
+from rayrec.serve.server.metrics import Metrics
+from rayrec.serve.server.reading_thread import ReadingThread
+from rayrec.serve.server.scoring_queue import ScoringQueue
+from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.untrusted import RequestReader
+from rayrec.serve.weights import Weights
+from rayrec.serve.wire import Answer
+
+
+class Answering:
+    """Reads, scores and counts requests; made inside of a running event loop.
+
+    Args:
+        failed: called in the event loop when the scoring thread ends by a defect.
+    Attributes:
+        queue: requests that were read, and the thread that scores them.
+        metrics: numbers of the replica.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        settings: ServerSettings,
+        metrics: Metrics,
+        failed: Callable[[], None],
+    ) -> None:
+        assert predictor.schema is not None, "`served_predictor` has looked"
+        reader = RequestReader(predictor.schema.columns(with_labels=False), settings.max_rows)
+        self._reading = ReadingThread(reader, settings.queue_bytes)
+        self._predictor = predictor
+        self.queue = ScoringQueue(predictor, settings, metrics, failed)
+        self.metrics = metrics
+
+    @property
+    def weights(self) -> Weights:
+        """Weights that the next request is scored with."""
+        return self._predictor.weights
+
+    async def answer(
+        self, protocol: str, content_type: str, body: bytes, timeout_s: float | None = None
+    ) -> bytes | ErrorReply:
+        """Return the answer to a body, of the same content type, or its error; counts either.
+
+        Args:
+            timeout_s: seconds that the caller waits; None where the body may say it.
+        """
+        start, outcome = perf_counter(), CANCELLED
+        try:
+            if trouble := type_trouble(content_type):
+                outcome = INPUT
+                return ErrorReply(INPUT, "INVALID_ARGUMENT", 415, InputError.__name__, trouble)
+            content = written(await self.score(content_type, body, timeout_s), content_type)
+            outcome = OK
+            return content
+        except Exception as error:
+            fault = fault_of(error)
+            outcome = fault.outcome
+            return fault
+        finally:
+            self.metrics.answered(protocol, outcome, perf_counter() - start)
+
+    async def score(self, content_type: str, body: bytes, timeout_s: float | None = None) -> Answer:
+        """Return the scores of the rows in a body.
+
+        Raises:
+            RayrecError: an error of `ReadingThread.read` or `ScoringQueue.score`.
+        """
+        asked = await self._reading.read(content_type, body)
+        if timeout_s is not None:
+            asked = asked._replace(timeout_s=timeout_s)
+        return await self.queue.score(asked)
+
+    def close(self) -> None:
+        """End the threads, after what they are at."""
+        self._reading.close()
+        self.queue.close()
