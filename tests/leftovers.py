@@ -46,7 +46,7 @@ def processes_of(mark: str) -> dict[int, str]:
         try:
             born_with, command = (
                 (entry / "environ").read_bytes(),
-                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+                (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"),
             )
         except OSError:  # gone, or of another user
             continue

@@ -83,7 +83,7 @@ class _ProcessSlot:
     said: Connection | None = None
     is_ready: bool = False
     started: float = 0.0
-    wait_s: float = _FIRST_WAIT_S
+    wait_s: float = _FIRST_WAIT_S / 2  # doubled by the first end
 
 
 class Supervisor:
@@ -250,8 +250,8 @@ class Supervisor:
                     f"no replica can start; {self._failed_starts} have failed, the last with code "
                     f"{process.exitcode}. The lines above say why."
                 )
-        if time.monotonic() - slot.started > _SOUND_S:
-            slot.wait_s = _FIRST_WAIT_S
+        was_sound = time.monotonic() - slot.started > _SOUND_S
+        slot.wait_s = _FIRST_WAIT_S if was_sound else min(2 * slot.wait_s, _LONGEST_WAIT_S)
         say(
             f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}; "
             f"it is started again in {slot.wait_s:.1f} s"
