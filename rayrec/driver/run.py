@@ -9,7 +9,6 @@ from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.commands import Need, ProcessView, StartProcess, View
 from rayrec.driver.placement import longest_wait
-from rayrec.driver.preemption import Preemption
 from rayrec.driver.progress import RunProgress
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
@@ -57,6 +56,23 @@ class Rules:
     def longest_wait_s(self) -> float:
         """Seconds that the run waits for room."""
         return longest_wait(self.scaling)
+
+
+@dataclass(kw_only=True, slots=True)
+class Preemption:
+    """What a run did so far about nodes that will go; the rule is `preemption.answer_to`.
+
+    Attributes:
+        since: when the notice of each node came.
+        told: nodes, each with an answer that was told of it.
+        last: nodes before whose end the last save was asked for.
+        left: hosts that the ranks are leaving.
+    """
+
+    since: dict[str, float] = field(default_factory=dict)
+    told: set[tuple[str, str]] = field(default_factory=set)
+    last: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)
