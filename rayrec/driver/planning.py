@@ -92,32 +92,14 @@ def check_plan_word(plan: str | ShardingPlan) -> None:
     ShardingPlan.load(plan)
 
 
-def resolve_plan(plan: str | ShardingPlan, request: PlanRequest) -> ShardingPlan:
-    """Return the sharding plan to train by.
-
-    Args:
-        plan: "auto" asks the planner, a sharding kind places every table by it, a file or a plan is
-            taken as it is.
-        request: tables, topology of the ranks, and options of the planner.
-    Raises:
-        PlanError: the tables do not fit, or the plan given is for other tables or ranks.
-    """
-    if isinstance(plan, str) and plan in KINDS:
-        return manual_plan(request.tables, plan, request.topology)
-    if plan == "auto":
-        return plan_request(request)
-    given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
-    given.check(request.tables, request.topology.world_size)
-    return given
-
-
 class RunPlanner:
     """Planner of one driver's model and run.
 
     Args:
         model: () -> the module.
         run: batch size, optimizer and wire precisions.
-        plan: "auto", a sharding kind, a JSON file, or a plan.
+        plan: "auto" asks the planner, a sharding kind places every table by it, a JSON file or a
+            plan is taken as it is.
         constraints: limits on the planner's choice, by table.
         tables: the model's tables, if it cannot be built on the meta device.
         measured: a topology whose constants the planner shall use, or None.
@@ -148,7 +130,14 @@ class RunPlanner:
         Raises:
             PlanError: the tables do not fit, or the plan given is for other tables or ranks.
         """
-        return resolve_plan(self._plan, self._request(topology))
+        plan, request = self._plan, self._request(topology)
+        if plan == "auto":
+            return plan_request(request)
+        if isinstance(plan, str) and plan in KINDS:
+            return manual_plan(request.tables, plan, request.topology)
+        given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
+        given.check(request.tables, request.topology.world_size)
+        return given
 
     def predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
         """Return the cost model's estimate of each rank for any plan of these tables."""

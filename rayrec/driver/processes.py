@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -87,9 +87,6 @@ class Processes:
 
     def __getitem__(self, number: int) -> Process:
         return self._all[number]
-
-    def __iter__(self) -> Iterator[Process]:
-        return iter(self._all.values())
 
     @property
     def views(self) -> dict[int, ProcessView]:

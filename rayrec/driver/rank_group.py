@@ -13,7 +13,7 @@ from typing import Any
 
 from rayrec.driver.blame import Blame, RankTrouble, silence
 from rayrec.driver.processes import Processes
-from rayrec.driver.ray_replies import stacks_of, told
+from rayrec.driver.ray_replies import told
 from rayrec.errors import ConfigError
 from rayrec.train.seat import RankAddress
 
@@ -67,7 +67,7 @@ class RankGroup:
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
-        asked = [actor.gpu_memory.remote() for actor in self._actors]
+        asked = [actor.gpu_memory.remote() for actor in self.actors]
         return tuple(self._replies(asked, "look at its GPU", timeout_s))
 
     def see_folder(self, path: str, token: str, timeout_s: float) -> None:
@@ -80,7 +80,7 @@ class RankGroup:
             ConfigError: a rank cannot; names the rank and its host.
             RankTrouble: a rank died or did not answer.
         """
-        asked = [actor.folder_trouble.remote(path, token) for actor in self._actors]
+        asked = [actor.folder_trouble.remote(path, token) for actor in self.actors]
         for rank, trouble in enumerate(self._replies(asked, f"look at {path}", timeout_s)):
             if trouble:
                 raise ConfigError(
@@ -102,7 +102,7 @@ class RankGroup:
         if not files:
             return
         first = [ranks[0] for ranks in self.hosts]
-        asked = [self._actors[rank].missing_file.remote(list(files)) for rank in first]
+        asked = [self.actors[rank].missing_file.remote(list(files)) for rank in first]
         troubles = self._replies(asked, f"look for the {what}", timeout_s, first)
         for rank, trouble in zip(first, troubles, strict=True):
             if trouble:
@@ -111,12 +111,9 @@ class RankGroup:
                     "disk that all hosts mount under the same path, or into S3 or GCS."
                 )
 
-    def stacks(self, timeout_s: float) -> str:
-        """Return the stacks of all ranks as text; ranks without an answer are named in it."""
-        return stacks_of(self._actors, self.addresses, timeout_s)
-
     @property
-    def _actors(self) -> list[Any]:
+    def actors(self) -> list[Any]:
+        """Ray's handle of each rank."""
         return self._processes.actors(self._numbers)
 
     def _who(self, rank: int) -> str:

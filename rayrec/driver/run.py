@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.commands import Need, ProcessView, StartProcess, View
-from rayrec.driver.placement import longest_wait
 from rayrec.driver.progress import RunProgress
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
@@ -51,11 +50,6 @@ class Rules:
     resizes: bool = False
     keeps: bool = False
     obeys_stop: bool = True
-
-    @property
-    def longest_wait_s(self) -> float:
-        """Seconds that the run waits for room."""
-        return longest_wait(self.scaling)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -117,7 +111,9 @@ class Run:
     @classmethod
     def of(cls, rules: Rules) -> Run:
         """Return a run that has not begun."""
-        return cls(rules=rules, sizing=Sizing.of(rules.scaling), progress=RunProgress())
+        scaling = rules.scaling
+        sizing = Sizing(grow_after_s=scaling.grow_after_s, wanted=scaling.most)
+        return cls(rules=rules, sizing=sizing, progress=RunProgress())
 
     @property
     def has_ended(self) -> bool:

@@ -447,7 +447,7 @@ def test_a_rank_that_freezes_before_its_task_is_lost_unless_it_still_starts(
             # the driver is this process, and its ranks wait for what it plans
             cluster = driver._ranks._controller._cluster  # type: ignore[union-attr]
             assert cluster is not None
-            process = next(iter(cluster.processes))
+            process = cluster.processes[1]
             while awake and ray.get(process.actor.poll.remote()).starts:
                 time.sleep(0.1)
             # the second, as the driver had heard in a moment
