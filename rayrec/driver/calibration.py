@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rayrec.driver.cluster_topology import discover
 from rayrec.driver.controller import Controller
+from rayrec.driver.planning import discover
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run import Rules

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from rayrec.checkpoint import checkpoint_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
-from rayrec.driver.cluster_topology import read_topology
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features
+from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features, read_topology
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.ranks import Files, Ranks
 from rayrec.driver.result import Result, checked_predictions

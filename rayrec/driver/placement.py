@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.facts import Resources
+from rayrec.driver.commands import Resources
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
 from rayrec.errors import ClusterError, ConfigError, RayrecError
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from rayrec.driver.commands import Begin, Call, Pause, ProcessView, Reply, StartProcess, Verb
 from rayrec.driver.head import head, lost_calls
-from rayrec.driver.rank_process import end_process, start_process
-from rayrec.driver.ray_replies import LONGEST_TURN_S, death_line, told
+from rayrec.driver.rank_process import LONGEST_TURN_S, death_line, end_process, start_process, told
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import BEAT_S
 from rayrec.train.events import Event

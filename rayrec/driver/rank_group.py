@@ -13,7 +13,7 @@ from typing import Any
 
 from rayrec.driver.blame import Blame, RankTrouble, silence
 from rayrec.driver.processes import Processes
-from rayrec.driver.ray_replies import told
+from rayrec.driver.rank_process import told
 from rayrec.errors import ConfigError
 from rayrec.train.seat import RankAddress
 

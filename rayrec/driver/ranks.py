@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayrec.driver.cluster_topology import discover
 from rayrec.driver.config import RunConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import LOCAL_HOST, run_here
+from rayrec.driver.planning import discover
 from rayrec.driver.prepared import Prepared, Ran
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run import Rules

@@ -32,7 +32,7 @@ from rayrec.driver.head import head
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.ray_replies import stacks_of
+from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import ScalingConfig

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rayrec.driver.controller import Controller
-from rayrec.driver.facts import alive_nodes, resources
-from rayrec.driver.head import head
+from rayrec.driver.head import alive_nodes, head, resources
 from rayrec.driver.prepared import Prepared
 from rayrec.driver.rank_group import RankGroup
 from rayrec.driver.run import Rules
