@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rayrec.checkpoint import checkpoint_path
 from rayrec.checks import is_uri, lasting_path, seconds, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
@@ -119,8 +120,6 @@ class RunConfig(RunOptions):
             path = getattr(self, what)
             word = what == "resume_from" and path in (LATEST, AUTO)
             if path is not None and not word:
-                from rayrec.checkpoint import checkpoint_path  # late: it needs torch
-
                 object.__setattr__(self, what, checkpoint_path(f"RunConfig has {what}", path))
         self._check_start()
         if self.failure.log_decisions and is_uri(self.storage_path or "://"):

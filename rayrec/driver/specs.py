@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checks import is_uri
 from rayrec.data import FileDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
@@ -67,47 +64,6 @@ def train_spec(
 def local_files(data: Dataset | None) -> list[tuple[str, int]]:
     """Path and size of the data's files on this machine's disks; empty if there are none."""
     return data.local_files() if isinstance(data, FileDataset) else []
-
-
-def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
-    """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object
-    store.
-    """
-    path = f"{checkpoint}/{MANIFEST}"
-    return [(path, os.path.getsize(path))] if os.path.isfile(path) else []
-
-
-def check_keys(data: Dataset, keys: Sequence[str]) -> None:
-    """Refuse predictions of data without files, or with key columns that the files do not have.
-
-    Raises:
-        ConfigError: the data do not lie in files.
-        InputError: a file has no such column.
-    """
-    if not isinstance(data, FileDataset):
-        raise ConfigError(
-            "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
-        )
-    data.check_columns_exist(keys)
-
-
-def check_outside(data: Dataset, path: str) -> None:
-    """Refuse predictions in the folder of the data that they are about, or over a file of it.
-
-    Raises:
-        ConfigError: the file would be taken for data from then on.
-    """
-    if not isinstance(data, FileDataset) or is_uri(path):
-        return
-    root, target = os.path.realpath(data.path), os.path.realpath(path)
-    # A data set lists its folder anew for every run, and would take the file for one of its own.
-    inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
-    if target == root or inside:
-        raise ConfigError(
-            f"predictions would be written to {path}, among the data that they are "
-            "about, "
-            f"{data.path}, and be read as data from then on. Name a file elsewhere."
-        )
 
 
 def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
