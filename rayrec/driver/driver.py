@@ -24,8 +24,7 @@ from rayrec.driver.result import Result
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.serving import Scoring, evaluation, export_checkpoint, prediction
-from rayrec.driver.shape import check_resize, check_sizes
-from rayrec.driver.specs import train_spec
+from rayrec.driver.specs import check_resize, check_sizes, train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.train.config import Dataset

@@ -15,8 +15,16 @@ from rayrec.driver.result import Result, called, result_of
 from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.shape import check_pauses, check_recovery, check_shape, run_info
-from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
+from rayrec.driver.specs import (
+    check_pauses,
+    check_recovery,
+    check_shape,
+    check_values,
+    local_files,
+    run_info,
+    total_steps,
+    train_spec,
+)
 from rayrec.driver.start import find_start
 from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology
