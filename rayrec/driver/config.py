@@ -130,8 +130,7 @@ class RunConfig(RunOptions):
         if self.checkpoint.num_to_keep and not self.storage_path:
             raise ConfigError(
                 f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of "
-                "a run that has none; "
-                "give RunConfig(storage_path=...)."
+                "a run that has none; give RunConfig(storage_path=...)."
             )
         if self.evaluation is not None and self.evaluation.keep_best and not self.storage_path:
             raise ConfigError(
@@ -173,8 +172,7 @@ class RunConfig(RunOptions):
         if self.resume_from not in (None, AUTO) and self.init_from is not None:
             raise ConfigError(
                 f"RunConfig has resume_from={self.resume_from!r} and init_from={self.init_from!r}; "
-                "a run continues another "
-                "or starts with its weights at step 0. Give one of them."
+                "a run continues another or starts with its weights at step 0. Give one of them."
             )
         if self.resume_from in (LATEST, AUTO) and self.storage_path is None:
             raise ConfigError(
@@ -189,8 +187,8 @@ class RunConfig(RunOptions):
             )
         if self.new_data and self.resume_from is None:
             raise ConfigError(
-                "new_data=True is about the data of a resumed run; give "
-                "resume_from=..., or leave it out."
+                "new_data=True is about the data of a resumed run; give resume_from=..., or leave "
+                "it out."
             )
         if self.init_optimizer_state and self.init_from is None:
             raise ConfigError(

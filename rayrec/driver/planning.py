@@ -84,8 +84,7 @@ def check_same_features(data: object, eval_data: object) -> None:
         if train != held_out:
             raise ConfigError(
                 f"the {what} of the training data and of the evaluation data differ: {train} and "
-                f"{held_out}. "
-                "Give both the same schema, but for names of columns."
+                f"{held_out}. Give both the same schema, but for names of columns."
             )
 
 
