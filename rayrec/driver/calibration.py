@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from rayrec.driver.controller import Controller
 from rayrec.driver.planning import discover
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.run import Rules
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError

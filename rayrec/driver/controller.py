@@ -16,8 +16,7 @@ from rayrec.driver.blame import Blame
 from rayrec.driver.cluster import connected
 from rayrec.driver.commands import At, Command, Log, ReportStep, Tell
 from rayrec.driver.decide import decide
-from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, Ran, RankGroup
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.replay import Look, recording
 from rayrec.driver.run import Rules, Run

@@ -18,7 +18,7 @@ from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.fitting import fit
 from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features, read_topology
-from rayrec.driver.prepared import Prepared
+from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result
 from rayrec.driver.run_log import RunLog

@@ -9,7 +9,7 @@ from rayrec.driver.attempts import Attempts, fit_task
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.planning import RunPlanner
-from rayrec.driver.prepared import Prepared
+from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result, called, result_of
 from rayrec.driver.run_folder import held

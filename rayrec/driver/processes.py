@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -200,10 +199,6 @@ class Processes:
                 process.born.add_done_callback(_end_born)
         self._all.clear()
         self._calls.clear()
-
-    def actors(self, numbers: Sequence[int]) -> list[Any]:
-        """Return the handles of some processes."""
-        return [self._all[number].actor for number in numbers]
 
     def _see_born(self, process: Process) -> None:
         """Take the handle of a process whose start was told to the head, and have it describe."""

@@ -1,4 +1,4 @@
-"""`RankGroup`: the ranks that exist and have nothing to do yet, for who prepares their task.
+"""`RankGroup`: the ranks that exist and have nothing to do yet; `Prepared`: the task made for them.
 
 Whoever plans looks at their nodes and their memory, and has them look at folders and files. Every
 wait is bounded, and a rank that dies or falls silent meanwhile ends it.
@@ -9,13 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.driver.blame import Blame, RankTrouble, silence
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import told
+from rayrec.driver.recovery import Recovery
 from rayrec.errors import ConfigError
-from rayrec.train.seat import RankAddress
+from rayrec.layout import ShardingPlan
+from rayrec.layout.estimates import RankEstimate
+from rayrec.train.callbacks import RunInfo
+from rayrec.train.seat import RankAddress, RankTask
 
 WAIT_TURN_S = 0.25
 
@@ -114,7 +119,7 @@ class RankGroup:
     @property
     def actors(self) -> list[Any]:
         """Ray's handle of each rank."""
-        return self._processes.actors(self._numbers)
+        return [self._processes[number].actor for number in self._numbers]
 
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
@@ -165,3 +170,41 @@ class RankGroup:
     def _trouble(self, rank: int, cause: str, what: str, kind: Any) -> RankTrouble:
         host = self.addresses[rank].host
         return RankTrouble(Blame(rank=rank, host=host, cause=cause, what=what, kind=kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Task for the ranks, with its plan.
+
+    Attributes:
+        task: task of every rank; None ends the run at once.
+        plan: sharding plan of the task's tables, or None.
+        predicted: seconds of a step that the cost model expects, by rank; may be empty.
+        first: task to run before it, together with ranks that leave the run, or None.
+        info: facts that callbacks receive when the task begins, or None.
+    """
+
+    task: RankTask | None
+    plan: ShardingPlan | None = None
+    predicted: tuple[RankEstimate, ...] = ()
+    info: RunInfo | None = None
+    first: RankTask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Outcome of a task.
+
+    Attributes:
+        prepared: task that the ranks ran.
+        results: the task's result by rank; empty without a task.
+        signal_number: the signal that ended the run early, or None.
+        recovery: the account of its failures.
+        resizes: number of times it went on with another number of ranks.
+    """
+
+    prepared: Prepared
+    results: tuple[Any, ...] = ()
+    signal_number: int | None = None
+    recovery: Recovery = field(default_factory=Recovery)
+    resizes: int = 0

@@ -11,8 +11,7 @@ from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import LOCAL_HOST, run_here
 from rayrec.driver.planning import discover
-from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, Ran, RankGroup
 from rayrec.driver.run import Rules
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog

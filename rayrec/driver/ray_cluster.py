@@ -29,9 +29,8 @@ from rayrec.driver.commands import (
     Which,
 )
 from rayrec.driver.head import head
-from rayrec.driver.prepared import Prepared
 from rayrec.driver.processes import Processes
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run

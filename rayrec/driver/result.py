@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayrec.driver.display import Display
-from rayrec.driver.prepared import Ran
+from rayrec.driver.rank_group import Ran
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
 from rayrec.observe.profile_summary import Profile

@@ -15,8 +15,7 @@ from typing import Any
 
 from rayrec.driver.controller import Controller
 from rayrec.driver.head import alive_nodes, head, resources
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.run import Rules
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import CommError

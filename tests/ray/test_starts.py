@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.driver.controller import Controller
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.run import Rules
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
