@@ -117,19 +117,8 @@ class Ranks:
         try:
             if scaling.most == 0:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
-            rules = Rules(
-                scaling=scaling,
-                timeout_s=run.timeout_s,
-                heartbeat_s=run.heartbeat_timeout_s,
-                setup_timeout_s=run.setup_timeout_s,
-                stop_timeout_s=run.stop_timeout_s,
-                max_failures=run.failure.max_failures if attempts is not None else 0,
-                max_preemptions=run.failure.max_preemptions,
-                resizes=attempts is not None,
-                keeps=attempts is not None and run.run_path is not None,
-            )
             self._controller = Controller(
-                rules,
+                self._rules(trains=attempts is not None),
                 look if attempts is None else attempts.with_each(look),
                 on_event,
                 stop=self._stop,
@@ -142,3 +131,18 @@ class Ranks:
         finally:
             self._controller = None
             display.close()
+
+    def _rules(self, *, trains: bool) -> Rules:
+        """Return the rules of a run; what does not train has nothing to go on from."""
+        run = self._run
+        return Rules(
+            scaling=self._scaling,
+            timeout_s=run.timeout_s,
+            heartbeat_s=run.heartbeat_timeout_s,
+            setup_timeout_s=run.setup_timeout_s,
+            stop_timeout_s=run.stop_timeout_s,
+            max_failures=run.failure.max_failures if trains else 0,
+            max_preemptions=run.failure.max_preemptions,
+            resizes=trains,
+            keeps=trains and run.run_path is not None,
+        )
