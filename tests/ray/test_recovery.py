@@ -385,7 +385,7 @@ def test_ranks_meet_again_after_one_is_killed_while_they_meet(
     def act(self: RayCluster, commands: Sequence[Command]) -> None:
         (command,) = commands
         if isinstance(command, Begin) and not struck and command.seat.rank == 0:
-            addresses = [view.address for view in self.processes]
+            addresses = [self.processes[number].address for number in self.processes.views]
             struck.extend(address.pid for address in addresses if address is not None)
             os.kill(struck[2], signal.SIGSTOP)
             threading.Timer(3.0, strike, (struck[0], struck[2])).start()

@@ -13,6 +13,7 @@ import pytest
 
 from rayrec.driver.controller import Controller
 from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.run import Rules
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
@@ -95,7 +96,7 @@ def test_stacks_of_ranks_tell_a_mute_one(tmp_path: Path) -> None:
 
     def act(group: RankGroup) -> None:
         os.kill(group.addresses[1].pid, signal.SIGSTOP)
-        texts.append(group.stacks(3.0))
+        texts.append(stacks_of(group.actors, group.addresses, 3.0))
         os.kill(group.addresses[1].pid, signal.SIGCONT)
 
     on_ranks(act)
