@@ -1,6 +1,6 @@
 """The topology of a process group: which ranks share a host, and the memory that each may take.
 
-The driver asks Ray instead (`rayrec.driver.cluster_topology`). One collective of two numbers per
+The driver asks Ray instead (`rayrec.driver.planning`). One collective of two numbers per
 rank, so every rank comes to the same topology, and plans alike from it. Bandwidths are the
 ready-made ones.
 """

@@ -1,16 +1,14 @@
 """The driver: Ray as the control plane of a training run.
 
-No other part of rayrec imports ray and the actors. `RayDataset` loads on first use: it brings in
-torch, and a run is told without it.
+No other part of rayrec imports ray and the actors.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.driver import Driver
+from rayrec.driver.ray_data import RayDataset
 from rayrec.driver.ray_metrics import RayMetrics
 from rayrec.driver.result import Result
 from rayrec.driver.scaling import ScalingConfig
@@ -21,9 +19,6 @@ from rayrec.train.optimizer_config import OptimizerConfig
 from rayrec.train.profile_config import ProfileConfig
 from rayrec.train.publish_config import PublishConfig
 from rayrec.train.shaping import EarlyStopping, EvaluationConfig
-
-if TYPE_CHECKING:
-    from rayrec.driver.ray_data import RayDataset
 
 __all__ = [
     "Callback",
@@ -43,12 +38,3 @@ __all__ = [
     "Task",
     "calibrate",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "RayDataset":
-        raise AttributeError(f"module 'rayrec.driver' has no attribute {name!r}")
-    from rayrec.driver.ray_data import RayDataset
-
-    globals()[name] = RayDataset
-    return RayDataset

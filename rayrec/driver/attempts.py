@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.start import Start, passed_over
 from rayrec.errors import CheckpointError
 from rayrec.train.config import SyncPoints, TrainSpec

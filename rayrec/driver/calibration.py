@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rayrec.driver.cluster_topology import discover
 from rayrec.driver.controller import Controller
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.planning import discover
+from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.run import Rules
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
@@ -49,13 +49,8 @@ def calibrate(
             "calibration measures the ranks of a cluster; give num_workers of at least 1 (--ranks)."
         )
     # A calibration has nothing to save, so a signal ends it at once.
-    controller = Controller(
-        scaling,
-        prepare,
-        on_event,
-        timeout_s=timeout_s,
-        setup_timeout_s=setup_timeout_s,
-        obeys_stop=False,
+    rules = Rules(
+        scaling=scaling, timeout_s=timeout_s, setup_timeout_s=setup_timeout_s, obeys_stop=False
     )
-    topology: Topology = controller.run().results[0]
+    topology: Topology = Controller(rules, prepare, on_event).run().results[0]
     return topology

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rayrec.driver.blame import Blame
-from rayrec.driver.facts import Resources
 from rayrec.driver.roster import Place
 from rayrec.errors import RayrecError
 from rayrec.train.events import Event
@@ -97,6 +96,13 @@ class Rooms:
     draining: Mapping[str, float | None] = field(default_factory=dict)
     nodes: Mapping[Place, str] = field(default_factory=dict)
     base: str = "unknown"
+
+
+class Resources(NamedTuple):
+    """Total resources of a cluster, and the free resources of each node."""
+
+    total: Mapping[str, float]
+    free: tuple[Mapping[str, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

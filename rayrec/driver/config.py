@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rayrec.checkpoint import checkpoint_path
 from rayrec.checks import is_uri, lasting_path, seconds, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
@@ -119,8 +120,6 @@ class RunConfig(RunOptions):
             path = getattr(self, what)
             word = what == "resume_from" and path in (LATEST, AUTO)
             if path is not None and not word:
-                from rayrec.checkpoint import checkpoint_path  # late: it needs torch
-
                 object.__setattr__(self, what, checkpoint_path(f"RunConfig has {what}", path))
         self._check_start()
         if self.failure.log_decisions and is_uri(self.storage_path or "://"):
@@ -131,8 +130,7 @@ class RunConfig(RunOptions):
         if self.checkpoint.num_to_keep and not self.storage_path:
             raise ConfigError(
                 f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of "
-                "a run that has none; "
-                "give RunConfig(storage_path=...)."
+                "a run that has none; give RunConfig(storage_path=...)."
             )
         if self.evaluation is not None and self.evaluation.keep_best and not self.storage_path:
             raise ConfigError(
@@ -174,8 +172,7 @@ class RunConfig(RunOptions):
         if self.resume_from not in (None, AUTO) and self.init_from is not None:
             raise ConfigError(
                 f"RunConfig has resume_from={self.resume_from!r} and init_from={self.init_from!r}; "
-                "a run continues another "
-                "or starts with its weights at step 0. Give one of them."
+                "a run continues another or starts with its weights at step 0. Give one of them."
             )
         if self.resume_from in (LATEST, AUTO) and self.storage_path is None:
             raise ConfigError(
@@ -190,8 +187,8 @@ class RunConfig(RunOptions):
             )
         if self.new_data and self.resume_from is None:
             raise ConfigError(
-                "new_data=True is about the data of a resumed run; give "
-                "resume_from=..., or leave it out."
+                "new_data=True is about the data of a resumed run; give resume_from=..., or leave "
+                "it out."
             )
         if self.init_optimizer_state and self.init_from is None:
             raise ConfigError(

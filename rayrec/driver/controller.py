@@ -12,43 +12,32 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from rayrec.driver.blame import Blame
 from rayrec.driver.cluster import connected
 from rayrec.driver.commands import At, Command, Log, ReportStep, Tell
 from rayrec.driver.decide import decide
-from rayrec.driver.ending import ending, write_traceback
-from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, Ran, RankGroup
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.replay import Look, recording
 from rayrec.driver.run import Rules, Run
-from rayrec.driver.run_log import RunLog
-from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.stall import STALL_S, StallWatch
+from rayrec.driver.run_log import STALL_S, RunLog, StallWatch
 from rayrec.driver.states import Ended
+from rayrec.errors import RayrecError, TrainingFailed
 from rayrec.machine.signals import Signals, hold_signals
 from rayrec.train.events import Event, Milestone
 
 STACKS_S = 5.0
-HEARTBEAT_S = 30.0
 
 
 class Controller:
     """Runs one task on a group of ranks.
 
     Args:
-        scaling: number and resources of the ranks.
+        rules: rules of the run; the connection to Ray and the driver's node are added.
         prepare: makes the task, once the ranks' places are known and while they import torch;
             called again after every failure that the run recovers from.
         on_event: receives every report and line of the ranks and of the controller.
-        timeout_s: bound on every collective.
-        heartbeat_timeout_s: a rank that says nothing for so long is lost.
-        setup_timeout_s: bound on each part of the start of the ranks.
-        stop_timeout_s: bound on the way from a stop request to the end.
-        max_failures, max_preemptions: as `FailureConfig` has them.
-        keeps: the task can save and go on when its node will be drained; see `preemption`.
-        resizes: the number of ranks may change on the way; see `ScalingConfig.num_workers`.
-        obeys_stop: the task ends by itself when it is asked to; one that does not is ended at once
-            by a signal.
+        stop: any thread sets it to ask the ranks to stop at their next agreed point.
         log: receives tracebacks and stacks; by default a temporary file.
         on_poll: called at every look at the ranks; its error ends the run.
         on_step: receives the newest finished step whenever it has changed.
@@ -62,47 +51,23 @@ class Controller:
 
     def __init__(
         self,
-        scaling: ScalingConfig,
+        rules: Rules,
         prepare: Callable[[RankGroup], Prepared],
         on_event: Callable[[Event], None] = lambda event: None,
         *,
-        timeout_s: float = 300.0,
-        heartbeat_timeout_s: float = HEARTBEAT_S,
-        setup_timeout_s: float = 120.0,
-        stop_timeout_s: float = 60.0,
-        max_failures: int = 0,
-        max_preemptions: int = -1,
-        resizes: bool = False,
-        keeps: bool = False,
-        obeys_stop: bool = True,
+        stop: threading.Event | None = None,
         log: RunLog | None = None,
         on_poll: Callable[[], None] = lambda: None,
         stall_s: float = STALL_S,
         on_step: Callable[[int], None] = lambda step: None,
         record_in: str | None = None,
     ) -> None:
-        self._rules = Rules(
-            scaling=scaling,
-            timeout_s=timeout_s,
-            heartbeat_s=heartbeat_timeout_s,
-            setup_timeout_s=setup_timeout_s,
-            stop_timeout_s=stop_timeout_s,
-            max_failures=max_failures,
-            max_preemptions=max_preemptions,
-            resizes=resizes,
-            keeps=keeps,
-            obeys_stop=obeys_stop,
-        )
-        self.resizes, self._prepare, self._on_event = resizes, prepare, on_event
+        self.rules, self._prepare, self._on_event = rules, prepare, on_event
+        self._stop, self._wishes = stop or threading.Event(), deque[int]()
         self._log = log or RunLog(None)
         self._on_poll, self._on_step, self._record_in = on_poll, on_step, record_in
         self._watch = StallWatch(on_event, self._log, self._rank_stacks, stall_s)
-        self._stop, self._wishes = threading.Event(), deque[int]()
         self._cluster: RayCluster | None = None
-
-    def request_stop(self) -> None:
-        """Ask the ranks to stop at their next agreed point; from any thread or signal handler."""
-        self._stop.set()
 
     def resize(self, ranks: int) -> None:
         """Wish for another number of ranks, between least and most; from any thread."""
@@ -133,13 +98,14 @@ class Controller:
         signals.check()
         self._on_event(Milestone("connection to Ray"))
         here = ray.get_runtime_context().get_node_id()
-        run = self.standing = Run.of(replace(self._rules, cluster=connection, here=here))
+        run = self.standing = Run.of(replace(self.rules, cluster=connection, here=here))
         record = None
         if self._record_in is not None:
             record = stack.enter_context(recording(self._record_in))
             record(run.rules)
-        scaling = self._rules.scaling
-        cluster = self._cluster = RayCluster(scaling, self._prepare, signals, self._on_event)
+        cluster = self._cluster = RayCluster(
+            self.rules.scaling, self._prepare, signals, self._on_event
+        )
         stack.callback(cluster.close)
         stack.callback(self._watch.at, "ending the ranks", patient=True)
         while not run.has_ended:
@@ -180,3 +146,43 @@ class Controller:
     def _rank_stacks(self) -> str:
         cluster = self._cluster
         return cluster.stacks(STACKS_S) if cluster is not None else "-- no ranks yet"
+
+
+class RemoteTraceback(Exception):
+    """The traceback of a rank, as text, chained below the error that the driver raises."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0].rstrip()}\n" if self.args else ""
+
+
+def write_traceback(blame: Blame, log: RunLog) -> str:
+    """Keep the traceback of a failure in the run's log; where it can be read, or ""."""
+    if not blame.traceback:
+        return ""
+    return log.write(f"rank {blame.rank} on {blame.host}:\n{blame.traceback}")
+
+
+def ending(
+    blame: Blame, world_size: int, past: Sequence[Blame], log: RunLog, more: str = ""
+) -> RayrecError:
+    """Return the error to raise for a failure that ends a run.
+
+    Args:
+        past: failures that the run recovered from before.
+        log: receives the traceback.
+        more: further cause to add to the message, or "".
+    """
+    words = [blame.also, more]
+    if past:
+        first = past[0]
+        times = f"{len(past)} failure" + ("s" if len(past) > 1 else "")
+        words.append(
+            f"the run had recovered from {times}, the first of rank {first.rank}: {first.cause}"
+        )
+    also = "; ".join(word for word in words if word)
+    error = replace(blame, also=also).error(world_size)
+    if isinstance(error, TrainingFailed):
+        error.log = write_traceback(blame, log)
+    if blame.traceback:
+        error.__cause__ = RemoteTraceback(blame.traceback)
+    return error

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rayrec.driver.labels import LabelWatch, undefined
-from rayrec.driver.starvation import SHARE, StarvationWatch
+from rayrec.driver.hints import SHARE, LabelWatch, StarvationWatch, undefined
 from rayrec.train.events import (
     Evaluation,
     Event,

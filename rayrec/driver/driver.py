@@ -10,25 +10,24 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from rayrec.checkpoint import checkpoint_path
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
-from rayrec.driver.cluster_topology import read_topology
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.ranks import Files, Ranks
-from rayrec.driver.result import Result, checked_predictions
+from rayrec.driver.fitting import fit
+from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features, read_topology
+from rayrec.driver.rank_group import Prepared
+from rayrec.driver.ranks import Ranks
+from rayrec.driver.result import Result
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.serving import Scoring, evaluation, export_checkpoint, prediction
+from rayrec.driver.specs import check_resize, check_sizes, train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.train.config import Dataset
-from rayrec.train.seat import RankTask
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,8 +89,6 @@ class Driver:
                 f"model is a {type(model).__name__}; pass a function that builds the module on "
                 "each rank."
             )
-        from rayrec.driver.shape import check_sizes
-
         check_plan_word(plan)
         check_sizes(plan, run, scaling)
         check_same_features(data, eval_data)
@@ -158,8 +155,6 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        from rayrec.driver.fitting import fit
-
         parts = self._model, self._data, self._eval_data, self._run, self._scaling
         own = self._scorer, self._loop
         return fit(*parts, *own, planning=self._planning, ranks=self._ranks)
@@ -186,24 +181,9 @@ class Driver:
             TrainingFailed: a rank failed.
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
-        from rayrec.driver.specs import check_values, local_files, manifest_file
-        from rayrec.driver.start import check_scored
-        from rayrec.train.tasks import EvaluateTask
-
         scored = data if data is not None else self._eval_data
-        if scored is None:
-            raise ConfigError(
-                "Driver.evaluate needs data: pass it, or make the driver with eval_data."
-            )
-        wanted = checked_predictions(predictions, keys, scored)
-        check_values(scored, self._run.tasks)
-        files = {"data": local_files(scored)}
-        if checkpoint is not None:
-            checkpoint = checkpoint_path("checkpoint", checkpoint)
-            check_scored(checkpoint, self._planning.tables())
-            files["checkpoint"] = manifest_file(checkpoint)
-        task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
-        return cast("Mapping[str, float]", self._score(scored, task, files))
+        wanted = evaluation(self._planning, self._run, checkpoint, scored, predictions, keys)
+        return cast("Mapping[str, float]", self._score(wanted))
 
     def predict(
         self, checkpoint: str, out: str, data: Dataset | None = None, columns: Sequence[str] = ()
@@ -221,14 +201,9 @@ class Driver:
         Raises:
             RayrecError, RunInterrupted: the errors of `evaluate`; nothing is left of the files.
         """
-        from rayrec.driver.serving import checked_prediction
-        from rayrec.driver.start import check_scored
-        from rayrec.train.tasks import PredictTask
-
-        wanted = checked_prediction(self._run, checkpoint, out, data or self._eval_data, columns)
-        check_scored(wanted.checkpoint, self._planning.tables())
-        task = partial(PredictTask, checkpoint=wanted.checkpoint, folder=wanted.folder)
-        return cast("Predicted", self._score(wanted.data, task, wanted.files))
+        scored = data or self._eval_data
+        wanted = prediction(self._planning, self._run, checkpoint, scored, out, columns)
+        return cast("Predicted", self._score(wanted))
 
     def export(
         self,
@@ -250,8 +225,6 @@ class Driver:
         Raises:
             RayrecError: the errors of `rayrec.serve.export`.
         """
-        from rayrec.driver.serving import export_checkpoint
-
         known = (data, self._eval_data, self._data)
         return export_checkpoint(
             self._run, self._model, checkpoint, out, types, known, bounds, compiled
@@ -276,22 +249,19 @@ class Driver:
             ConfigError: the number is outside of them, the run has one number of ranks or no
                 storage path, or no `fit` runs.
         """
-        from rayrec.driver.shape import check_resize
-
         check_resize(num_workers, self._run, self._scaling)
         self._ranks.resize(num_workers)
 
-    def _score(self, data: Dataset, task: Callable[..., RankTask], files: Files) -> Any:
-        """Run a task that reads `data` and changes no model, and return the result of rank 0."""
-        from rayrec.driver.specs import train_spec
+    def _score(self, wanted: Scoring) -> Any:
+        """Run a task that changes no model, and return the result of rank 0."""
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             plan = self._planning.plan(topology)
-            spec = train_spec(self._run, self._model, plan, eval_data=data)
-            return Prepared(task(spec=spec), plan)
+            spec = train_spec(self._run, self._model, plan, eval_data=wanted.data)
+            return Prepared(wanted.task(spec=spec), plan)
 
         display = Display(self._run.progress)
-        ran = self._ranks.do(display, prepare, RunLog(None), None, files)
+        ran = self._ranks.do(display, prepare, RunLog(None), None, wanted.files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell, View
 from rayrec.driver.failing import ailing, failed, late
-from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.placement import (
+    NOTICE_AFTER_S,
+    longest_wait,
+    refusal,
+    shortage,
+    too_much,
+    why_waiting,
+)
 from rayrec.driver.roster import BASE, Place, Role, Seat, Stage, choose, surplus
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import SHRINK_AFTER_S
@@ -117,7 +124,7 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
         mute = set(state.calls.values())
         state.calls.clear()
         state.relieved = relieve(run, view, mute)
-        run.recovery.relieved(state.relieved)
+        run.recovery.went(state.relieved, "relieved")
 
 
 def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
@@ -174,7 +181,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
     if run.recovery.under_way:
         # a rank whose place is another one now has not left the run
         dropped = set(sorted(lost & set(gone))[: max(0, ranks - len(chosen))])
-        run.recovery.dropped(dropped)
+        run.recovery.went(dropped, "dropped")
         state.replaced = lost - dropped - state.relieved
     if scaling.is_elastic:
         yield from ask(run, view, wanted)
@@ -216,7 +223,7 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
         if not run.generation or not roster.are_neighbours:
             roster.sort(run.rules.here)
         if run.recovery.under_way:
-            run.recovery.replaced(state.replaced)
+            run.recovery.went(state.replaced, "replaced")
         yield Tell(event=Milestone("actors", at=view.wall))
         run.state = Planning()
 
@@ -242,7 +249,7 @@ def _wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterat
     """Spend a look waiting for more places than there are."""
     scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
     assert state.room_since is not None
-    waited_s, limit_s = view.now - state.room_since, run.rules.longest_wait_s
+    waited_s, limit_s = view.now - state.room_since, longest_wait(scaling)
     shrinks = scaling.is_elastic and bool(run.roster.ranks)
     if run.generation:
         lost = "the ranks" if shrinks else "the lost ranks"

@@ -9,14 +9,22 @@ from rayrec.driver.attempts import Attempts, fit_task
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.planning import RunPlanner
-from rayrec.driver.prepared import Prepared
+from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result, called, result_of
 from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.shape import check_pauses, check_recovery, check_shape, run_info
-from rayrec.driver.specs import check_values, local_files, total_steps, train_spec
+from rayrec.driver.specs import (
+    check_pauses,
+    check_recovery,
+    check_shape,
+    check_values,
+    local_files,
+    run_info,
+    total_steps,
+    train_spec,
+)
 from rayrec.driver.start import find_start
 from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology

@@ -4,7 +4,8 @@ Ray's calls about nodes, places and resources wait for the head without a bound,
 fail meanwhile. One thread makes these calls, in their order. The loop of a run takes the newest
 answer that there is; who needs a new one waits for it and is told several times a second to look at
 signals. There is one head for a process, as there is one connection to Ray. A call costs two
-switches of threads.
+switches of threads. The functions below ask what a run wants to know of resources, nodes and
+placement groups; each waits for the head without a bound, so it is called by `head` alone.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from rayrec.driver.facts import alive_nodes
+from rayrec.driver.commands import Resources
 from rayrec.errors import ClusterError
 from rayrec.storage import one_line
 
@@ -224,3 +225,40 @@ def lost_calls() -> tuple[type[Exception], ...]:
 
 
 head = Head()
+
+
+def resources() -> Resources:
+    """Return the total and the free resources of the cluster."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    return Resources(ray.cluster_resources(), tuple(available_resources_per_node().values()))
+
+
+def alive_nodes() -> frozenset[str]:
+    """Return the ids of the nodes that are alive."""
+    import ray
+
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
+def draining() -> dict[str, float | None]:
+    """Return the draining nodes: deadline in wall clock seconds, or None if unknown, by node id."""
+    import ray._private.state as state
+
+    ends: Mapping[str, int] = state.state.get_draining_nodes()
+    return {node: at_ms / 1000 if at_ms else None for node, at_ms in ends.items()}
+
+
+def bundles(group: Any) -> tuple[str, dict[int, str]]:
+    """Return Ray's word for the state of a placement group, and the node of each given bundle."""
+    from ray.util.placement_group import placement_group_table
+
+    table = placement_group_table(group)
+    state = table.get("state", "unknown")
+    said = str(table.get("stats", {}).get("scheduling_state", state))
+    # A pending group has no place yet; one that lost a node keeps its other places.
+    if state not in ("CREATED", "RESCHEDULING"):
+        return said, {}
+    nodes = table.get("bundles_to_node_id", {})
+    return said, {int(bundle): str(node) for bundle, node in nodes.items()}

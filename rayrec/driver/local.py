@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 
-from rayrec.driver.prepared import Prepared, Ran
+from rayrec.driver.rank_group import Prepared, Ran
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, TrainingFailed
 from rayrec.layout import Topology

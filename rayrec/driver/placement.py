@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.facts import Resources
+from rayrec.driver.commands import Resources
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
 from rayrec.errors import ClusterError, ConfigError, RayrecError
 
@@ -65,9 +65,9 @@ def too_much(scaling: ScalingConfig, total: Mapping[str, float], cluster: Cluste
     return missing if cluster.private else missing + hint
 
 
-def why_waiting(scaling: ScalingConfig, told: Resources, ranks: int | None = None) -> str:
+def why_waiting(scaling: ScalingConfig, told: Resources) -> str:
     """Explain what ranks wait for, by the resources that the cluster told, or return ""."""
-    return shortage(scaling, told.total, ranks) or crowding(scaling, told.free, ranks)
+    return shortage(scaling, told.total) or crowding(scaling, told.free)
 
 
 def refusal(scaling: ScalingConfig, state: str, told: Resources, waited_s: float) -> RayrecError:

@@ -1,18 +1,26 @@
-"""From a model function and a user's word for a plan to a `ShardingPlan` for the ranks that exist.
+"""From a model function, the ranks that exist and a user's word for a plan to a `ShardingPlan`.
 
 The driver builds the model once on the meta device to learn its tables; no row is ever made here.
+The ranks give the topology: their nodes, and the memory of each rank. Memory is Ray's own figure
+for a node (which leaves out the object store) or a GPU's free memory, less a reserve for the dense
+model, activations and the data's batches in flight, shared evenly by the ranks of the node.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayrec.driver.config import RunConfig
+from rayrec.driver.head import head
+from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.layout import KINDS, BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.layout.estimates import RankEstimate
+from rayrec.layout.topology import DEFAULT_SPEEDS
 from rayrec.planner import ParameterConstraints, manual_plan
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.planner import plan_request
@@ -21,6 +29,10 @@ from rayrec.storage import one_line
 
 if TYPE_CHECKING:
     from torch import nn
+
+# share of a node's memory for its processes, the dense part and batches in flight
+CPU_RESERVE = 0.3
+GPU_RESERVE = 0.2
 
 
 def find_tables(model: Callable[[], nn.Module]) -> list[BaseEmbeddingConfig]:
@@ -72,8 +84,7 @@ def check_same_features(data: object, eval_data: object) -> None:
         if train != held_out:
             raise ConfigError(
                 f"the {what} of the training data and of the evaluation data differ: {train} and "
-                f"{held_out}. "
-                "Give both the same schema, but for names of columns."
+                f"{held_out}. Give both the same schema, but for names of columns."
             )
 
 
@@ -92,32 +103,14 @@ def check_plan_word(plan: str | ShardingPlan) -> None:
     ShardingPlan.load(plan)
 
 
-def resolve_plan(plan: str | ShardingPlan, request: PlanRequest) -> ShardingPlan:
-    """Return the sharding plan to train by.
-
-    Args:
-        plan: "auto" asks the planner, a sharding kind places every table by it, a file or a plan is
-            taken as it is.
-        request: tables, topology of the ranks, and options of the planner.
-    Raises:
-        PlanError: the tables do not fit, or the plan given is for other tables or ranks.
-    """
-    if isinstance(plan, str) and plan in KINDS:
-        return manual_plan(request.tables, plan, request.topology)
-    if plan == "auto":
-        return plan_request(request)
-    given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
-    given.check(request.tables, request.topology.world_size)
-    return given
-
-
 class RunPlanner:
     """Planner of one driver's model and run.
 
     Args:
         model: () -> the module.
         run: batch size, optimizer and wire precisions.
-        plan: "auto", a sharding kind, a JSON file, or a plan.
+        plan: "auto" asks the planner, a sharding kind places every table by it, a JSON file or a
+            plan is taken as it is.
         constraints: limits on the planner's choice, by table.
         tables: the model's tables, if it cannot be built on the meta device.
         measured: a topology whose constants the planner shall use, or None.
@@ -148,7 +141,14 @@ class RunPlanner:
         Raises:
             PlanError: the tables do not fit, or the plan given is for other tables or ranks.
         """
-        return resolve_plan(self._plan, self._request(topology))
+        plan, request = self._plan, self._request(topology)
+        if plan == "auto":
+            return plan_request(request)
+        if isinstance(plan, str) and plan in KINDS:
+            return manual_plan(request.tables, plan, request.topology)
+        given = plan if isinstance(plan, ShardingPlan) else ShardingPlan.load(plan)
+        given.check(request.tables, request.topology.world_size)
+        return given
 
     def predict(self, plan: ShardingPlan, topology: Topology) -> tuple[RankEstimate, ...]:
         """Return the cost model's estimate of each rank for any plan of these tables."""
@@ -172,3 +172,55 @@ class RunPlanner:
     def _priced(self, topology: Topology) -> Topology:
         """Return the topology with the constants of the calibrated one, if there is one."""
         return topology if self.measured is None else topology.with_speeds_of(self.measured)
+
+
+def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topology:
+    """Return the topology of the ranks of `group`.
+
+    Raises:
+        TrainingFailed: a rank did not say how much memory its GPU has.
+    """
+    device = "cuda" if scaling.use_gpu else "cpu"
+    if scaling.memory_per_worker is not None:
+        memory = (scaling.memory_per_worker,) * group.world_size
+    elif scaling.use_gpu:
+        memory = tuple(int(free * (1 - GPU_RESERVE)) for free in group.gpu_memory(timeout_s))
+    else:
+        memory = _cpu_memory(group, _node_memory(group.check))
+    speeds = DEFAULT_SPEEDS[device]
+    return Topology(
+        hosts=group.hosts,
+        device=device,  # type: ignore[arg-type]
+        memory_bytes=memory,
+        memory_bw=speeds.memory_bw,
+        intra_host_bw=speeds.intra_host_bw,
+        inter_host_bw=speeds.inter_host_bw,
+        latency_s=speeds.latency_s,
+    )
+
+
+def read_topology(path: str) -> Topology:
+    """Read a topology's JSON file.
+
+    Raises:
+        ConfigError: it cannot be read. PlanError: it holds no topology.
+    """
+    try:
+        return Topology.from_json(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the topology {path}: {error}.") from None
+
+
+def _node_memory(check: Callable[[], None]) -> dict[str, float]:
+    import ray
+
+    alive = [node for node in head.answer(ray.nodes, check) if node["Alive"]]
+    return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
+
+
+def _cpu_memory(group: RankGroup, by_node: Mapping[str, float]) -> tuple[int, ...]:
+    shares = []
+    for ranks in group.hosts:
+        node = group.addresses[ranks[0]].node_id
+        shares += [int(by_node.get(node, 0.0) * (1 - CPU_RESERVE) / len(ranks))] * len(ranks)
+    return tuple(shares)

@@ -1,105 +1,169 @@
-"""`Preemption`: what a run did so far about nodes that will go; the rule is `preemption_policy`.
+"""Nodes that will go, and what a run does about them before they are gone.
 
-To leave a node, ranks pause as for a change of their number: they save and end their task, get
-places on nodes that stay, and the run goes on from there. None of this is a failure.
+Ray marks a node as draining when its cloud takes it back, when `ray start --block` gets SIGTERM, or
+when somebody says `ray drain-node`, often with a deadline. A run whose number of ranks may change
+leaves the node: at once where all of its ranks have a place elsewhere, else when the deadline comes
+near. Any other run saves. To leave a node, ranks pause as for a change of their number: they save
+and end their task, get places on nodes that stay, and the run goes on from there. None of this is a
+failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Generator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from rayrec.driver.preemption_policy import Answer, Going, answer_to
-from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
+from rayrec.driver.blame import Observation
+from rayrec.driver.commands import Command, Save, Tell, View
+from rayrec.driver.filling import ask, there
+from rayrec.driver.run import Run
+from rayrec.driver.scaling import SHRINK_AFTER_S
 from rayrec.train.events import Noticed
+from rayrec.train.seat import RankAddress
+
+# a window, a save and the start of other ranks take some of it
+LEAVE_S = 60.0
+# time for one more window and a save
+LAST_S = 20.0
+
+Answer = Literal["leave", "move", "save", "none"]
 
 
-class Wish(NamedTuple):
-    """Response of a run to draining nodes.
-
-    Attributes:
-        told: events to report to the user.
-        save: the ranks save at the end of their window and go on.
-        leave: the ranks save and pause, to go on elsewhere.
-    """
-
-    told: tuple[Noticed, ...] = ()
-    save: bool = False
-    leave: bool = False
-
-
-@dataclass(kw_only=True, slots=True)
-class Preemption:
-    """Answers of one run to nodes that will go.
+class Going(NamedTuple):
+    """A node that will go.
 
     Attributes:
-        since: when the notice of each node came.
-        told: answers that were told of each node.
-        last: nodes before whose end the last save was asked for.
-        left: hosts that the ranks are leaving.
+        node: its id.
+        host: its address, or "" where no rank is on it.
+        ranks: those on it; without any, the driver itself is.
+        left_s: seconds until it goes; None where nobody says when.
     """
 
-    since: dict[str, float] = field(default_factory=dict)
-    told: dict[str, set[Answer]] = field(default_factory=dict)
-    last: set[str] = field(default_factory=set)
-    left: list[str] = field(default_factory=list)
+    node: str
+    host: str
+    ranks: tuple[int, ...]
+    left_s: float | None
 
-    def answer(
-        self,
-        nodes: Sequence[Going],
-        scaling: ScalingConfig,
-        ranks: int,
-        elsewhere: int,
-        step: int,
-        now: float,
-        *,
-        keeps: bool,
-    ) -> Wish:
-        """Return the response of the ranks to nodes that are being drained.
+    @property
+    def is_last_call(self) -> bool:
+        """True if the node's deadline is so near that the last save is due."""
+        return self.left_s is not None and self.left_s <= LAST_S
 
-        Args:
-            ranks: number of ranks. elsewhere: places on nodes that stay.
-            step: global steps done. now: seconds of a steady clock.
-            keeps: the run keeps checkpoints.
-        """
-        save = False
-        told: list[Noticed] = []
-        answers: dict[str, Answer] = {}
-        patience_s = scaling.shrink_after_s
-        for node in nodes:
-            answer = answer_to(
-                node,
-                keeps=keeps,
-                elastic=scaling.is_elastic,
-                least=scaling.least,
-                ranks=ranks,
-                elsewhere=elsewhere,
-                waited_s=now - self.since.setdefault(node.node, now),
-                patience_s=SHRINK_AFTER_S if patience_s is None else patience_s,
-            )
-            answers[node.node] = answer
-            saves = answer in ("move", "save")
-            if answer not in self.told.setdefault(node.node, set()):
-                self.told[node.node].add(answer)
-                told.append(node.noticed(step, answer))
-                save = save or saves
-            if node.is_last_call and node.node not in self.last:
-                # steps since the first save would be lost
-                self.last.add(node.node)
-                save = save or saves
-        leave = "leave" in answers.values()
-        if leave:
-            self.left = sorted({node.host for node in nodes if node.ranks})
-        return Wish(tuple(told), save, leave)
+    def noticed(self, step: int, answer: Answer) -> Noticed:
+        """Return the event that reports the node and the run's answer."""
+        return Noticed(
+            step=step, host=self.host, ranks=self.ranks, seconds=self.left_s, answer=answer
+        )
 
-    def began(self, step: int, *, lost: bool) -> str:
-        """Record that all ranks train again; return a line about the nodes that they left, or "".
 
-        Args:
-            lost: the ranks begin again after a failure.
-        """
-        left, self.left = self.left, []
-        if lost or not left:
-            return ""
-        return f"left {', '.join(left)} at step {step}; all ranks go on elsewhere"
+def going(
+    ends: Mapping[str, float | None], addresses: Sequence[RankAddress], here: str, now: float
+) -> tuple[Going, ...]:
+    """Return the draining nodes that hold ranks of a run or its driver.
+
+    Args:
+        ends: deadline of each draining node, from `facts.draining`.
+        addresses: addresses of the run's ranks.
+        here: the driver's node.
+        now: wall clock seconds.
+    """
+    matter = []
+    for node, at in sorted(ends.items()):
+        ranks = tuple(rank for rank, each in enumerate(addresses) if each.node_id == node)
+        host = next((each.host for each in addresses if each.node_id == node), "")
+        if ranks or node == here:
+            left_s = None if at is None else max(0.0, at - now)
+            matter.append(Going(node, host, ranks, left_s))
+    return tuple(matter)
+
+
+def answer_to(
+    going: Going,
+    *,
+    keeps: bool,
+    elastic: bool,
+    least: int,
+    ranks: int,
+    elsewhere: int,
+    waited_s: float,
+    patience_s: float,
+) -> Answer:
+    """Decide what a run does about a draining node.
+
+    Args:
+        keeps: the run can save.
+        elastic: its number of ranks may change, down to `least`.
+        ranks: number of ranks that the run has.
+        elsewhere: places for ranks on nodes that stay, also those that ranks hold.
+        waited_s: seconds since the notice.
+        patience_s: longest wait for places elsewhere, where the node has no deadline.
+    Returns:
+        "leave" if the ranks leave now, "move" if they save now and leave later, "save" if they
+        save and stay, "none" if nothing can be done.
+    """
+    if not keeps:
+        return "none"
+    # a run on the driver's node alone has nowhere to go
+    if not elastic or not going.ranks:
+        return "save"
+    if elsewhere < least:
+        return "move"
+    hurry = waited_s >= patience_s if going.left_s is None else going.left_s <= LEAVE_S
+    return "leave" if hurry or elsewhere >= ranks else "move"
+
+
+def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Command, None, bool]:
+    """Answer nodes that will go; return True if the ranks leave them now."""
+    running = all(rank.poll is not None and rank.poll.state == "running" for rank in ranks)
+    if not running or view.rooms is None or not view.rooms.draining:
+        return False
+    nodes = going(view.rooms.draining, run.roster.addresses, run.rules.here, view.wall)
+    if not nodes:
+        return False
+    scaling, account = run.rules.scaling, run.preemption
+    elsewhere = 0
+    if scaling.is_elastic:
+        # an autoscaler sees what is asked for, and brings another node meanwhile
+        yield from ask(run, view, run.sizing.wanted + sum(len(node.ranks) for node in nodes))
+        elsewhere = len(there(run, view))
+    patience_s = scaling.shrink_after_s
+    save = leave = False
+    for node in nodes:
+        answer = answer_to(
+            node,
+            keeps=run.rules.keeps,
+            elastic=scaling.is_elastic,
+            least=scaling.least,
+            ranks=min(len(ranks), run.sizing.wanted),
+            elsewhere=elsewhere,
+            waited_s=view.now - account.since.setdefault(node.node, view.now),
+            patience_s=SHRINK_AFTER_S if patience_s is None else patience_s,
+        )
+        leave = leave or answer == "leave"
+        saves = answer in ("move", "save")
+        if (node.node, answer) not in account.told:
+            account.told.add((node.node, answer))
+            yield Tell(event=node.noticed(run.progress.step, answer))
+            save = save or saves
+        if node.is_last_call and node.node not in account.last:
+            # steps since the first save would be lost
+            account.last.add(node.node)
+            save = save or saves
+    if leave:
+        account.left = sorted({node.host for node in nodes if node.ranks})
+    first = run.roster.ranks[0].process
+    if save and first is not None:
+        yield Save(process=first)
+    return leave
+
+
+def left(run: Run, step: int, *, lost: bool) -> str:
+    """Return a line about the nodes that ranks which train again have left, or "".
+
+    Args:
+        lost: the ranks begin again after a failure.
+    """
+    hosts, run.preemption.left = run.preemption.left, []
+    if lost or not hosts:
+        return ""
+    return f"left {', '.join(hosts)} at step {step}; all ranks go on elsewhere"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,7 @@ from typing import Any
 
 from rayrec.driver.commands import Begin, Call, Pause, ProcessView, Reply, StartProcess, Verb
 from rayrec.driver.head import head, lost_calls
-from rayrec.driver.rank_process import end_process, start_process
-from rayrec.driver.ray_replies import LONGEST_TURN_S, death_line, told
+from rayrec.driver.rank_process import LONGEST_TURN_S, death_line, end_process, start_process, told
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import BEAT_S
 from rayrec.train.events import Event
@@ -87,9 +85,6 @@ class Processes:
 
     def __getitem__(self, number: int) -> Process:
         return self._all[number]
-
-    def __iter__(self) -> Iterator[Process]:
-        return iter(self._all.values())
 
     @property
     def views(self) -> dict[int, ProcessView]:
@@ -204,10 +199,6 @@ class Processes:
                 process.born.add_done_callback(_end_born)
         self._all.clear()
         self._calls.clear()
-
-    def actors(self, numbers: Sequence[int]) -> list[Any]:
-        """Return the handles of some processes."""
-        return [self._all[number].actor for number in numbers]
 
     def _see_born(self, process: Process) -> None:
         """Take the handle of a process whose start was told to the head, and have it describe."""

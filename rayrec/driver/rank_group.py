@@ -1,4 +1,4 @@
-"""`RankGroup`: the ranks that exist and have nothing to do yet, for who prepares their task.
+"""`RankGroup`: the ranks that exist and have nothing to do yet; `Prepared`: the task made for them.
 
 Whoever plans looks at their nodes and their memory, and has them look at folders and files. Every
 wait is bounded, and a rank that dies or falls silent meanwhile ends it.
@@ -9,13 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.driver.blame import Blame, RankTrouble, silence
 from rayrec.driver.processes import Processes
-from rayrec.driver.ray_replies import stacks_of, told
+from rayrec.driver.rank_process import told
+from rayrec.driver.recovery import Recovery
 from rayrec.errors import ConfigError
-from rayrec.train.seat import RankAddress
+from rayrec.layout import ShardingPlan
+from rayrec.layout.estimates import RankEstimate
+from rayrec.train.callbacks import RunInfo
+from rayrec.train.seat import RankAddress, RankTask
 
 WAIT_TURN_S = 0.25
 
@@ -67,7 +72,7 @@ class RankGroup:
 
     def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
-        asked = [actor.gpu_memory.remote() for actor in self._actors]
+        asked = [actor.gpu_memory.remote() for actor in self.actors]
         return tuple(self._replies(asked, "look at its GPU", timeout_s))
 
     def see_folder(self, path: str, token: str, timeout_s: float) -> None:
@@ -80,7 +85,7 @@ class RankGroup:
             ConfigError: a rank cannot; names the rank and its host.
             RankTrouble: a rank died or did not answer.
         """
-        asked = [actor.folder_trouble.remote(path, token) for actor in self._actors]
+        asked = [actor.folder_trouble.remote(path, token) for actor in self.actors]
         for rank, trouble in enumerate(self._replies(asked, f"look at {path}", timeout_s)):
             if trouble:
                 raise ConfigError(
@@ -102,7 +107,7 @@ class RankGroup:
         if not files:
             return
         first = [ranks[0] for ranks in self.hosts]
-        asked = [self._actors[rank].missing_file.remote(list(files)) for rank in first]
+        asked = [self.actors[rank].missing_file.remote(list(files)) for rank in first]
         troubles = self._replies(asked, f"look for the {what}", timeout_s, first)
         for rank, trouble in zip(first, troubles, strict=True):
             if trouble:
@@ -111,13 +116,10 @@ class RankGroup:
                     "disk that all hosts mount under the same path, or into S3 or GCS."
                 )
 
-    def stacks(self, timeout_s: float) -> str:
-        """Return the stacks of all ranks as text; ranks without an answer are named in it."""
-        return stacks_of(self._actors, self.addresses, timeout_s)
-
     @property
-    def _actors(self) -> list[Any]:
-        return self._processes.actors(self._numbers)
+    def actors(self) -> list[Any]:
+        """Ray's handle of each rank."""
+        return [self._processes[number].actor for number in self._numbers]
 
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
@@ -168,3 +170,41 @@ class RankGroup:
     def _trouble(self, rank: int, cause: str, what: str, kind: Any) -> RankTrouble:
         host = self.addresses[rank].host
         return RankTrouble(Blame(rank=rank, host=host, cause=cause, what=what, kind=kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Task for the ranks, with its plan.
+
+    Attributes:
+        task: task of every rank; None ends the run at once.
+        plan: sharding plan of the task's tables, or None.
+        predicted: seconds of a step that the cost model expects, by rank; may be empty.
+        first: task to run before it, together with ranks that leave the run, or None.
+        info: facts that callbacks receive when the task begins, or None.
+    """
+
+    task: RankTask | None
+    plan: ShardingPlan | None = None
+    predicted: tuple[RankEstimate, ...] = ()
+    info: RunInfo | None = None
+    first: RankTask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Outcome of a task.
+
+    Attributes:
+        prepared: task that the ranks ran.
+        results: the task's result by rank; empty without a task.
+        signal_number: the signal that ended the run early, or None.
+        recovery: the account of its failures.
+        resizes: number of times it went on with another number of ranks.
+    """
+
+    prepared: Prepared
+    results: tuple[Any, ...] = ()
+    signal_number: int | None = None
+    recovery: Recovery = field(default_factory=Recovery)
+    resizes: int = 0

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayrec.driver.cluster_topology import discover
 from rayrec.driver.config import RunConfig
 from rayrec.driver.controller import Controller
 from rayrec.driver.display import Display
 from rayrec.driver.local import LOCAL_HOST, run_here
-from rayrec.driver.prepared import Prepared, Ran
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.planning import discover
+from rayrec.driver.rank_group import Prepared, Ran, RankGroup
+from rayrec.driver.run import Rules
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
@@ -44,8 +44,6 @@ class Ranks:
     def request_stop(self) -> None:
         """Have the ranks end early, after a last checkpoint; any thread may call it."""
         self._stop.set()
-        if self._controller is not None:
-            self._controller.request_stop()
 
     def resize(self, ranks: int) -> None:
         """Change the number of ranks of the running training, for `Driver.resize`.
@@ -54,7 +52,7 @@ class Ranks:
             ConfigError: none is running.
         """
         controller = self._controller
-        if controller is None or not controller.resizes:
+        if controller is None or not controller.rules.resizes:
             raise ConfigError(
                 f"Driver.resize({ranks}): no fit is running; call it from a callback or another "
                 "thread while Driver.fit runs."
@@ -120,17 +118,10 @@ class Ranks:
             if scaling.most == 0:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
-                scaling,
+                self._rules(trains=attempts is not None),
                 look if attempts is None else attempts.with_each(look),
                 on_event,
-                timeout_s=run.timeout_s,
-                heartbeat_timeout_s=run.heartbeat_timeout_s,
-                setup_timeout_s=run.setup_timeout_s,
-                stop_timeout_s=run.stop_timeout_s,
-                max_failures=run.failure.max_failures if attempts is not None else 0,
-                max_preemptions=run.failure.max_preemptions,
-                resizes=attempts is not None,
-                keeps=attempts is not None and run.run_path is not None,
+                stop=self._stop,
                 log=log,
                 on_poll=folder.check if folder is not None else lambda: None,
                 on_step=on_step,
@@ -140,3 +131,18 @@ class Ranks:
         finally:
             self._controller = None
             display.close()
+
+    def _rules(self, *, trains: bool) -> Rules:
+        """Return the rules of a run; what does not train has nothing to go on from."""
+        run = self._run
+        return Rules(
+            scaling=self._scaling,
+            timeout_s=run.timeout_s,
+            heartbeat_s=run.heartbeat_timeout_s,
+            setup_timeout_s=run.setup_timeout_s,
+            stop_timeout_s=run.stop_timeout_s,
+            max_failures=run.failure.max_failures if trains else 0,
+            max_preemptions=run.failure.max_preemptions,
+            resizes=trains,
+            keeps=trains and run.run_path is not None,
+        )

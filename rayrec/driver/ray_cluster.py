@@ -29,9 +29,9 @@ from rayrec.driver.commands import (
     Which,
 )
 from rayrec.driver.head import head
-from rayrec.driver.prepared import Prepared
 from rayrec.driver.processes import Processes
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import ScalingConfig
@@ -143,7 +143,7 @@ class RayCluster:
         if self._ranks is None:
             return "-- no ranks yet"
         try:
-            return self._ranks.stacks(timeout_s)
+            return stacks_of(self._ranks.actors, self._ranks.addresses, timeout_s)
         except KeyError:
             return "-- ranks are being replaced"
 

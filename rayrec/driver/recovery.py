@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rayrec.driver.blame import Blame
 from rayrec.driver.policies import patience, pause_s
 from rayrec.train.events import Began, Failure, Recovered
+
+# a lost rank gets a new process, or that of a spare, or the run goes on without it
+Way = Literal["replaced", "relieved", "dropped"]
 
 # number of failures before the run trains again that may be chance
 _AT_ONCE = 3
@@ -31,9 +35,8 @@ class Recovery:
     seconds_lost: float = 0.0
     # failures after which the run has not begun again, and when they were noticed
     _open: list[tuple[Blame, float]] = field(default_factory=list)
-    _replaced: set[int] = field(default_factory=set)
-    _relieved: set[int] = field(default_factory=set)
-    _dropped: set[int] = field(default_factory=set)
+    # what became of lost ranks since
+    _ways: dict[int, Way] = field(default_factory=dict)
     _behind: int = 0
     _behind_since: float | None = None
 
@@ -73,19 +76,11 @@ class Recovery:
             self._behind_since = now
         return Failure(step=blame.step, rank=blame.rank, host=blame.host, cause=blame.cause)
 
-    def replaced(self, ranks: Collection[int]) -> None:
-        """Record the ranks that have a new process."""
-        self._replaced |= set(ranks)
-        self._relieved -= set(ranks)
-
-    def relieved(self, ranks: Collection[int]) -> None:
-        """Record the ranks that go on in the process of a spare."""
-        self._replaced |= set(ranks)
-        self._relieved |= set(ranks)
-
-    def dropped(self, ranks: Collection[int]) -> None:
-        """Record the ranks that the run goes on without."""
-        self._dropped |= set(ranks)
+    def went(self, ranks: Collection[int], way: Way) -> None:
+        """Record what became of lost ranks; a run without one may find a place for it later."""
+        for rank in ranks:
+            if way != "dropped" or rank not in self._ways:
+                self._ways[rank] = way
 
     def began(self, began: Began, now: float) -> tuple[Recovered, ...]:
         """Record that all ranks train again, and return one event for each failure."""
@@ -99,18 +94,16 @@ class Recovery:
                 host=blame.host,
                 cause=blame.cause,
                 seconds=now - since,
-                replaced=blame.rank in self._replaced,
-                spare=blame.rank in self._relieved,
-                dropped=blame.rank in self._dropped - self._replaced,
+                replaced=self._ways.get(blame.rank) in ("replaced", "relieved"),
+                spare=self._ways.get(blame.rank) == "relieved",
+                dropped=self._ways.get(blame.rank) == "dropped",
                 in_memory=began.in_memory,
             )
             for blame, since in self._open
         )
         self.recoveries += 1 if told else 0
         self._open.clear()
-        self._replaced.clear()
-        self._relieved.clear()
-        self._dropped.clear()
+        self._ways.clear()
         return told
 
     def at_step(self, step: int, now: float) -> None:

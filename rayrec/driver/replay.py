@@ -25,12 +25,12 @@ from rayrec.driver.commands import (
     ProcessView,
     Reply,
     ReportStep,
+    Resources,
     Rooms,
     Tell,
     View,
 )
 from rayrec.driver.decide import decide
-from rayrec.driver.facts import Resources
 from rayrec.driver.roster import Place
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.states import name_of

@@ -7,21 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayrec.checks import lasting_path
 from rayrec.driver.display import Display
-from rayrec.driver.prepared import Ran
-from rayrec.errors import ConfigError
+from rayrec.driver.rank_group import Ran
 from rayrec.layout import ShardingPlan
 from rayrec.observe.hindsight import Hindsight
 from rayrec.observe.profile_summary import Profile
-from rayrec.storage import probe_output
 from rayrec.train.callbacks import Callback, Hooks
-from rayrec.train.config import Dataset
 from rayrec.train.events import Evaluation, Milestone, ProgressReport
 
 if TYPE_CHECKING:
     from rayrec.train.outcome import FitOutcome
-    from rayrec.train.predictions import PredictionConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,27 +70,6 @@ class Result:
     recoveries: int = 0
     seconds_lost: float = 0.0
     resizes: int = 0
-
-
-def checked_predictions(
-    path: str | None, keys: Sequence[str], scored: Dataset
-) -> PredictionConfig | None:
-    """Return the place of an evaluation's predictions, checked; None where none are wanted."""
-    from rayrec.driver.specs import check_keys, check_outside
-    from rayrec.train.predictions import PredictionConfig
-
-    if path is None:
-        if keys:
-            raise ConfigError(
-                f"keys={list(keys)} are columns of predictions; give predictions, too, or leave "
-                "keys out."
-            )
-        return None
-    config = PredictionConfig(path=lasting_path("predictions", path), keys=tuple(keys))
-    check_keys(scored, keys)
-    check_outside(scored, config.path)
-    probe_output("predictions", config.path)
-    return config
 
 
 def result_of(ran: Ran, display: Display) -> Result:

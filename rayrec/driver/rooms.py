@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from rayrec.driver.commands import Ask, Rooms
-from rayrec.driver.facts import alive_nodes, bundles, draining, resources
-from rayrec.driver.head import head
+from rayrec.driver.head import alive_nodes, bundles, draining, head, resources
 from rayrec.driver.roster import BASE, Place
 
 WAIT_TURN_S = 0.25

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.commands import Need, ProcessView, StartProcess, View
-from rayrec.driver.placement import longest_wait
-from rayrec.driver.preemption import Preemption
 from rayrec.driver.progress import RunProgress
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
@@ -53,10 +51,22 @@ class Rules:
     keeps: bool = False
     obeys_stop: bool = True
 
-    @property
-    def longest_wait_s(self) -> float:
-        """Seconds that the run waits for room."""
-        return longest_wait(self.scaling)
+
+@dataclass(kw_only=True, slots=True)
+class Preemption:
+    """What a run did so far about nodes that will go; the rule is `preemption.answer_to`.
+
+    Attributes:
+        since: when the notice of each node came.
+        told: nodes, each with an answer that was told of it.
+        last: nodes before whose end the last save was asked for.
+        left: hosts that the ranks are leaving.
+    """
+
+    since: dict[str, float] = field(default_factory=dict)
+    told: set[tuple[str, str]] = field(default_factory=set)
+    last: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -101,7 +111,9 @@ class Run:
     @classmethod
     def of(cls, rules: Rules) -> Run:
         """Return a run that has not begun."""
-        return cls(rules=rules, sizing=Sizing.of(rules.scaling), progress=RunProgress())
+        scaling = rules.scaling
+        sizing = Sizing(grow_after_s=scaling.grow_after_s, wanted=scaling.most)
+        return cls(rules=rules, sizing=sizing, progress=RunProgress())
 
     @property
     def has_ended(self) -> bool:

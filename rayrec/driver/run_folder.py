@@ -172,22 +172,17 @@ class RunFolder:
             stream.write(content)
         if not local:
             return
-        if new and self._owner() is not None:
-            os.unlink(partial)
-            return
-        try:
-            if new:
+        if new:
+            try:
                 # fails where another driver's lock stands: one of two wins
                 os.link(partial, target)
-                os.unlink(partial)
-            else:
-                os.replace(partial, target)
-        except FileExistsError:
-            # the file there may be no lock
-            if self._owner() is None:
-                os.replace(partial, target)
-            else:
-                os.unlink(partial)
+            except FileExistsError:
+                # the file there may be no lock
+                new = self._owner() is not None
+        if new:
+            os.unlink(partial)
+        else:
+            os.replace(partial, target)
 
 
 @contextmanager

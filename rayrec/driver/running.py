@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.commands import Command, Save, Stop, Tell, View
+from rayrec.driver.commands import Command, Stop, Tell, View
 from rayrec.driver.failing import dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
 from rayrec.driver.policies import Decision, judge
-from rayrec.driver.preemption_policy import Going, going
+from rayrec.driver.preemption import left, notice
 from rayrec.driver.progress import SILENT_S
 from rayrec.driver.roster import Role, Seat, Stage, choose
 from rayrec.driver.run import Run
@@ -108,9 +108,9 @@ def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
                 yield Tell(event=recovered)
             size = len(run.roster.ranks)
             changed = run.sizing.began(event, size, view.now, lost=lost)
-            left = run.preemption.began(event.step, lost=lost) if changed is None else ""
-            if changed is not None or left:
-                yield Tell(event=changed or left)
+            told = changed or left(run, event.step, lost=lost)
+            if told:
+                yield Tell(event=told)
             run.progress.go_back(event.step)
         yield Tell(event=event)
 
@@ -142,7 +142,7 @@ def _look_ahead(
         if run.rules.scaling.spares and run.progress.trains and not run.recovery.under_way:
             yield from keep(run, view, turn_s)
         if run.sizing.paused_since is None:
-            leave = yield from _notice(run, view, ranks)
+            leave = yield from notice(run, view, ranks)
     if run.sizing.paused_since is not None:
         return
     goal = 0 if leave else (yield from _goal(run, state, view, ranks))
@@ -150,36 +150,6 @@ def _look_ahead(
         run.sizing.pause(view.now, leaving=leave)
         # tables that lie on a node which goes are safe only in a checkpoint
         yield from _ask_to_stop(run, view, goal)
-
-
-def _notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Command, None, bool]:
-    """Answer nodes that will go; return True if the ranks leave them now."""
-    nodes, scaling = _going(run, view, ranks), run.rules.scaling
-    if not nodes:
-        return False
-    elsewhere = 0
-    if scaling.is_elastic:
-        # an autoscaler sees what is asked for, and brings another node meanwhile
-        yield from ask(run, view, run.sizing.wanted + sum(len(node.ranks) for node in nodes))
-        elsewhere = len(there(run, view))
-    size, step = min(len(ranks), run.sizing.wanted), run.progress.step
-    wish = run.preemption.answer(
-        nodes, scaling, size, elsewhere, step, view.now, keeps=run.rules.keeps
-    )
-    for told in wish.told:
-        yield Tell(event=told)
-    first = run.roster.ranks[0].process
-    if wish.save and first is not None:
-        yield Save(process=first)
-    return wish.leave
-
-
-def _going(run: Run, view: View, ranks: Sequence[Observation]) -> tuple[Going, ...]:
-    """Return the nodes of the run that will go, while all ranks run."""
-    running = all(rank.poll is not None and rank.poll.state == "running" for rank in ranks)
-    if not running or view.rooms is None or not view.rooms.draining:
-        return ()
-    return going(view.rooms.draining, run.roster.addresses, run.rules.here, view.wall)
 
 
 def _goal(

@@ -78,9 +78,8 @@ class ScalingConfig:
         if self.pin_cores and (self.use_gpu or self.cpus_per_worker != int(self.cpus_per_worker)):
             raise ConfigError(
                 "pin_cores gives CPU ranks whole cores, but this ScalingConfig has "
-                f"use_gpu={self.use_gpu} and "
-                f"cpus_per_worker={self.cpus_per_worker}; leave pin_cores out, or give every rank "
-                "a whole number of CPUs and no GPU."
+                f"use_gpu={self.use_gpu} and cpus_per_worker={self.cpus_per_worker}; leave "
+                "pin_cores out, or give every rank a whole number of CPUs and no GPU."
             )
         if self.placement_strategy not in STRATEGIES:
             raise ConfigError(
@@ -135,9 +134,8 @@ class ScalingConfig:
         whole = self.cpus_per_worker == int(self.cpus_per_worker)
         if self.cpus_per_worker < LEAST_CPUS or (self.cpus_per_worker > 1 and not whole):
             raise ConfigError(
-                f"cpus_per_worker={self.cpus_per_worker:g}; Ray reserves "
-                "fractions "
-                f"from {LEAST_CPUS} to 1 and whole numbers above that."
+                f"cpus_per_worker={self.cpus_per_worker:g}; Ray reserves fractions from "
+                f"{LEAST_CPUS} to 1 and whole numbers above that."
             )
         if self.num_workers:
             return
@@ -149,8 +147,7 @@ class ScalingConfig:
         if idle or self.placement_strategy != "PACK":
             raise ConfigError(
                 f"{(idle or ['placement_strategy'])[0]} is about ranks on a cluster, and "
-                "num_workers=0 "
-                "runs one rank in this process. Leave it out, or give num_workers."
+                "num_workers=0 runs one rank in this process. Leave it out, or give num_workers."
             )
 
     @property

@@ -1,20 +1,31 @@
-"""Uses of a checkpoint by a driver: prediction of rows, and export of an artifact."""
+"""Uses of a checkpoint by a driver: evaluation, prediction of rows, and export of an artifact."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rayrec.checkpoint import checkpoint_path, read_manifest
+from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checks import is_uri, lasting_path
 from rayrec.data import FileDataset, RowDataset
-from rayrec.data.scored import ScoredFolder, scored_folder
+from rayrec.data.scored import scored_folder
 from rayrec.driver.config import RunConfig
+from rayrec.driver.planning import RunPlanner
 from rayrec.driver.ranks import Files
-from rayrec.driver.specs import check_values, local_files, manifest_file
+from rayrec.driver.specs import check_values, local_files
+from rayrec.driver.start import check_scored
 from rayrec.errors import ConfigError
 from rayrec.recipe import ModelRecipe
+from rayrec.storage import probe_output
+from rayrec.train.bulk import outputs_of
 from rayrec.train.config import Dataset
+from rayrec.train.predictions import PredictionConfig
+from rayrec.train.seat import RankTask
+from rayrec.train.tasks import EvaluateTask, PredictTask
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,33 +35,63 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """Checked request for predictions, made before ranks start.
+class Scoring:
+    """Checked request for scores of a checkpoint, made before ranks start.
 
     Attributes:
-        checkpoint: absolute directory or URI.
-        data: rows to score, without labels.
-        folder: folder that receives the scores.
+        data: rows to score.
+        task: (spec) -> the task of every rank.
         files: local files that every host must see, by their role.
     """
 
-    checkpoint: str
-    data: RowDataset
-    folder: ScoredFolder
+    data: Dataset
+    task: Callable[..., RankTask]
     files: Files
 
 
-def checked_prediction(
-    run: RunConfig, checkpoint: str, out: str, data: Dataset | None, columns: Sequence[str]
-) -> Prediction:
+def evaluation(
+    planning: RunPlanner,
+    run: RunConfig,
+    checkpoint: str | None,
+    data: Dataset | None,
+    predictions: str | None,
+    keys: Sequence[str],
+) -> Scoring:
+    """Check what `Driver.evaluate` is given.
+
+    Raises:
+        ConfigError: there are no data, or predictions of them cannot be written there.
+        InputError: the metadata of the files tell of a bad value, or lack a column.
+        CheckpointError: it is missing, damaged, or of another model.
+    """
+    if data is None:
+        raise ConfigError("Driver.evaluate needs data: pass it, or make the driver with eval_data.")
+    wanted = _predictions(predictions, keys, data)
+    check_values(data, run.tasks)
+    files = {"data": local_files(data)}
+    if checkpoint is not None:
+        checkpoint = checkpoint_path("checkpoint", checkpoint)
+        check_scored(checkpoint, planning.tables())
+        files["checkpoint"] = manifest_file(checkpoint)
+    task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
+    return Scoring(data=data, task=task, files=files)
+
+
+def prediction(
+    planning: RunPlanner,
+    run: RunConfig,
+    checkpoint: str,
+    data: Dataset | None,
+    out: str,
+    columns: Sequence[str],
+) -> Scoring:
     """Check what `Driver.predict` is given.
 
     Raises:
         ConfigError: there are no data, they do not lie in files, or `out` cannot be written.
         InputError: the metadata of the files tell of a bad value, or lack a column.
+        CheckpointError: it is missing, damaged, or of another model.
     """
-    from rayrec.train.bulk import outputs_of
-
     if data is None:
         raise ConfigError("Driver.predict needs data: pass it, or make the driver with eval_data.")
     if not isinstance(data, RowDataset):
@@ -63,7 +104,44 @@ def checked_prediction(
     check_values(data)
     path = checkpoint_path("checkpoint", checkpoint)
     files = {"data": local_files(data), "checkpoint": manifest_file(path)}
-    return Prediction(checkpoint=path, data=data, folder=folder, files=files)
+    check_scored(path, planning.tables())
+    task = partial(PredictTask, checkpoint=path, folder=folder)
+    return Scoring(data=data, task=task, files=files)
+
+
+def _predictions(path: str | None, keys: Sequence[str], data: Dataset) -> PredictionConfig | None:
+    """Return the place of an evaluation's predictions, checked; None where none are wanted."""
+    if path is None:
+        if keys:
+            raise ConfigError(
+                f"keys={list(keys)} are columns of predictions; give predictions, too, or leave "
+                "keys out."
+            )
+        return None
+    config = PredictionConfig(path=lasting_path("predictions", path), keys=tuple(keys))
+    if not isinstance(data, FileDataset):
+        raise ConfigError(
+            "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
+        )
+    data.check_columns_exist(keys)
+    root, target = os.path.realpath(data.path), os.path.realpath(config.path)
+    # A data set lists its folder anew for every run, and would take the file for one of its own.
+    inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
+    if not is_uri(config.path) and (target == root or inside):
+        raise ConfigError(
+            f"predictions would be written to {config.path}, among the data that they are about, "
+            f"{data.path}, and be read as data from then on. Name a file elsewhere."
+        )
+    probe_output("predictions", config.path)
+    return config
+
+
+def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
+    """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object
+    store.
+    """
+    path = f"{checkpoint}/{MANIFEST}"
+    return [(path, os.path.getsize(path))] if os.path.isfile(path) else []
 
 
 def export_checkpoint(

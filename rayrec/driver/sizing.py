@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayrec.driver.scaling import ScalingConfig
 from rayrec.train.events import Began, Resized
 
 # the cluster needs a moment to make room that is asked for
@@ -39,20 +38,17 @@ class Sizing:
     """Current and wanted number of ranks of one run.
 
     Attributes:
-        least, most: the smallest and the largest number of ranks.
         grow_after_s: seconds between two looks for more room.
-        wanted: ranks that the run would have if there were room: `most`, until somebody asks for
-            another number.
+        wanted: ranks that the run would have if there were room: the largest number, until
+            somebody asks for another one.
         asked: somebody asked for `wanted`, and it has not come: the run looks each second.
         paused_since: time when the ranks were asked to pause for a change, or None.
         leaving: the ranks pause to leave draining nodes, and go on with the other places.
         resizes: number of times the run went on with another number of ranks.
     """
 
-    least: int
-    most: int
     grow_after_s: float
-    wanted: int = 0
+    wanted: int
     asked: bool = False
     paused_since: float | None = None
     leaving: bool = False
@@ -64,14 +60,6 @@ class Sizing:
     # the room at the last look but those for what was asked, or 0
     _room: int = 0
     _paused_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.wanted = self.wanted or self.most
-
-    @classmethod
-    def of(cls, scaling: ScalingConfig) -> Sizing:
-        """Return the sizing of a run that has just begun."""
-        return cls(least=scaling.least, most=scaling.most, grow_after_s=scaling.grow_after_s)
 
     def ask(self, ranks: int) -> None:
         """Request a number of ranks between least and most; any thread may do so."""

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rayrec.driver.controller import Controller
-from rayrec.driver.facts import alive_nodes, resources
-from rayrec.driver.head import head
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.head import alive_nodes, head, resources
+from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.run import Rules
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import CommError
 from rayrec.train.seat import RankContext
@@ -133,7 +132,8 @@ def check_cluster(scaling: ScalingConfig, say: Callable[[str], None]) -> None:
         if isinstance(event, str):
             say(event)
 
-    ran = Controller(scaling, prepare, on_event, timeout_s=60.0, obeys_stop=False).run()
+    rules = Rules(scaling=scaling, timeout_s=60.0, obeys_stop=False)
+    ran = Controller(rules, prepare, on_event).run()
     say(f"OK {ran.results[0][0]}")
     for _, step in ran.results:
         say(f"OK {step}")

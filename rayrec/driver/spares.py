@@ -14,7 +14,6 @@ rank was. A spare that dies, or that gives no answer, is replaced and nothing is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell, View
 from rayrec.driver.placement import NOTICE_AFTER_S
@@ -31,21 +30,9 @@ MOST_ASKED = 8
 _USEFUL = (Stage.READY, Stage.WARMING, Stage.STARTING, Stage.PLACED)
 
 
-class Standby(NamedTuple):
-    """Facts of a spare that decide if it can replace a lost rank.
-
-    Attributes:
-        stage: stage of its start.
-        node: node of its place; "" where it has none.
-    """
-
-    stage: Stage
-    node: str
-
-
 def substitutes(
     lost: Mapping[int, str],
-    spares: Sequence[Standby],
+    spares: Sequence[Seat],
     alive: Collection[str],
     busy: Collection[str],
     *,
@@ -100,7 +87,7 @@ def relieve(run: Run, view: View, mute: Collection[int]) -> set[int]:
     alive = view.rooms.alive if view.rooms is not None else frozenset(s.node for s in ranks)
     chosen = substitutes(
         lost,
-        [Standby(seat.stage, seat.node) for seat in usable],
+        usable,
         alive,
         {seat.node for rank, seat in enumerate(ranks) if rank not in lost},
         roam=not run.rules.scaling.placement_strategy.startswith("STRICT"),

@@ -1,25 +1,188 @@
-"""Pure functions that turn a user's options of a run into the spec of its ranks."""
+"""Options of a run: their checks that need no cluster, and what ranks and callbacks get of them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checks import is_uri
+from rayrec.checks import whole_number
 from rayrec.data import FileDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan
+from rayrec.fields.writing import json_data
+from rayrec.layout import KINDS, ShardingPlan
+from rayrec.layout.estimates import RankEstimate
 from rayrec.spec.task import Task
+from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.scoring import binary_labels, check_columns_of_metrics
+from rayrec.train.evaluation_schedule import check_sample
+from rayrec.train.own_loop import TrainLoop
+from rayrec.train.scoring import binary_labels, check_columns_of_metrics, check_tasks
+from rayrec.train.tasks import Scorer
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def check_shape(
+    run: RunConfig, eval_data: Dataset | None, scorer: Scorer | None, train_loop: TrainLoop | None
+) -> None:
+    """Check tasks, metrics and evaluations against each other and the evaluation data.
+
+    Raises:
+        ConfigError: there is nothing to evaluate, a sample is too large, or a metric cannot be
+            merged.
+    """
+    names = check_tasks(run.tasks)
+    if train_loop is not None:
+        _check_loop(run, scorer)
+    if run.evaluation is None:
+        return
+    score = run.evaluation.score
+    if score is not None and score not in names:
+        near = get_close_matches(score, names, 1)
+        hint = f"did you mean {near[0]!r}? They" if near else "they"
+        raise ConfigError(
+            f"EvaluationConfig has score={score!r}, which is no score of this run; {hint} are "
+            f"{', '.join(sorted(names))}."
+        )
+    if scorer is not None:
+        raise ConfigError(
+            "the Driver has a scorer, which scores after training alone, and RunConfig has "
+            "evaluation=...; leave one of them out."
+        )
+    check_sample(run.evaluation.rows, eval_data)
+
+
+def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
+    """Refuse options that only the ready-made loop obeys."""
+    defaults = {f.name: f.default for f in fields(run)}
+    theirs = ("sparse_schedule", "dense_schedule", "clip_norm", "clip_value", "accumulate")
+    given = [name for name in theirs if getattr(run, name) != defaults[name]]
+    if run.dense_dtype == "bfloat16":
+        given.append("dense_dtype")
+    if run.profile is not None:
+        given.append("profile")
+    if scorer is not None:
+        given.append("scorer")
+    if given:
+        raise ConfigError(
+            f"{given[0]} is obeyed by the ready-made loop, and the Driver has a train_loop: do it "
+            "in the loop, or leave it out."
+        )
+
+
+def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Refuse recovery where no process can be replaced, or nothing can be undone.
+
+    Raises:
+        ConfigError: the one rank is this very process; or sync points are wanted of ranks whose
+            rows do not lie in the memory of a host that can keep it; or spares of a run that
+            recovers from nothing.
+    """
+    points = run.failure.sync_every_n_steps
+    if points is not None and scaling.use_gpu:
+        raise ConfigError(
+            f"FailureConfig has sync_every_n_steps={points}, which keeps rows in the memory of "
+            "hosts, and use_gpu=True keeps them on GPUs; leave it out and save more often."
+        )
+    if scaling.spares and not run.failure.max_failures:
+        raise ConfigError(
+            f"ScalingConfig has spares={scaling.spares} and FailureConfig has max_failures=0: a "
+            "run that recovers from nothing needs no spares. Give max_failures, "
+            "or leave spares out."
+        )
+    if run.failure.max_failures and not scaling.num_workers:
+        raise ConfigError(
+            f"FailureConfig has max_failures={run.failure.max_failures}, and num_workers=0 runs "
+            "the one rank in this process, which cannot be replaced; leave it out, or give "
+            "num_workers."
+        )
+
+
+def check_sizes(plan: str | ShardingPlan, run: RunConfig, scaling: ScalingConfig) -> None:
+    """Check that what a user says fits every number of ranks that a run may have.
+
+    Raises:
+        ConfigError: a plan is for one number of ranks; or groups of ranks do not part all of them.
+    """
+    if not scaling.is_elastic:
+        return
+    words = f"num_workers={scaling.num_workers}"
+    if isinstance(plan, ShardingPlan) or (plan != "auto" and plan not in KINDS):
+        raise ConfigError(
+            f"a plan is for one number of ranks, and {words} lets the run change it; give "
+            "plan='auto' or a sharding kind, so that every number gets its own plan, or one number "
+            "of ranks."
+        )
+    group = run.sharding_group_size
+    for ranks in range(scaling.least, scaling.most + 1):
+        if group is not None and (ranks % group or ranks == group):
+            raise ConfigError(
+                f"sharding_group_size={group} does not part {ranks} ranks into two or more equal "
+                f"groups, and {words} lets the run have so many; leave it out, or give one number "
+                "of ranks."
+            )
+
+
+def check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Refuse a training that could not save when its number of ranks changes.
+
+    Raises:
+        ConfigError: it has no folder, or keeps no checkpoint when it is stopped.
+    """
+    if not scaling.is_elastic:
+        return
+    words = (
+        f"num_workers={scaling.num_workers} lets the number of ranks change, which goes through a "
+        "checkpoint where ranks are lost or leave a node"
+    )
+    if run.storage_path is None:
+        raise ConfigError(f"{words}; give RunConfig(storage_path=...), or one number of ranks.")
+    if not run.checkpoint.at_end:
+        raise ConfigError(
+            f"{words}, and CheckpointConfig(at_end=False) saves none when ranks pause; leave it "
+            "out, or give one number of ranks."
+        )
+
+
+def check_resize(ranks: int, run: RunConfig, scaling: ScalingConfig) -> None:
+    """Check that a run may go on with so many ranks.
+
+    Raises:
+        ConfigError: it may not; says between which numbers it may.
+    """
+    whole_number("Driver.resize(num_workers)", ranks)
+    if not scaling.is_elastic:
+        raise ConfigError(
+            f"Driver.resize({ranks}): this driver has num_workers={scaling.num_workers}; give "
+            "ScalingConfig(num_workers=(least, most)) to change it during a run."
+        )
+    check_pauses(run, scaling)
+    if not scaling.least <= ranks <= scaling.most:
+        raise ConfigError(
+            f"Driver.resize({ranks}) is outside of num_workers={scaling.num_workers}; give a "
+            f"number from {scaling.least} to {scaling.most}."
+        )
+
+
+def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
+    """Refuse ids and labels that the files' metadata show to be bad, and data without columns that
+    metrics need, before ranks start.
+
+    Args:
+        tasks: tasks of the run, which set the range of labels; none means one binary task.
+    Raises:
+        InputError: names the first bad entry by row and file, or the column.
+    """
+    check_columns_of_metrics(tasks, data)
+    if isinstance(data, FileDataset):
+        check_statistics(data, binary_labels(tasks, data))
 
 
 def total_steps(run: RunConfig, data: Dataset, start: Start) -> int:
@@ -69,56 +232,23 @@ def local_files(data: Dataset | None) -> list[tuple[str, int]]:
     return data.local_files() if isinstance(data, FileDataset) else []
 
 
-def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
-    """Path and size of the manifest of a checkpoint on a local disk; empty for one in an object
-    store.
-    """
-    path = f"{checkpoint}/{MANIFEST}"
-    return [(path, os.path.getsize(path))] if os.path.isfile(path) else []
-
-
-def check_keys(data: Dataset, keys: Sequence[str]) -> None:
-    """Refuse predictions of data without files, or with key columns that the files do not have.
-
-    Raises:
-        ConfigError: the data do not lie in files.
-        InputError: a file has no such column.
-    """
-    if not isinstance(data, FileDataset):
-        raise ConfigError(
-            "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
-        )
-    data.check_columns_exist(keys)
-
-
-def check_outside(data: Dataset, path: str) -> None:
-    """Refuse predictions in the folder of the data that they are about, or over a file of it.
-
-    Raises:
-        ConfigError: the file would be taken for data from then on.
-    """
-    if not isinstance(data, FileDataset) or is_uri(path):
-        return
-    root, target = os.path.realpath(data.path), os.path.realpath(path)
-    # A data set lists its folder anew for every run, and would take the file for one of its own.
-    inside = target.startswith(f"{root}{os.sep}") and target.endswith(data.SUFFIXES)
-    if target == root or inside:
-        raise ConfigError(
-            f"predictions would be written to {path}, among the data that they are "
-            "about, "
-            f"{data.path}, and be read as data from then on. Name a file elsewhere."
-        )
-
-
-def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
-    """Refuse ids and labels that the files' metadata show to be bad, and data without columns that
-    metrics need, before ranks start.
-
-    Args:
-        tasks: tasks of the run, which set the range of labels; none means one binary task.
-    Raises:
-        InputError: names the first bad entry by row and file, or the column.
-    """
-    check_columns_of_metrics(tasks, data)
-    if isinstance(data, FileDataset):
-        check_statistics(data, binary_labels(tasks, data))
+def run_info(
+    run: RunConfig,
+    plan: ShardingPlan,
+    predicted: tuple[RankEstimate, ...],
+    hosts: Sequence[str],
+    start: Start,
+    steps: int,
+) -> RunInfo:
+    """Return the facts that callbacks receive as training begins; `hosts` has each rank's host."""
+    return RunInfo(
+        name=run.name,
+        run_path=run.run_path,
+        steps=steps,
+        first_step=start.step,
+        world_size=len(hosts),
+        hosts=tuple(hosts),
+        plan=plan,
+        settings={f.name: json_data(getattr(run, f.name)) for f in fields(run)},
+        predicted=predicted,
+    )

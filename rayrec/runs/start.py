@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.shape import check_recovery, check_sizes
+from rayrec.driver.specs import check_recovery, check_sizes
 from rayrec.errors import ConfigError
 from rayrec.runs.planted import planted_rows
 from rayrec.runs.reporting import Reporting

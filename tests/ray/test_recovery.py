@@ -385,7 +385,7 @@ def test_ranks_meet_again_after_one_is_killed_while_they_meet(
     def act(self: RayCluster, commands: Sequence[Command]) -> None:
         (command,) = commands
         if isinstance(command, Begin) and not struck and command.seat.rank == 0:
-            addresses = [view.address for view in self.processes]
+            addresses = [self.processes[number].address for number in self.processes.views]
             struck.extend(address.pid for address in addresses if address is not None)
             os.kill(struck[2], signal.SIGSTOP)
             threading.Timer(3.0, strike, (struck[0], struck[2])).start()
@@ -447,7 +447,7 @@ def test_a_rank_that_freezes_before_its_task_is_lost_unless_it_still_starts(
             # the driver is this process, and its ranks wait for what it plans
             cluster = driver._ranks._controller._cluster  # type: ignore[union-attr]
             assert cluster is not None
-            process = next(iter(cluster.processes))
+            process = cluster.processes[1]
             while awake and ray.get(process.actor.poll.remote()).starts:
                 time.sleep(0.1)
             # the second, as the driver had heard in a moment

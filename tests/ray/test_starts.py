@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from rayrec.driver.controller import Controller
-from rayrec.driver.prepared import Prepared
-from rayrec.driver.rank_group import RankGroup
+from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.rank_process import stacks_of
+from rayrec.driver.run import Rules
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
@@ -22,6 +23,7 @@ from tests.ray.worlds import some
 
 pytestmark = pytest.mark.usefixtures("cluster")
 RANKS = 2
+RULES = Rules(scaling=ScalingConfig(num_workers=RANKS))
 
 
 class Asleep:
@@ -48,7 +50,7 @@ def on_ranks(act: Callable[[RankGroup], None]) -> None:
         act(group)
         return Prepared(Idle())
 
-    Controller(ScalingConfig(num_workers=RANKS), prepare).run()
+    Controller(RULES, prepare).run()
 
 
 @pytest.mark.parametrize("victim", some(range(RANKS), [0]))
@@ -94,7 +96,7 @@ def test_stacks_of_ranks_tell_a_mute_one(tmp_path: Path) -> None:
 
     def act(group: RankGroup) -> None:
         os.kill(group.addresses[1].pid, signal.SIGSTOP)
-        texts.append(group.stacks(3.0))
+        texts.append(stacks_of(group.actors, group.addresses, 3.0))
         os.kill(group.addresses[1].pid, signal.SIGCONT)
 
     on_ranks(act)
@@ -122,13 +124,7 @@ def test_a_run_that_stands_still_says_where_and_leaves_all_stacks(tmp_path: Path
     said: list[str] = []
     log = RunLog(str(tmp_path))
     on_event = lambda event: said.append(event) if isinstance(event, str) else None  # noqa: E731
-    Controller(
-        ScalingConfig(num_workers=RANKS),
-        lambda group: Prepared(Asleep()),
-        on_event,
-        log=log,
-        stall_s=2.0,
-    ).run()
+    Controller(RULES, lambda group: Prepared(Asleep()), on_event, log=log, stall_s=2.0).run()
     (line,) = [line for line in said if "taking a nap" in line and "stacks" in line][:1]
     assert "rank 1 is taking a nap" in line and str(log.path) in line
     assert log.path is not None

@@ -27,6 +27,7 @@ from rayrec.driver.commands import (
     Planned,
     ProcessView,
     Reply,
+    Resources,
     Rooms,
     Save,
     StartProcess,
@@ -36,7 +37,6 @@ from rayrec.driver.commands import (
     View,
 )
 from rayrec.driver.decide import decide
-from rayrec.driver.facts import Resources
 from rayrec.driver.policies import COLLECT_S
 from rayrec.driver.replay import Look
 from rayrec.driver.roster import Place, Role

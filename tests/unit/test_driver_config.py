@@ -13,7 +13,7 @@ from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.placement import crowding, shortage
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.ray_replies import death_line
+from rayrec.driver.rank_process import death_line
 from rayrec.driver.roster import neighbours
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, PlanError, TrainingFailed
@@ -82,7 +82,7 @@ from rayrec.train.seat import RankAddress, places_on_machines
             "one by one; use PACK",
         ),
         (lambda: ScalingConfig(cpus_per_worker=0), "cpus_per_worker=0"),
-        (lambda: ScalingConfig(cpus_per_worker=1.5), "cpus_per_worker=1.5.*--cpus-per-rank.*whole"),
+        (lambda: ScalingConfig(cpus_per_worker=1.5), "cpus_per_worker=1.5.*whole"),
         (lambda: ScalingConfig(cpus_per_worker=1e-9), "cpus_per_worker=1e-09.*0.0001"),
         (
             lambda: ScalingConfig(num_workers=0, pin_cores=True),

@@ -29,7 +29,7 @@ from rayrec.driver import (
     RunConfig,
     ScalingConfig,
 )
-from rayrec.driver.shape import check_recovery
+from rayrec.driver.specs import check_recovery
 from rayrec.errors import (
     CheckpointError,
     ConfigError,

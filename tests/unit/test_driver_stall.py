@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.driver.run_log import RunLog
-from rayrec.driver.stall import StallWatch
+from rayrec.driver.run_log import RunLog, StallWatch
 
 
 def test_a_standstill_is_told_with_the_phase_and_the_stacks(tmp_path: Path) -> None:

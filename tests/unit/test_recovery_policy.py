@@ -153,7 +153,7 @@ def test_what_a_failure_cost() -> None:
     assert recovery.began(Began(step=0, path=None), 0.0) == ()
     recovery.failed(replace(blame(step=12), kind="died"), 10.0)
     assert recovery.under_way
-    recovery.replaced([1])
+    recovery.went([1], "replaced")
     # a second failure comes before the run began again
     recovery.failed(replace(blame(step=0), rank=0), 11.0)
     first, second = recovery.began(Began(step=10, path="p"), 13.5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rayrec.driver.roster import Place, choose
-from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing, seats
 from rayrec.train.events import Began, Recovered, Resized
 
@@ -33,8 +32,8 @@ def test_with_how_many_ranks_a_run_goes_on(
     assert seats(ranks, wanted, 2, room, waited_s, SHRINK_S) == goes_on_with
 
 
-def sizing(least: int = 2, most: int = 4) -> Sizing:
-    return Sizing(least=least, most=most, grow_after_s=GROW_S)
+def sizing() -> Sizing:
+    return Sizing(wanted=4, grow_after_s=GROW_S)
 
 
 def test_a_run_looks_for_room_now_and_then_and_grows_once_no_more_comes() -> None:
@@ -68,7 +67,7 @@ def test_a_wish_is_kept_until_the_next_one() -> None:
 
 def test_what_was_asked_for_is_looked_for_until_it_comes() -> None:
     """A cluster has no room in the moment in which it is asked, and a second later it has."""
-    run = Sizing(least=2, most=4, grow_after_s=3600.0)
+    run = Sizing(wanted=4, grow_after_s=3600.0)
     run.began(Began(step=0, path=None), 2, 0.0, lost=False)
     assert not run.looks(2, 50.0), "nobody asked"
     run.ask(4)
@@ -125,5 +124,5 @@ def test_a_change_is_called_off_once_and_not_tried_again() -> None:
 
 
 def test_a_run_of_one_number_of_ranks_looks_for_no_more() -> None:
-    fixed = Sizing.of(ScalingConfig(num_workers=3))
+    fixed = Sizing(wanted=3, grow_after_s=GROW_S)
     assert not fixed.looks(3, 1e9) and fixed.goal(3, None, 0.0) == 3

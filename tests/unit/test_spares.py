@@ -8,19 +8,24 @@ from rayrec.driver.blame import Blame
 from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.policies import LONGEST_PAUSE_S, pause_s
 from rayrec.driver.recovery import Recovery
-from rayrec.driver.roster import Stage
+from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.shape import check_recovery
-from rayrec.driver.spares import Standby, home, substitutes
+from rayrec.driver.spares import home, substitutes
+from rayrec.driver.specs import check_recovery
 from rayrec.errors import ConfigError
 from rayrec.train.events import Began
 
-WARM_A, WARM_B = Standby(Stage.READY, "a"), Standby(Stage.READY, "b")
+
+def spare(stage: Stage, node: str) -> Seat:
+    return Seat(role=Role.SPARE, place=Place(1, 0), stage=stage, node=node)
+
+
+WARM_A, WARM_B = spare(Stage.READY, "a"), spare(Stage.READY, "b")
 
 
 def choose(
     lost: dict[int, str],
-    spares: list[Standby],
+    spares: list[Seat],
     alive: str = "abc",
     busy: str = "ab",
     roam: bool = True,
@@ -31,19 +36,19 @@ def choose(
 def test_a_spare_of_the_same_node_takes_the_place() -> None:
     assert choose({1: "b"}, [WARM_A, WARM_B]) == {1: 1}
     assert choose({1: "b"}, [WARM_A]) == {}, "elsewhere the results would be others"
-    starting = Standby(Stage.STARTING, "b")
+    starting = spare(Stage.STARTING, "b")
     assert choose({1: "b"}, [starting, WARM_B]) == {1: 1}
     assert choose({1: "b"}, [starting]) == {1: 0}, "it is ahead of a new process"
-    assert choose({1: "b"}, [Standby(Stage.PLACED, "b")]) == {}
+    assert choose({1: "b"}, [spare(Stage.PLACED, "b")]) == {}
     assert choose({0: "a", 1: "a"}, [WARM_A]) == {0: 0}
 
 
 def test_a_spare_of_another_node_serves_where_the_node_is_gone() -> None:
-    free = Standby(Stage.READY, "c")
+    free = spare(Stage.READY, "c")
     assert choose({1: "b"}, [WARM_A, free], alive="ac") == {1: 1}, "as the ranks lay before"
     assert choose({1: "b"}, [WARM_A], alive="a") == {1: 0}
-    assert choose({1: "b"}, [Standby(Stage.PLACED, "c")], alive="ac") == {1: 0}, "it has room"
-    assert choose({1: "b"}, [WARM_B, Standby(Stage.ASKED, "")], alive="ac") == {}
+    assert choose({1: "b"}, [spare(Stage.PLACED, "c")], alive="ac") == {1: 0}, "it has room"
+    assert choose({1: "b"}, [WARM_B, spare(Stage.ASKED, "")], alive="ac") == {}
     assert choose({1: "b"}, [WARM_A], alive="a", roam=False) == {}
     assert choose({0: "b", 1: "a"}, [WARM_A], alive="a") == {1: 0}, "who lives on first"
 
@@ -65,7 +70,7 @@ def test_the_line_of_a_recovery_says_that_a_spare_took_the_place() -> None:
     recovery = Recovery()
     gone = Blame(rank=1, host="h", cause="its process died (x)", step=12, kind="died")
     recovery.failed(gone, 1.0)
-    recovery.relieved([1])
+    recovery.went([1], "relieved")
     (told,) = recovery.began(Began(step=10, path="p"), 1.6)
     assert told.spare and told.replaced
     assert str(told) == (
@@ -73,8 +78,8 @@ def test_the_line_of_a_recovery_says_that_a_spare_took_the_place() -> None:
         "from step 10"
     )
     recovery.failed(gone, 2.0)
-    recovery.relieved([1])
-    recovery.replaced([1])
+    recovery.went([1], "relieved")
+    recovery.went([1], "replaced")
     (told,) = recovery.began(Began(step=10, path="p"), 4.0)
     assert told.replaced and not told.spare, "the spare was lost, too, and got no other"
 

@@ -14,8 +14,8 @@ from rayrec.data import FileDataset
 from rayrec.data.planted import SyntheticConfig
 from rayrec.data.synthetic import write_synthetic
 from rayrec.driver.display import Display
+from rayrec.driver.hints import StarvationWatch
 from rayrec.driver.planning import find_tables
-from rayrec.driver.starvation import StarvationWatch
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.recipe import ModelRecipe

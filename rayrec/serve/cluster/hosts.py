@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayrec.driver.ray_replies import death_line
+from rayrec.driver.rank_process import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.host import HostActor, HostReport
 from rayrec.serve.cluster.placing import NodePlace, Places, actor_on, kill_on, places_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.driver.preemption_policy import LAST_S, LEAVE_S, Going, answer_to, going
+from rayrec.driver.preemption import LAST_S, LEAVE_S, Going, answer_to, going
 from rayrec.driver.sizing import seats
 from rayrec.train.events import Noticed
 from rayrec.train.seat import RankAddress
