@@ -153,10 +153,9 @@ def train(
                 checkpoint=checkpoint,
                 failure=FailureConfig(max_failures=-1, sync_every_n_steps=points),
                 timeout_s=600.0,
-                progress="plain" if args.verbose else "off",
+                progress="off",
                 rank_callbacks=(StepTimes(name, kills),),
             ),
-            plan=args.plan,
         )
         with Held(folder) as held:
             result = driver.fit()
@@ -194,18 +193,15 @@ def after_kills(folder: Path) -> tuple[list[float], list[int]]:
     """Return, for each kill, the seconds to the next step, and the steps that were done again."""
     waits, again = [], []
     told = records(folder / "steps-0")
-    killed = sorted(float(path.read_text()) for path in folder.glob("killed-*"))
-    for at, end in zip(killed, [*killed[1:], time.time()], strict=True):
+    for at in sorted(float(path.read_text()) for path in folder.glob("killed-*")):
         last = max(step for when, _, step, _ in told if when <= at)
-        # a survivor keeps its process, and steps begin anew at or below the last one
-        later = [(when, step) for when, _, step, _ in told if at < when <= end]
-        first = next(
-            (when, step)
-            for i, (when, step) in enumerate(later)
-            if step <= last or (i and step <= later[i - 1][1])
-        )
-        waits.append(first[0] - at)
-        again.append(last - first[1] + 1)
+        for when, _, step, _ in told:
+            if when > at:
+                if step <= last:
+                    break
+                last = step  # a survivor finishes the step under way
+        waits.append(when - at)
+        again.append(last - step + 1)
     return waits, again
 
 
@@ -240,9 +236,9 @@ def measure(folder: Path, case: str, args: argparse.Namespace) -> list[dict[str,
     with connected(args.ranks + args.spares):
         for number in range(args.rounds):
             turned = ways[number % len(ways) :] + ways[: number % len(ways)]
-            for way, planned in ((way, planned) for planned in ({}, kills) for way in turned):
-                if planned and not way.every:
-                    continue
+            plans: list[tuple[Way, dict[int, int]]] = [(way, {}) for way in turned]
+            plans += [(way, kills) for way in turned if kills and way.every]
+            for way, planned in plans:
                 found.append({**train(data, way, planned, args), "case": case})
                 print(found[-1], flush=True)
     return found
@@ -251,7 +247,7 @@ def measure(folder: Path, case: str, args: argparse.Namespace) -> list[dict[str,
 def table(found: list[dict[str, Any]]) -> list[str]:
     """The ways of one case as Markdown; ratios are medians over rounds."""
     lines = [
-        "| way | ms a step | against neither | CPU ms | against neither | memory held "
+        "| way | ms a step | ratio | CPU ms | ratio | more memory "
         "| kill to next step, median | worst | steps again, mean | most | same tables |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -262,17 +258,17 @@ def table(found: list[dict[str, Any]]) -> list[str]:
         killed = [row for row in found if row["way"] == label and "waits" in row]
         waits = [wait for row in killed for wait in row["waits"]]
         again = [steps for row in killed for steps in row["again"]]
-        cells = [label]
+        cells, pairs = [label], list(zip(calm[label], plain, strict=True))
         for key in ("ms", "cpu_ms"):
             cells.append(f"{statistics.median(row[key] for row in calm[label]):.2f}")
-            pairs = zip(calm[label], plain, strict=True)
             cells.append(f"{statistics.median(one[key] / other[key] for one, other in pairs):.3f}")
-        cells.append(f"{max(row['held_mb'] for row in calm[label]):.0f} MB")
+        more = (one["held_mb"] - other["held_mb"] for one, other in pairs)
+        cells.append(f"{statistics.median(more):.0f} MB")
         if waits:
             cells += [f"{statistics.median(waits):.2f} s", f"{max(waits):.2f} s"]
             cells += [f"{statistics.mean(again):.1f}", str(max(again))]
         else:
-            cells += ["", "", "", ""]
+            cells += [""] * 4
         same = all(row["digests"] == plain[0]["digests"] for row in [*calm[label], *killed])
         lines.append(f"| {' | '.join([*cells, 'yes' if same else 'NO'])} |")
     return lines
@@ -295,8 +291,6 @@ def parse() -> argparse.Namespace:
     add("--batch", type=int, default=2048)
     add("--dense-layers", type=int, nargs="*", default=[64])
     add("--over-layers", type=int, nargs="*", default=[64, 32])
-    add("--plan", default="auto")
-    add("--verbose", action="store_true")
     add("--write", action="store_true")
     return parser.parse_args()
 
