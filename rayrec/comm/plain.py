@@ -14,6 +14,7 @@ import dataclasses
 import importlib
 import json
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -155,6 +156,9 @@ def _value(plain: Any, buffers: list[memoryview]) -> Any:
     """Return the value that `_plain` took apart."""
     if isinstance(plain, list):
         return [_value(one, buffers) for one in plain]
+    if isinstance(plain, str):
+        # keys of an optimizer's state are interned, and pickle writes one text of these once
+        return sys.intern(plain)
     if not isinstance(plain, dict):
         return plain
     ((kind, parts),) = plain.items()

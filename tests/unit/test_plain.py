@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
@@ -45,6 +46,19 @@ HALVES = TableLayout((0, 4, 10), (0, 4), ((0,), (1,)))
 def test_a_value_comes_out_as_it_went_in(value: Any) -> None:
     found = plain.decode(plain.encode(value))
     assert found == value and type(found) is type(value)
+
+
+def test_a_file_of_an_optimizer_s_state_has_the_bytes_that_it_had_before() -> None:
+    """Runs that went on in memory are compared with others by the files that they end in."""
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(layers.parameters())
+    layers(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    files = [io.BytesIO(), io.BytesIO()]
+    torch.save(optimizer.state_dict(), files[0])
+    optimizer.load_state_dict(plain.decode(plain.encode(optimizer.state_dict())))
+    torch.save(optimizer.state_dict(), files[1])
+    assert files[0].getvalue() == files[1].getvalue()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
