@@ -49,7 +49,10 @@ def gather(run: Run, view: View) -> Iterator[Command]:
     assert isinstance(state, Gathering)
     if state.cut_at is None:
         state.cut_at = view.now
-        yield At(where="waiting for the other ranks to leave the world that failed")
+        where = "waiting for the other ranks to leave the world that failed"
+        if run.recovery.pause_s > LEAVE_S:
+            where += f", and {run.recovery.pause_s:.0f} s, since no step lies between the failures"
+        yield At(where=where)
         yield from cut(run, ranks)
         return
     waited_s = view.now - state.cut_at
