@@ -23,7 +23,7 @@ from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.serving import Scoring, evaluation, export_checkpoint, prediction
+from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, prediction
 from rayrec.driver.specs import check_resize, check_sizes, train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
@@ -252,7 +252,7 @@ class Driver:
         check_resize(num_workers, self._run, self._scaling)
         self._ranks.resize(num_workers)
 
-    def _score(self, wanted: Scoring) -> Any:
+    def _score(self, wanted: ScoreRequest) -> Any:
         """Run a task that changes no model, and return the result of rank 0."""
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scoring:
+class ScoreRequest:
     """Checked request for scores of a checkpoint, made before ranks start.
 
     Attributes:
@@ -56,7 +56,7 @@ def evaluation(
     data: Dataset | None,
     predictions: str | None,
     keys: Sequence[str],
-) -> Scoring:
+) -> ScoreRequest:
     """Check what `Driver.evaluate` is given.
 
     Raises:
@@ -74,7 +74,7 @@ def evaluation(
         check_scored(checkpoint, planning.tables())
         files["checkpoint"] = manifest_file(checkpoint)
     task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
-    return Scoring(data=data, task=task, files=files)
+    return ScoreRequest(data=data, task=task, files=files)
 
 
 def prediction(
@@ -84,7 +84,7 @@ def prediction(
     data: Dataset | None,
     out: str,
     columns: Sequence[str],
-) -> Scoring:
+) -> ScoreRequest:
     """Check what `Driver.predict` is given.
 
     Raises:
@@ -106,7 +106,7 @@ def prediction(
     files = {"data": local_files(data), "checkpoint": manifest_file(path)}
     check_scored(path, planning.tables())
     task = partial(PredictTask, checkpoint=path, folder=folder)
-    return Scoring(data=data, task=task, files=files)
+    return ScoreRequest(data=data, task=task, files=files)
 
 
 def _predictions(path: str | None, keys: Sequence[str], data: Dataset) -> PredictionConfig | None:
