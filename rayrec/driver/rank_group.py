@@ -14,7 +14,7 @@ from typing import Any
 
 from rayrec.driver.blame import Blame, RankTrouble, silence
 from rayrec.driver.processes import Processes
-from rayrec.driver.rank_process import told
+from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
@@ -157,6 +157,9 @@ class RankGroup:
                 if raised["mistake"] is not None:
                     raise raised["mistake"] from error
                 raise self._trouble(rank, raised["cause"], what, "error") from error
+            except ray.exceptions.RayError as error:
+                # it died after the last look
+                raise self._trouble(rank, death_line(error), what, "died") from error
         return values
 
     def _find_trouble(self, what: str) -> None:

@@ -66,6 +66,21 @@ def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> No
         on_ranks(act)
 
 
+def test_a_rank_that_dies_after_the_last_look_at_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").touch()
+    # each look came just before the death
+    monkeypatch.setattr(RankGroup, "_find_trouble", lambda group, what: None)
+
+    def act(group: RankGroup) -> None:
+        os.kill(group.addresses[1].pid, signal.SIGKILL)
+        group.see_folder(str(tmp_path), "token", 30.0)
+
+    with pytest.raises(TrainingFailed, match=r"rank 1 of 2 on .* could not look at .*: its proc"):
+        on_ranks(act)
+
+
 @pytest.mark.slow
 def test_a_folder_or_a_file_that_a_rank_does_not_see_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"1234")
