@@ -20,6 +20,7 @@ def main() -> None:
     """Read, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("outcomes", nargs="+", metavar="OUT.json")
+    parser.add_argument("--label", help="name of the results file instead of chaos")
     args = parser.parse_args()
     lines: list[str] = []
     results: dict[str, Any] = {"runs": []}
@@ -41,7 +42,7 @@ def main() -> None:
     if moments:
         head += f" Moments: {', '.join(f'{count} {name}' for name, count in moments.items())}."
     results |= {"struck": struck, "moments": moments, "ends": ends}
-    report.show("chaos", results, [head, *lines])
+    report.show("chaos", results, [head, *lines], args.label)
 
 
 if __name__ == "__main__":
