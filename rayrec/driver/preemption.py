@@ -62,7 +62,7 @@ def going(
     """Return the draining nodes that hold ranks of a run or its driver.
 
     Args:
-        ends: deadline of each draining node, from `facts.draining`.
+        ends: deadline of each draining node, from `head.draining`.
         addresses: addresses of the run's ranks.
         here: the driver's node.
         now: wall clock seconds.

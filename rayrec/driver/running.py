@@ -108,9 +108,9 @@ def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
                 yield Tell(event=recovered)
             size = len(run.roster.ranks)
             changed = run.sizing.began(event, size, view.now, lost=lost)
-            told = changed or left(run, event.step, lost=lost)
-            if told:
-                yield Tell(event=told)
+            away = left(run, event.step, lost=lost)
+            if changed or away:
+                yield Tell(event=changed or away)
             run.progress.go_back(event.step)
         yield Tell(event=event)
 

@@ -19,7 +19,7 @@ from rayrec.errors import (
     RunInterrupted,
     TrainingFailed,
 )
-from tests.unit.simulated_cluster import ROOM_S, STEPS, Simulation
+from tests.unit.simulated_cluster import ROOM_S, STEPS, Node, Simulation
 
 KINDS = ("fixed", "spares", "elastic", "preempted", "task")
 
@@ -159,3 +159,13 @@ def test_runs_that_nothing_happens_to_finish_in_one_world() -> None:
         world.hazard, world.nodes["n0"].slots = 0.0, 6
         end = world.play()
         assert end == Ended() and world.run.generation == 1 and world.from_memory == 0
+
+
+def test_nodes_that_fewer_ranks_have_left_are_not_told_of_again() -> None:
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=(1, 3)), 0.0)
+    world.nodes = {"stays": Node(slots=2), "goes": Node(slots=1)}
+    while world.run.progress.step < 7:
+        world.look_once()
+    world.nodes["goes"].draining, world.nodes["goes"].goes_at = True, world.now + 40.0
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert not world.run.preemption.left
