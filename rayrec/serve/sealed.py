@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -38,7 +39,7 @@ class Form(NamedTuple):
     again: str
 
 
-class SealedRecord:
+class SealedRecord(ABC):
     """A dataclass that one JSON file of a folder holds, sealed by the sha256 of its text.
 
     Attributes:
@@ -50,6 +51,7 @@ class SealedRecord:
     FORM: ClassVar[Form]
     sha256: str
 
+    @abstractmethod
     def check(self, where: str) -> None:
         """Check what the types of the fields do not say.
 
@@ -58,7 +60,6 @@ class SealedRecord:
         Raises:
             ValueError: a value cannot be. ArtifactError: it contradicts itself.
         """
-        raise NotImplementedError
 
     def sealed(self) -> Self:
         """Return the same record with its sha256."""
