@@ -56,6 +56,14 @@ def positive(what: str, value: Any) -> float:
     return float(value)
 
 
+def check_once(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no word of a list is given twice."""
+    for word in words:
+        if words.count(word) > 1:
+            raise ConfigError(f"{word!r} is given twice; give it once.")
+    return words
+
+
 def is_uri(path: str) -> bool:
     """Return whether `path` names a file system, as s3://bucket/run does."""
     return "://" in path

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rayrec.checks import check_once
 from rayrec.errors import ConfigError
 
 DRIVER, NODE, GCS = "driver", "node", "gcs"
@@ -89,6 +90,4 @@ def known_words(words: tuple[str, ...], known: Sequence[str], what: str) -> tupl
             raise ConfigError(
                 f"{word or ','.join(words)!r} is no {what}; choose from {', '.join(known)}."
             )
-        if words.count(word) > 1:
-            raise ConfigError(f"{word!r} is given twice; give it once.")
-    return words
+    return check_once(words)

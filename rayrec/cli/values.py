@@ -13,20 +13,20 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from rayrec.checks import MAX_SECONDS, MAX_SEED
+from rayrec.checks import MAX_SECONDS, MAX_SEED, check_once
 from rayrec.errors import ConfigError
 
 
 class Count(click.IntRange):
-    """Type of a whole number in a range."""
+    """Type of a whole number in a range, which the help shows behind the text of the option."""
 
-    name = "whole number"
+    name = click.INT.name
 
 
 class Number(click.FloatRange):
     """Type of a finite number in a range."""
 
-    name = "number"
+    name = click.FLOAT.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number."""
@@ -111,10 +111,7 @@ def names(text: str) -> tuple[str, ...]:
     given = tuple(name.strip() for name in text.split(","))
     if not all(given):
         raise ConfigError(f"{text!r} must be names with commas between them, such as user,age.")
-    twice = [name for name in given if given.count(name) > 1]
-    if twice:
-        raise ConfigError(f"{twice[0]!r} is given twice; give it once.")
-    return given
+    return check_once(given)
 
 
 def ranks(text: str) -> int | tuple[int, int]:
