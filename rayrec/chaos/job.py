@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rayrec.checks import is_uri
 from rayrec.errors import ConfigError
@@ -30,6 +31,7 @@ class Job:
 
     Attributes:
         words: the command as the user gave it.
+        settings: what its --set say, as tables.
         folder: absolute path that --checkpoint-dir names.
         ranks: number of ranks.
         cpus: CPUs of a rank.
@@ -37,6 +39,7 @@ class Job:
     """
 
     words: tuple[str, ...]
+    settings: Mapping[str, Any]
     folder: Path
     ranks: int
     cpus: float
@@ -58,15 +61,16 @@ class Job:
         if waits:
             added[WAIT] = "120"
         for key, value in added.items():
-            if _set(words, key) is None:
+            if _said(self.settings, key) is None:
                 words += ["--set", f"{key}={value}"]
         return words
 
 
-def read_job(words: Sequence[str], default_ranks: int) -> Job:
+def read_job(words: Sequence[str], settings: Mapping[str, Any], default_ranks: int) -> Job:
     """Parse the options of the job's command line that a campaign needs.
 
     Args:
+        settings: what `set_values` say, read as `rayrec train` reads them.
         default_ranks: number of ranks of a job that does not name it.
     Raises:
         ConfigError: the command is not found, keeps no checkpoints on this machine, has no ranks
@@ -94,13 +98,13 @@ def read_job(words: Sequence[str], default_ranks: int) -> Job:
             f"{FOLDER} {folder} is not an empty folder; name another, since every run under faults "
             "begins anew."
         )
-    ranks = _value(words, "--ranks") or _set(words, "scaling.num_workers")
-    if "--local" in words or ranks == "0":
+    ranks = _value(words, "--ranks") or _said(settings, "scaling.num_workers")
+    if "--local" in words or ranks in ("0", 0):
         raise ConfigError(
             "the job runs in one process, so it has no ranks that could be killed; give it "
             "--ranks 1."
         )
-    resumed = _set(words, RESUME)
+    resumed = _said(settings, RESUME)
     if resumed not in (None, "auto"):
         raise ConfigError(
             f"the job has --set {RESUME}={resumed}, and every run under faults begins anew; leave "
@@ -108,30 +112,40 @@ def read_job(words: Sequence[str], default_ranks: int) -> Job:
         )
     return Job(
         words=tuple(words),
+        settings=settings,
         folder=path,
         ranks=int(_number("--ranks", ranks, default_ranks)),
-        cpus=_number(CPUS, _set(words, CPUS), 1.0),
-        spares=int(_number(SPARES, _set(words, SPARES), 0.0)),
+        cpus=_number(CPUS, _said(settings, CPUS), 1.0),
+        spares=int(_number(SPARES, _said(settings, SPARES), 0.0)),
     )
 
 
-def _number(name: str, text: str | None, default: float) -> float:
-    if text is None:
+def set_values(words: Sequence[str]) -> list[str]:
+    """Return the values of all --set of a job."""
+    return _values(words, "--set")
+
+
+def _number(name: str, given: Any, default: float) -> float:
+    if given is None:
         return default
     try:
-        value = float(text)
-    except ValueError:
+        value = float(given)
+    except (TypeError, ValueError):
         value = math.nan
     # The job itself refuses other wrong values of the option.
     if not (0 < value < 1e6 or value == default):
-        raise ConfigError(f"the job's {name} is {text!r}; it must be a number above 0.")
+        raise ConfigError(f"the job's {name} is {given!r}; it must be a number above 0.")
     return value
 
 
-def _set(words: Sequence[str], key: str) -> str | None:
-    """Return the value that a --set gives a key, or None without one."""
-    given = [word for word in _values(words, "--set") if word.startswith(f"{key}=")]
-    return given[-1].partition("=")[2].strip("\"'") if given else None
+def _said(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key, or None without one."""
+    found: Any = settings
+    for name in key.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return None
+        found = found[name]
+    return found
 
 
 def _value(words: Sequence[str], option: str) -> str | None:

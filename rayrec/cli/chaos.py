@@ -92,11 +92,12 @@ def command(
     """
     from rayrec.chaos.campaign import Campaign, shake
     from rayrec.chaos.fault_run import Bounds
-    from rayrec.chaos.job import read_job
+    from rayrec.chaos.job import read_job, set_values
     from rayrec.chaos.outcome_file import check_out, write_out
     from rayrec.runs.scaling import default_ranks
+    from rayrec.runs.toml_tree import read_settings
 
-    read = read_job(job, default_ranks())
+    read = read_job(job, read_settings(None, set_values(job)).tables, default_ranks())
     check_out(out)
     campaign = Campaign(
         every_s=every,

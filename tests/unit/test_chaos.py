@@ -1,4 +1,4 @@
-"""`rayrec chaos`: the schedule of faults, the job's command line, the account, and the verdict."""
+"""`rayrec chaos`: the schedule of faults, the account, and the verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rayrec.chaos import cluster
 from rayrec.chaos.account import Account, InjectedFault, Run, account, table
 from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.fault_run import NewestStep
-from rayrec.chaos.job import read_job
 from rayrec.chaos.moments import DOING, Moments, doing, moment_words
 from rayrec.chaos.outcome_file import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
@@ -23,7 +22,6 @@ from rayrec.errors import ConfigError, RayrecError
 from rayrec.train.progress import SHOWN_IN, ProgressLog
 from rayrec.train.seat import RankContext, Seat
 from rayrec.watch.events import RunEvent
-from tests.words import sets
 
 KINDS = ("KILL", "STOP", "driver", "node")
 EXPECTED = {"t": "aa", "u": "bb"}
@@ -100,49 +98,6 @@ def test_signals_and_moments_are_read() -> None:
     for text in ("KILL,KILL", "HUP", "", "KILL,"):
         with pytest.raises(ConfigError):
             signal_words(text)
-
-
-@pytest.mark.parametrize("form", [["--checkpoint-dir", "{}"], ["--checkpoint-dir={}"]])
-def test_a_run_gets_a_folder_of_its_own_and_what_recovery_needs(
-    form: list[str], tmp_path: Path
-) -> None:
-    given = [word.format(tmp_path / "c") for word in form]
-    failures, auto = "run.failure.max_failures", "run.resume_from=auto"
-    job = read_job(["sh", *given, "--ranks=3", *sets(f"{failures}=5")], 2)
-    assert (job.folder, job.ranks, job.cpus) == (tmp_path / "c", 3, 1.0)
-    own = [word.format("/x/calm") for word in form]
-    assert job.command(Path("/x/calm")) == [
-        *("sh", *own, "--ranks=3", *sets(f"{failures}=5", auto))
-    ]
-    waits = job.command(Path("/x/calm"), waits=True)
-    assert waits[-2:] == sets("scaling.placement_timeout_s=120")
-    assert job.spares == 0 and read_job(["sh", *given, *sets("scaling.spares=2")], 2).spares == 2
-    alone = read_job(["sh", *given, *sets(auto, "scaling.cpus_per_worker=0.5")], 2)
-    assert (alone.ranks, alone.cpus) == (2, 0.5)
-    assert alone.command(Path("/y"))[-2:] == sets(f"{failures}=-1")
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("no-such-command --checkpoint-dir {}", "'no-such-command' is not found"),
-        ("sh", "no --checkpoint-dir"),
-        ("sh --checkpoint-dir", "no --checkpoint-dir"),
-        ("sh --checkpoint-dir s3://bucket/run", "no folder of this machine"),
-        ("sh --checkpoint-dir {}/full", "not an empty folder"),
-        ("sh --checkpoint-dir {}/full/file", "not an empty folder"),
-        ("sh --checkpoint-dir {} --local", "--ranks 1"),
-        ("sh --checkpoint-dir {} --set scaling.num_workers=0", "--ranks 1"),
-        ("sh --checkpoint-dir {} --set run.resume_from=latest", "run.resume_from=latest"),
-        ("sh --checkpoint-dir {} --ranks many", "--ranks is 'many'"),
-    ],
-)
-def test_a_job_that_cannot_be_shaken_is_refused(words: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    own = tmp_path / "new" if "{}/" not in words else tmp_path
-    with pytest.raises(ConfigError, match=says):
-        read_job(words.format(own).split(), 2)
 
 
 def events(*told: tuple[str, float, int]) -> list[RunEvent]:
