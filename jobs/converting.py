@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
+from rayrec.cli.base import F, with_options
 from rayrec.cli.values import FRACTION, SEED, count
 from rayrec.data.converted import PARTS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Converted(NamedTuple):
@@ -50,13 +49,7 @@ def options(held_out: str, drawn: str) -> Callable[[F], F]:
             "--overwrite", is_flag=True, help="replace what an earlier conversion left in OUT"
         ),
     ]
-
-    def decorate(function: F) -> F:
-        for option in reversed(found):
-            function = option(function)
-        return function
-
-    return decorate
+    return with_options(found)
 
 
 def say(done: Converted, rows: str) -> None:

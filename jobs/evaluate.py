@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rayrec.cli.main import start
+from rayrec.cli.main import run, start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,8 +14,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         RayrecError, RunInterrupted: the error of the command.
     """
-    from rayrec.cli.group import run  # late: see `start`
-
     return run(["evaluate", *(sys.argv[1:] if argv is None else argv)])
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayrec.cli.main import start
+from rayrec.cli.main import run, start
 
 RUN_FILE = str(Path(__file__).with_suffix(".toml"))
 
@@ -23,8 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         RayrecError, RunInterrupted: the error of the command.
     """
-    from rayrec.cli.group import run  # late: see `start`
-
     return run(["train", *(sys.argv[1:] if argv is None else argv)], RUN_FILE)
 
 

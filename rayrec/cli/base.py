@@ -5,17 +5,13 @@ Imports click and the standard library only.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import FrameType
 from typing import Any, TypeVar
 
 import click
 
+from rayrec.cli.ctrl_c import ended_by_ctrl_c
 from rayrec.cli.values import POSITIVE, SECONDS, count
 from rayrec.command import DEBUG
 
@@ -28,14 +24,14 @@ class Command(click.Command):
 
     Args:
         examples: command lines for the help, one a line.
-        needs: module that is imported before the command runs, while Ctrl-C ends the process at
-            once: torch swallows a KeyboardInterrupt where it imports numpy.
+        needs: module that imports torch, as the command will. It is imported before the command
+            runs, while Ctrl-C ends the process at once; "" imports none.
     """
 
     def __init__(self, *args: Any, examples: str, needs: str = "", **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", CONTEXT)
         super().__init__(*args, **kwargs)
-        self.examples, self._needs = examples.strip().splitlines(), needs
+        self.examples, self.needs = examples.strip().splitlines(), needs
         # `run_command` looks for the option by itself.
         text = "after an error, show its traceback, too"
         self.params.append(click.Option([DEBUG], is_flag=True, expose_value=False, help=text))
@@ -66,9 +62,9 @@ class Command(click.Command):
         Raises:
             RayrecError, RunInterrupted: the error of the command.
         """
-        if self._needs:
-            with _ended_by_ctrl_c():
-                import_module(self._needs)
+        if self.needs:
+            with ended_by_ctrl_c():
+                import_module(self.needs)
         return super().invoke(ctx)
 
     def _check_values(self, ctx: click.Context, args: Sequence[str]) -> None:
@@ -87,23 +83,15 @@ class Command(click.Command):
                 raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
 
 
-@contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """End the process at Ctrl-C, with the line and the code of `run_command`."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
+def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    """Return a decorator that adds options and arguments, which the help shows in this order."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"interrupted\n")
-        os._exit(128 + number)
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return decorate
 
 
 def rank_options(*, plan: bool = True, local: bool = True) -> Callable[[F], F]:
@@ -128,10 +116,4 @@ def rank_options(*, plan: bool = True, local: bool = True) -> Callable[[F], F]:
     if local:
         text = "one rank in this process, without Ray"
         options.append(option("--local", is_flag=True, help=text))
-
-    def decorate(function: F) -> F:
-        for each in reversed(options):
-            function = each(function)
-        return function
-
-    return decorate
+    return with_options(options)

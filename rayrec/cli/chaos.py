@@ -12,6 +12,7 @@ from rayrec.cli.values import DURATION, PATH, SEED, Parsed, count
 
 @click.command(
     cls=Command,
+    needs="rayrec.chaos.campaign",
     context_settings={**CONTEXT, "allow_interspersed_args": False},
     examples="""
 rayrec chaos -- python -m jobs.train_dlrm --ranks 2 --checkpoint-dir /tmp/chaos

@@ -12,7 +12,7 @@ from rayrec.cli.scored import score, scoring_options
 
 @click.command(
     cls=Command,
-    needs="rayrec.runs.scoring",
+    needs="rayrec.checkpoint",
     examples="""
 rayrec evaluate runs/clicks@best --data data/clicks --local
 rayrec evaluate s3://bucket/run/step-00001000 --data s3://bucket/eval --ranks 4 --plan row_wise

@@ -19,6 +19,7 @@ SAMPLE = 100_000
 
 @click.command(
     cls=Command,
+    needs="rayrec.checkpoint",
     examples="""
 rayrec inspect logs/ --schema schema.json
 rayrec inspect logs/ --label clicked --where "day >= '2026-11-01'"

@@ -1,39 +1,38 @@
 """Entry point of the `rayrec` command and of its jobs: quiet at Ctrl-C from its first moment on.
 
-`rayrec.command` turns Ctrl-C into one line, once it is loaded. Until then the signal ends the
-process as it ends any other, without the traceback of an import.
+`rayrec.command` turns Ctrl-C into one line, once it is loaded. Until then `ended_by_ctrl_c` does.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from rayrec.cli.ctrl_c import ended_by_ctrl_c
 
-def start(run: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
-    """Load the command line and run a command; returns the exit code, see `rayrec.command`."""
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    is_ours = is_ours and threading.current_thread() is threading.main_thread()
-    if is_ours:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from rayrec.command import run_command  # late: these imports take a while
 
-    import_module("rayrec.cli.group")
-    if is_ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    return run_command(run, argv)
+def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:
+    """Run a subcommand, as `rayrec.cli.group.run` does; returns the exit code.
+
+    Raises:
+        RayrecError, RunInterrupted: the error of the subcommand.
+    """
+    from rayrec.cli import group  # late: its imports take a while
+
+    return group.run(argv, run_file)
+
+
+def start(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
+    """Load the command line and call `main`; returns the exit code, see `rayrec.command`."""
+    with ended_by_ctrl_c():
+        from rayrec.command import run_command  # late: these imports take a while
+
+        import_module("rayrec.cli.group")
+    return run_command(main, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
-
-    def run(words: Sequence[str] | None) -> int:
-        from rayrec.cli.group import run
-
-        return run(words)
-
     return start(run, argv)
 
 

@@ -12,6 +12,7 @@ from rayrec.cli.values import PATH, SEED, count
 
 @click.command(
     cls=Command,
+    needs="rayrec.data.synthetic",
     examples="""
 rayrec make-data data/clicks --rows 100000
 rayrec train --data data/clicks

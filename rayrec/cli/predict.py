@@ -31,7 +31,7 @@ OF_RANKS = (
 
 @click.command(
     cls=Command,
-    needs="rayrec.runs.scoring",
+    needs="rayrec.checkpoint",
     short_help="write the score of every row",
     examples="""
 rayrec predict served/clicks --data rows/ --out scores --columns user,item --workers 4

@@ -10,6 +10,7 @@ from rayrec.cli.values import PATH
 
 @click.command(
     cls=Command,
+    needs="rayrec.driver.replay",
     examples="""
 rayrec report runs/clicks --out clicks.html
 rayrec report runs/a runs/b s3://bucket/runs/c --out compared.html

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec.cli.base import F, rank_options
+from rayrec.cli.base import F, rank_options, with_options
 from rayrec.cli.values import PATH, SECONDS, count
 
 if TYPE_CHECKING:
@@ -59,14 +59,7 @@ def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
     Args:
         metavar: placeholder of the model in the help.
     """
-
-    def decorate(function: F) -> F:
-        option: Callable[[F], F]
-        for option in reversed(OPTIONS):
-            function = option(function)
-        return click.argument("checkpoint", type=PATH, metavar=metavar)(function)
-
-    return decorate
+    return with_options([click.argument("checkpoint", type=PATH, metavar=metavar), *OPTIONS])
 
 
 def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> ScoringOptions:
@@ -107,15 +100,15 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
         RayrecError, RunInterrupted: the errors of `rayrec.runs.scoring.score_checkpoint`.
     """
     from rayrec.checks import separate_files
-    from rayrec.runs.inputs import made_part, output_path
+    from rayrec.runs.inputs import output_path
     from rayrec.runs.reporting import scores_line, write_result
     from rayrec.runs.scoring import score_checkpoint
 
-    rows = made_part(given["data"], "eval")
-    inputs = {"--data": rows, "--schema": given["schema"], "--plan": given["plan"]}
+    scoring = scoring_of(given, keys)
+    inputs = {"--data": scoring.data, "--schema": scoring.schema, "--plan": scoring.plan}
     separate_files({"--result": given["result"], "--out": out}, inputs)
     result = output_path("--result", given["result"])
-    scoring = replace(scoring_of(given, keys), predictions=output_path("--out", out))
+    scoring = replace(scoring, predictions=output_path("--out", out))
     scored = score_checkpoint(scoring)
     print(f"{scoring.checkpoint} at step {scored.step}: {scores_line(scored.scores)}")
     if scoring.predictions is not None:

@@ -49,12 +49,52 @@ def test_the_help_of_a_subcommand_imports_it_alone() -> None:
     assert not modules & set(HEAVY)
 
 
+@pytest.fixture(scope="module")
+def reach_torch() -> set[str]:
+    """The modules that commands need and that import torch, of which none has any yet."""
+    needs = sorted({command_of(name).needs for name in COMMANDS} - {""})
+    script = f"""
+import sys
+from importlib import import_module
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("no torch")
+sys.meta_path.insert(0, Refuse())
+for needed in {needs!r}:
+    for name in [name for name in sys.modules if name.startswith("rayrec")]:
+        del sys.modules[name]
+    try:
+        import_module(needed)
+    except ImportError as error:
+        if str(error) == "no torch":
+            print(needed)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_needs_imports_torch(name: str, reach_torch: set[str]) -> None:
+    needs = command_of(name).needs
+    assert needs in reach_torch or (not needs and name in ("serve", "plan", "completion"))
+
+
+def command_of(name: str) -> Command:
+    command = import_module(f"rayrec.cli.{name.replace('-', '_')}").command
+    assert isinstance(command, Command)
+    return command
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    command = import_module(f"rayrec.cli.{name.replace('-', '_')}").command
-    assert isinstance(command, Command) and len(command.examples) > 1
+    command = command_of(name)
+    assert len(command.examples) > 1
     assert f"Usage: rayrec {name} " in shown and "--debug" in shown
     assert all(line in shown for line in command.examples)
     assert any(f"rayrec {name} " in line for line in command.examples)
