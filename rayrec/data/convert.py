@@ -210,13 +210,16 @@ def _raise_bad_id(
     row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
     readers = [table for table in schema.tables if feature.name in table.feature_names]
     table = next(table.name for table in readers if table.id_limit == limit)
-    takes = "any number of 64 bits but -1" if limit == UNBOUNDED else f"ids in [0, {limit})"
+    takes = f"ids in [0, {limit})"
+    remedy = "Raise num_embeddings, map the ids, or set hash_buckets on the feature"
+    if limit == UNBOUNDED:
+        takes = "any number of 64 bits but -1"
+        remedy = "Leave the list of a row without an id empty, or map missing values to another id"
     for columns, start, stop in parts:
         if row < stop - start:
             raise InputError(
                 f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in "
-                f"{columns.where(start + row)}; table {table!r} takes {takes}. Raise "
-                "num_embeddings, map the ids, or set hash_buckets on the feature."
+                f"{columns.where(start + row)}; table {table!r} takes {takes}. {remedy}."
             )
         row -= stop - start
     raise AssertionError("a bad id lies in one of the parts")

@@ -72,9 +72,14 @@ class RowDataset(ABC):
         return same
 
     def of_chunks(self, chunks: Sequence[Chunk]) -> Self:
-        """The rows of some chunks alone, in this order; rows keep their numbers in their files."""
+        """The rows of some chunks alone, in this order; rows keep their numbers in their files.
+
+        The part's loaders do not look for columns to keep in every file: the caller has done so for
+        all parts together, by `check_columns_exist`.
+        """
         part = copy(self)
-        part._chunks, part.files = tuple(chunks), tuple(dict.fromkeys(one.file for one in chunks))
+        part._chunks = tuple(chunks)
+        part.files = tuple({one.file.path: one.file for one in chunks}.values())
         return part
 
     @property
@@ -170,7 +175,8 @@ class RowDataset(ABC):
             )
         if prefetch < 1:
             raise ConfigError(f"prefetch={prefetch}; it must be at least 1.")
-        self.check_columns_exist(keep_columns)
+        if self._chunks is None:
+            self.check_columns_exist(keep_columns)
         order, numbers = self.order(seed, epoch, shuffle, ordered), range(start_batch, batches)
         with_rows = with_rows or bool(keep_columns)
         binary = binary_columns(self.schema, binary_labels)

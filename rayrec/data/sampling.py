@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from rayrec.data.column_types import is_list, missing
 from rayrec.data.found import FoundFiles, find_files
+from rayrec.data.joining import joined
 from rayrec.data.listing import DataFile
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader, column_statistics
 from rayrec.errors import InputError
@@ -69,7 +70,7 @@ def sample_rows(path: str, rows: int, where: str | None = None) -> Sample:
     count = min(len(chunks), max(1, -(-rows * len(chunks) // held)))
     # the middle of each of `count` equal parts
     chosen = [chunks[(2 * i + 1) * len(chunks) // (2 * count)] for i in range(count)]
-    table = _joined([_read(found, file, number, -(-rows // count)) for file, number in chosen])
+    table = joined([_read(found, file, number, -(-rows // count)) for file, number in chosen])
     if not table.num_rows:
         raise InputError(
             f"none of the rows that were read of {path!r}, of {count} of {len(chunks)} chunks, "
@@ -144,13 +145,3 @@ def _spanned(
 
 def _holds_integers(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind.value_type if is_list(kind) else kind))
-
-
-def _joined(tables: list[pa.Table]) -> pa.Table:
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        cause = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"columns differ in type between files: {cause}. Write all files with the same types."
-        ) from error

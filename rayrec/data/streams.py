@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from rayrec.data.batch import Batch
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.convert import Part, assemble
+from rayrec.data.joining import joined
 from rayrec.data.order import ChunkRange, SampleOrder
 from rayrec.data.origin import origin_of_block
 from rayrec.data.readers import STREAM_ROWS, FileReader
 from rayrec.data.selected import ROW
-from rayrec.errors import InputError
 
 if TYPE_CHECKING:
     from rayrec.data.listing import Chunk
@@ -116,20 +116,13 @@ class _Stream:
 
 
 def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One record batch of all rows; files may differ in column order and width of numbers."""
+    """One record batch of all rows; see `joined`."""
     first = pieces[0].schema
     if len(pieces) == 1:
         return pieces[0]
     if all(piece.schema.equals(first) for piece in pieces):
         return pa.concat_batches(pieces)
-    tables = [pa.Table.from_batches([piece]) for piece in pieces]
-    try:
-        table = pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        cause = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"columns differ in type between files: {cause}. Write all files with the same types."
-        ) from error
+    table = joined([pa.Table.from_batches([piece]) for piece in pieces])
     return table.combine_chunks().to_batches()[0]
 
 

@@ -68,7 +68,7 @@ class QuantEmbeddingBagCollection(nn.Module):
         Args:
             types: one for all tables, or by table name; "*" names the rest.
         Raises:
-            ConfigError: a type or table is not known.
+            ConfigError: a type or table is not known, or a table is dynamic.
             InputError: a row cannot be packed; names table and row.
         """
         tables = collection.embedding_bag_configs()

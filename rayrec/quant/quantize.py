@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout.tables import BaseEmbeddingConfig, refuse_dynamic
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
+from rayrec.quant.tables import NOT_DYNAMIC
 from rayrec.quant.types import QuantType, Types, types_of
 
 Reference = EmbeddingBagCollection | EmbeddingCollection
@@ -26,17 +27,15 @@ def reference_collections(model: nn.Module) -> dict[str, Reference]:
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
     found = {name: child for name, child in model.named_modules() if isinstance(child, kinds)}
     for child in found.values():
-        refuse_dynamic(
-            _configs(child),
-            "such tables are not packed or served yet; `rayrec evaluate` scores the checkpoint",
-        )
+        refuse_dynamic(configs_of(child), NOT_DYNAMIC)
     return found
 
 
-def _configs(collection: Reference) -> Sequence[BaseEmbeddingConfig]:
-    if isinstance(collection, EmbeddingCollection):
-        return collection.embedding_configs()
-    return collection.embedding_bag_configs()
+def configs_of(collection: Reference | Packed) -> list[BaseEmbeddingConfig]:
+    """The tables of a collection, in order."""
+    if isinstance(collection, (EmbeddingBagCollection, QuantEmbeddingBagCollection)):
+        return list(collection.embedding_bag_configs())
+    return list(collection.embedding_configs())
 
 
 def exchanged(model: nn.Module, packed: Mapping[str, nn.Module]) -> nn.Module:
@@ -63,7 +62,8 @@ def quantize(model: nn.Module, types: Types = QuantType.INT8) -> nn.Module:
         a `QuantEmbeddingBagCollection` or `QuantEmbeddingCollection` for a collection; for a model
         a copy, in evaluation mode, whose collections are such.
     Raises:
-        ConfigError: the model has no reference collection, or a type or table is not known.
+        ConfigError: the model has no reference collection, a type or table is not known, or a table
+            is dynamic.
         InputError: a row cannot be packed; names table and row.
     """
     collections = reference_collections(model)
@@ -72,7 +72,10 @@ def quantize(model: nn.Module, types: Types = QuantType.INT8) -> nn.Module:
             f"{type(model).__name__} holds no EmbeddingBagCollection and no EmbeddingCollection to "
             "quantize. Save a checkpoint of a sharded model and export that, with rayrec export."
         )
-    tables = {name: _tables(collection) for name, collection in collections.items()}
+    tables = {
+        name: [table.name for table in configs_of(collection)]
+        for name, collection in collections.items()
+    }
     every = [table for names in tables.values() for table in names]
     kinds = types_of(dict.fromkeys(every), types)
     packed = {
@@ -87,9 +90,3 @@ def pack_collection(collection: Reference, types: Types) -> Packed:
     if isinstance(collection, EmbeddingBagCollection):
         return QuantEmbeddingBagCollection.from_float(collection, types)
     return QuantEmbeddingCollection.from_float(collection, types)
-
-
-def _tables(collection: Reference) -> list[str]:
-    if isinstance(collection, EmbeddingBagCollection):
-        return [table.name for table in collection.embedding_bag_configs()]
-    return [table.name for table in collection.embedding_configs()]

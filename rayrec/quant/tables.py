@@ -14,12 +14,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.tables import BaseEmbeddingConfig, refuse_dynamic
 from rayrec.quant.packing import TableRange, pack_rows, unpack_rows
 from rayrec.quant.types import QuantType
 
 ALIGNMENT = 64
 CHUNK_BYTES = 32 << 20  # of float32 rows that are packed at a time
+NOT_DYNAMIC = "such tables are not packed or served yet; `rayrec evaluate` scores the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,10 @@ def pack_tables(
         weights: (rows, width) of each table, any float type and device.
         types: storage type of every table, by its name.
     Raises:
+        ConfigError: a table is dynamic.
         InputError: a row cannot be packed; names table and row.
     """
+    refuse_dynamic(configs, NOT_DYNAMIC)
     measured = []
     for config, weight in zip(configs, weights, strict=True):
         kind = types[config.name]

@@ -26,6 +26,7 @@ from rayrec.checks import absolute_path, is_uri
 from rayrec.errors import ArtifactError, ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import (
+    Packed,
     PackedTable,
     PackedTables,
     QuantEmbeddingBagCollection,
@@ -72,13 +73,11 @@ class Artifact:
         parts = self.folder, self.manifest, self.packed.tables, self.content, self.memory
         return _held, (*parts, self.trusted)
 
-    def collections(self) -> dict[str, QuantEmbeddingBagCollection | QuantEmbeddingCollection]:
+    def collections(self) -> dict[str, Packed]:
         """Return the collections of the model, by their names in it."""
         return {one.name: self._collection(one) for one in self.manifest.collections}
 
-    def _collection(
-        self, stored: StoredCollection
-    ) -> QuantEmbeddingBagCollection | QuantEmbeddingCollection:
+    def _collection(self, stored: StoredCollection) -> Packed:
         by_name = {table.name: table for table in self.packed.tables}
         own = PackedTables(tuple(by_name[name] for name, _, _ in stored.tables), self.packed.data)
         tables = stored.configs(by_name)

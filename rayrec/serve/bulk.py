@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset
+from rayrec.data.joining import check_joins
 from rayrec.data.listing import Chunk
 from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name, scored_folder
 from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
@@ -62,7 +63,9 @@ def predict_files(
             where there are several workers.
     Raises:
         ConfigError: a number is out of range, `out` cannot be written, or the data do not fit.
-        InputError: a file cannot be read, or holds what the model cannot take; names the row.
+        InputError: a file cannot be read, or holds what the model cannot take; names the row. Or
+            a column has types that do not join in files that are read together, which is told
+            before anything is scored.
         ArtifactError: there is no whole artifact of this version.
         SaveError: the storage refuses while files are written; nothing is left of them.
         TrainingFailed: a worker died.
@@ -74,11 +77,14 @@ def predict_files(
     data = data.without_labels()
     folder = scored_folder(out, data, columns, manifest.outputs)
     check_statistics(data, binary_labels=False)
+    chunks = units_of(data)
+    for unit in chunks:
+        part = _part(data, unit)
+        check_joins(part, part.order(shuffle=False, ordered=True), folder.columns.names)
     opened = open_artifact(artifact)
     job = _Score(opened, data, folder, batch_size, model)
     predictor = job.predictor()
     _check_same_features(predictor, data)
-    chunks = units_of(data)
     with hold_signals() as signals, _written(folder) as hidden:
         units: list[Unit] = [
             (hidden / part_name(number, len(chunks)), unit) for number, unit in enumerate(chunks)
@@ -145,10 +151,8 @@ class _Score:
         """
         path, chunks = unit
         kept = self.folder.columns.names
-        part = self.data.of_chunks(chunks)
-        part.shuffle_rows = _BLOCK_ROWS
         # a thread beside this one would take a core from another worker
-        loader = part.loader(
+        loader = _part(self.data, chunks).loader(
             *(0, 1, self.batch_size), shuffle=False, ordered=True, keep_columns=kept, threaded=False
         )
         writer = PartWriter(path)
@@ -165,6 +169,13 @@ class _Score:
             writer.abandon()
             raise
         return writer.rows
+
+
+def _part(data: FileDataset, chunks: Sequence[Chunk]) -> FileDataset:
+    """Return the rows of one unit, in blocks as they are read."""
+    part = data.of_chunks(chunks)
+    part.shuffle_rows = _BLOCK_ROWS
+    return part
 
 
 @contextmanager

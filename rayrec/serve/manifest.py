@@ -177,7 +177,7 @@ class Manifest(SealedRecord):
 
     def to_bytes(self) -> bytes:
         """Return the text of manifest.json, for a sealed manifest."""
-        body = self.body() | {"sha256": self.sha256}
+        body = self._sealed_body()
         tables = ",\n  ".join(json.dumps(table) for table in body.pop("tables"))
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rayrec.data import Batch
 from rayrec.errors import ArtifactError, ConfigError, InputError, RayrecError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.quant import QuantEmbeddingBagCollection, mark_checked
+from rayrec.quant import QuantEmbeddingBagCollection, configs_of, mark_checked
 from rayrec.serve.artifact import Artifact, open_artifact
 from rayrec.serve.manifest import Manifest
 from rayrec.serve.requests import (
@@ -36,7 +36,7 @@ from rayrec.serve.requests import (
     user_columns,
 )
 from rayrec.serve.scorer import probabilities
-from rayrec.serve.trained_model import configs_of, schema_trouble
+from rayrec.serve.trained_model import schema_trouble
 from rayrec.serve.weights import Collections, Weights
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage import one_line

@@ -63,13 +63,18 @@ class SealedRecord(ABC):
 
     def sealed(self) -> Self:
         """Return the same record with its sha256."""
-        return replace(self, sha256=_fingerprint(self.body()))  # type: ignore[type-var]
+        return replace(self, sha256=_fingerprint(self._body()))  # type: ignore[type-var]
 
-    def body(self) -> dict[str, Any]:
+    def _body(self) -> dict[str, Any]:
         """Return the fields of the text, without the sha256."""
         body = {"format": self.FORM.format, "version": self.FORM.versions[-1]} | record_of(self)
         del body["sha256"]
         return body
+
+    def _sealed_body(self) -> dict[str, Any]:
+        """Return the fields of the text with the sha256, of a sealed record."""
+        assert self.sha256, "a record is sealed before it is written"
+        return self._body() | {"sha256": self.sha256}
 
     @classmethod
     def read_file(cls, folder: Path, key: SigningKey | None = None, name: str = "") -> Self:

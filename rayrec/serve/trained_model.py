@@ -20,19 +20,11 @@ from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.quant import (
-    QuantEmbeddingBagCollection,
-    QuantEmbeddingCollection,
-    exchanged,
-    reference_collections,
-)
+from rayrec.quant import Reference, configs_of, exchanged, reference_collections
 from rayrec.recipe import ModelRecipe
 from rayrec.serve.manifest import BAGS, SEQUENCES, StoredCollection
 from rayrec.serve.scorer import ONE_BINARY, Scorer
 from rayrec.spec.task import Task
-
-Reference = EmbeddingBagCollection | EmbeddingCollection
-Quantized = QuantEmbeddingBagCollection | QuantEmbeddingCollection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,13 +70,6 @@ class TrainedModel:
         """True if the ids of any collection have weights."""
         bags = (c for c in self.collections.values() if isinstance(c, EmbeddingBagCollection))
         return any(one.is_weighted() for one in bags)
-
-
-def configs_of(collection: Reference | Quantized) -> list[BaseEmbeddingConfig]:
-    """Return the tables of a collection."""
-    if isinstance(collection, (EmbeddingBagCollection, QuantEmbeddingBagCollection)):
-        return list(collection.embedding_bag_configs())
-    return list(collection.embedding_configs())
 
 
 def open_trained(

@@ -16,17 +16,16 @@ from torch import Tensor, nn
 
 from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.errors import ArtifactError, InputError, RayrecError
-from rayrec.quant import PackedTables, exchanged, reference_collections
+from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.recipe import ModelRecipe
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
 from rayrec.serve.program import Program, load_program
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
-from rayrec.serve.trained_model import Quantized
 from rayrec.storage import one_line
 
-Collections = Mapping[str, Quantized]
+Collections = Mapping[str, Packed]
 
 
 class Weights:

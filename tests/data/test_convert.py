@@ -288,6 +288,24 @@ def test_bad_input_is_refused_and_named(case):
             to_batch(data, schema_of({}), source="x", first_row=10)
 
 
+def test_the_number_that_is_no_id_of_a_dynamic_table_has_its_own_remedy():
+    plain = json.loads(schema_of({}).to_json())
+    for table in plain["tables"]:
+        table["dynamic"] = {}
+    message = (
+        r"'f' \(column 'ids'\) holds id -1 in row 11 of x; table 't' takes any number of 64 bits "
+        r"but -1\. Leave the list of a row without an id empty, or map missing values to another "
+        r"id\.$"
+    )
+    with pytest.raises(InputError, match=message):
+        to_batch(
+            replaced("ids", 1, [-2, -1]),
+            FeatureSchema.from_json(json.dumps(plain)),
+            source="x",
+            first_row=10,
+        )
+
+
 TYPE_CASES = (
     "string ids",
     "float ids",

@@ -10,7 +10,7 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from arrow_files import SCHEMA, write_files
+from arrow_files import SCHEMA, batch_rows, write_files
 
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.readers import ParquetReader
@@ -159,3 +159,25 @@ def test_files_without_statistics_are_left_to_the_readers(tmp_path):
     check_statistics(ParquetDataset(tmp_path, SCHEMA))
     with pytest.raises(InputError, match="holds id 5000 in row 3"):
         list(ParquetDataset(tmp_path, SCHEMA).loader(0, 1, 50))
+
+
+def test_a_part_is_not_searched_for_columns_to_keep(tmp_path, monkeypatch):
+    write_files(tmp_path, random.Random(0), "parquet", (60, 60), chunk=20)
+    data = ParquetDataset(tmp_path, SCHEMA)
+    wanted = [
+        row
+        for batch in data.loader(0, 1, 50, shuffle=False, ordered=True)
+        for row in batch_rows(batch)
+    ]
+    part = data.of_chunks(data.chunks()[1:5])
+    assert [file.path for file in part.files] == [file.path for file in data.files]
+    opened = []
+    real = ParquetDataset.open
+    monkeypatch.setattr(
+        ParquetDataset, "open", lambda self, file: opened.append(file.path) or real(self, file)
+    )
+    given = {"shuffle": False, "ordered": True, "keep_columns": ["user"], "threaded": False}
+    loader = part.loader(0, 1, 50, **given)
+    assert not opened
+    assert [row for batch in loader for row in batch_rows(batch)] == wanted[20:100]
+    assert sorted(set(opened)) == sorted(opened), "each file once"

@@ -257,6 +257,32 @@ def test_columns_take_the_type_that_holds_all_files(
     assert got["n"].to_pylist() == [*range(20), *range(20)]
 
 
+def test_columns_that_do_not_join_are_refused_before_anything_is_scored(
+    world: World, served: Path, small_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that no block has rows of together need not join."""
+    scored = []
+    real = Predictor.predict_batch
+    monkeypatch.setattr(
+        Predictor, "predict_batch", lambda self, batch: scored.append(1) or real(self, batch)
+    )
+    for name, sizes in (("apart", (150, 150)), ("together", (150, 100, 50))):
+        (tmp_path / name).mkdir()
+        for number, count in enumerate(sizes):
+            table = rows(count, number)
+            at = table.column_names.index("item")
+            if number == len(sizes) - 1:
+                listed = pa.array([[item] for item in table["item"].to_pylist()])
+                table = table.set_column(at, "item", listed)
+            pq.write_table(table, tmp_path / name / f"{number}.parquet")
+    told = predict_files(served, unlabelled(tmp_path / "apart", world), tmp_path / "out")
+    assert told.rows == 300 and scored
+    scored.clear()
+    with pytest.raises(InputError, match=r"columns differ in type between files: .*item"):
+        predict_files(served, unlabelled(tmp_path / "together", world), tmp_path / "none")
+    assert not scored and not (tmp_path / "none").exists()
+
+
 @pytest.mark.slow
 def test_a_driver_exports_what_it_trained(
     world: World, given: Path, tmp_path: Path, served: Path

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rayrec.errors import ConfigError, InputError, ShapeError
+from rayrec.layout import DynamicConfig
 from rayrec.modules import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -338,3 +339,21 @@ def test_no_tables_and_tables_of_another_collection():
         QuantEmbeddingBagCollection(packed.embedding_bag_configs()[:1], packed.packed)
     sequences = EmbeddingConfig(num_embeddings=10, embedding_dim=5, name="s", feature_names=["x"])
     assert isinstance(quantize(EmbeddingCollection([sequences])), QuantEmbeddingCollection)
+
+
+@pytest.mark.parametrize(
+    ("config", "reference", "packed"),
+    [
+        (EmbeddingBagConfig, EmbeddingBagCollection, QuantEmbeddingBagCollection),
+        (EmbeddingConfig, EmbeddingCollection, QuantEmbeddingCollection),
+    ],
+)
+def test_dynamic_tables_are_not_packed(config, reference, packed):
+    plain, dynamic = (
+        config(num_embeddings=8, embedding_dim=4, name=name, feature_names=[name], dynamic=rule)
+        for name, rule in (("a", None), ("b", DynamicConfig()))
+    )
+    collection = reference([plain, dynamic])
+    for pack in (packed.from_float, quantize):
+        with pytest.raises(ConfigError, match="table 'b' is dynamic, and such tables are not pack"):
+            pack(collection)

@@ -23,11 +23,20 @@ from rayrec.errors import (
     UnavailableError,
 )
 from rayrec.serve import Client, export
-from rayrec.serve.server import needed, reading_thread
+from rayrec.serve.server import answering, needed, reading_thread
+from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.reading_thread import ReadingThread
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
-from rayrec.serve.wire import METHOD, SERVICE, Answer, answer_bytes, read_answer, request_bytes
+from rayrec.serve.wire import (
+    ARROW_TYPE,
+    METHOD,
+    SERVICE,
+    Answer,
+    answer_bytes,
+    read_answer,
+    request_bytes,
+)
 from tests.unit.bad_requests import in_batches, mutated, sharing, streams, with_delta
 from tests.unit.running_replica import HeldPredictor, running
 from tests.unit.serve_worlds import a_world, rows
@@ -422,6 +431,26 @@ def test_a_request_whose_time_has_passed_is_not_scored(server, predictor, asked)
     wait_for(lambda: server.replica.answering.queue._rows == 0)
     after = server.numbers()
     assert after["rayrec_serve_batch_rows_sum"] - before["rayrec_serve_batch_rows_sum"] == 1
+
+
+def test_the_time_of_reading_is_a_part_of_the_callers(predictor, asked, monkeypatch):
+    """The clock says that the whole time went by in the reading; nothing is scored meanwhile."""
+    clock = iter((5.0, 1005.0))
+    monkeypatch.setattr(answering, "perf_counter", clock.__next__)
+
+    async def main() -> None:
+        one = answering.Answering(predictor, ServerSettings(), Metrics("7-ab"), lambda: None)
+        try:
+            with (
+                predictor.held(),
+                pytest.raises(DeadlineError, match="had 1000000 ms, which have passed"),
+            ):
+                await one.score(ARROW_TYPE, request_bytes(asked), 1000.0)
+        finally:
+            one.close()
+
+    asyncio.run(main())
+    assert not list(clock)
 
 
 def test_a_replica_that_ends_answers_what_it_has(predictor, asked):

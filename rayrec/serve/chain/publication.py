@@ -116,8 +116,7 @@ class Publication(SealedRecord):
 
     def to_bytes(self) -> bytes:
         """Return the text of publication.json, for a sealed publication."""
-        assert self.sha256, "a publication is sealed before it is written"
-        return (json.dumps(self.body() | {"sha256": self.sha256}, indent=1) + "\n").encode()
+        return (json.dumps(self._sealed_body(), indent=1) + "\n").encode()
 
     def check(self, where: str) -> None:
         """Check numbers, and that its files can be files of its folder at `where`.

@@ -18,12 +18,12 @@ from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingErr
 from rayrec.serve.cluster.host import HostActor, HostReport
 from rayrec.serve.cluster.placing import NodePlace, Places, actor_on, kill_on, places_of
 from rayrec.serve.server.forked import say
+from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.storage import one_line
 
 _LOOK_S, _ANSWER_S = 0.25, 2.0
 _SILENT_S = 60.0  # an actor that has answered, and does not for so many seconds of looking, hangs
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _MOST_FAILED_STARTS = 3
 
 
@@ -288,7 +288,7 @@ class Hosts:
         error = error or ServingError("it was told to end.")
         if not self._was_ready and slot.failed >= tries:
             raise _of_host(slot, error)
-        wait_s = min(_FIRST_WAIT_S * 2 ** (slot.failed - 1), _LONGEST_WAIT_S)
+        wait_s = wait_before(slot.failed)
         slot.due = time.monotonic() + wait_s
         say(f"{slot.name}: {one_line(error)} It is started again in {wait_s:.1f} s")
 

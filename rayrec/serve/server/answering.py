@@ -73,13 +73,16 @@ class Answering:
     async def score(self, content_type: str, body: bytes, timeout_s: float | None = None) -> Answer:
         """Return the scores of the rows in a body.
 
+        The time in which the body waits and is read is a part of the caller's.
+
         Raises:
             RayrecError: an error of `ReadingThread.read` or `ScoringQueue.score`.
         """
+        start = perf_counter()
         asked = await self._reading.read(content_type, body)
         if timeout_s is not None:
             asked = asked._replace(timeout_s=timeout_s)
-        return await self.queue.score(asked)
+        return await self.queue.score(asked, perf_counter() - start)
 
     def close(self) -> None:
         """End the threads, after what they are at."""

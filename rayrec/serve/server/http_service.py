@@ -17,7 +17,7 @@ from aiohttp import web
 
 from rayrec.errors import InputError, UnavailableError
 from rayrec.serve.server.answering import Answering
-from rayrec.serve.server.faults import CANCELLED, INPUT, ErrorReply
+from rayrec.serve.server.faults import CANCELLED, INPUT, ErrorReply, fault_of
 from rayrec.serve.server.health import Health
 from rayrec.serve.server.metrics import CONTENT_TYPE
 from rayrec.serve.server.settings import ServerSettings
@@ -66,15 +66,23 @@ class HttpService:
         await self._runner.cleanup()
 
     async def _predict(self, request: web.Request) -> web.Response:
+        outcome = CANCELLED
         try:
             body = await request.read()
+            outcome = ""  # of a body that came, `answer` counts
         except web.HTTPException:
-            self._answering.metrics.answered("http", INPUT, 0.0)
+            outcome = INPUT
             raise
         except (ConnectionError, web.RequestPayloadError) as error:
-            self._answering.metrics.answered("http", CANCELLED, 0.0)
             # the body did not come to its end, so nobody may be there to read this
             raise web.HTTPBadRequest(text=f"the body cannot be read: {error}.") from error
+        except Exception as error:
+            fault = fault_of(error)
+            outcome = fault.outcome
+            return _error(fault.status, fault.error, fault.text)
+        finally:
+            if outcome:
+                self._answering.metrics.answered("http", outcome, 0.0)
         answer = await self._answering.answer("http", request.content_type, body)
         if isinstance(answer, ErrorReply):
             return _error(answer.status, answer.error, answer.text)

@@ -67,9 +67,11 @@ class ScoringQueue:
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
-    async def score(self, asked: Asked) -> Answer:
+    async def score(self, asked: Asked, waited_s: float = 0.0) -> Answer:
         """Wait for the scores of the B rows of a request.
 
+        Args:
+            waited_s: seconds of the request's time that have passed.
         Raises:
             OverloadedError: too much waits already.
             DeadlineError: the time passed first; a request that still waits is not scored then.
@@ -79,7 +81,8 @@ class ScoringQueue:
         job = self._add(asked)
         if asked.timeout_s is None:
             return await job.future
-        timer = self._loop.call_later(max(0.0, asked.timeout_s), _expire, job, asked.timeout_s)
+        left_s = max(0.0, asked.timeout_s - waited_s)
+        timer = self._loop.call_later(left_s, _expire, job, asked.timeout_s)
         try:
             return await job.future
         finally:

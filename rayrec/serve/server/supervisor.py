@@ -30,10 +30,10 @@ from rayrec.serve.server.forked import SIGNALS, run_forked, say
 from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
+from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _SOUND_S = 30.0  # a replica that lived so long is started again without a longer wait
 _MOST_FAILED_STARTS = 3
 
@@ -74,8 +74,8 @@ class _ProcessSlot:
         process: process of the replica; None while it waits to be restarted.
         said: connection on which it reports that it is ready, and that it has changed over.
         is_ready: it takes requests.
-        started: time of its last start.
-        wait_s: back-off in seconds before the next start.
+        started: time of its last start, or of its end while it waits.
+        ends: number of ends in a row, each after a short life but for the first.
     """
 
     number: int
@@ -83,7 +83,7 @@ class _ProcessSlot:
     said: Connection | None = None
     is_ready: bool = False
     started: float = 0.0
-    wait_s: float = _FIRST_WAIT_S / 2  # doubled by the first end
+    ends: int = 0
 
 
 class Supervisor:
@@ -251,10 +251,10 @@ class Supervisor:
                     f"{process.exitcode}. The lines above say why."
                 )
         was_sound = time.monotonic() - slot.started > _SOUND_S
-        slot.wait_s = _FIRST_WAIT_S if was_sound else min(2 * slot.wait_s, _LONGEST_WAIT_S)
+        slot.ends = 1 if was_sound else slot.ends + 1
         say(
             f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}; "
-            f"it is started again in {slot.wait_s:.1f} s"
+            f"it is started again in {wait_before(slot.ends):.1f} s"
         )
         if self._lead is not None:
             self._lead.heard(slot.number)
@@ -262,7 +262,7 @@ class Supervisor:
         slot.started = time.monotonic()
 
     def _due(self, slot: _ProcessSlot) -> float:
-        return slot.started + slot.wait_s
+        return slot.started + wait_before(slot.ends)
 
     def _drain(self) -> None:
         """End all replicas, each after the answers to what it has."""

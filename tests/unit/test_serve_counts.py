@@ -1,0 +1,75 @@
+"""A body that does not come is counted, too; what ends is started again, later each time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from rayrec.serve.server import supervisor
+from rayrec.serve.server.http_service import HttpService
+from rayrec.serve.server.restarts import wait_before
+from rayrec.serve.server.settings import ServerSettings
+
+TOO_LARGE = web.HTTPRequestEntityTooLarge(max_size=10, actual_size=11)
+
+
+class Unread:
+    """A request whose body cannot be read."""
+
+    content_type = "application/json"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def read(self) -> bytes:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "raised"),
+    [
+        (TOO_LARGE, "input", web.HTTPRequestEntityTooLarge),
+        (ConnectionResetError("gone"), "cancelled", web.HTTPBadRequest),
+        (web.RequestPayloadError("short"), "cancelled", web.HTTPBadRequest),
+        (asyncio.CancelledError(), "cancelled", asyncio.CancelledError),
+        (RuntimeError("a defect"), "defect", None),
+    ],
+)
+def test_a_body_that_does_not_come_is_counted_once(error, outcome, raised, capfd):
+    counted = []
+    metrics = SimpleNamespace(answered=lambda *given: counted.append(given))
+    service = HttpService(SimpleNamespace(metrics=metrics), None, ServerSettings())
+    asked = service._predict(Unread(error))
+    if raised is not None:
+        with pytest.raises(raised):
+            asyncio.run(asked)
+    else:
+        answer = asyncio.run(asked)
+        said = json.loads(answer.text)
+        assert (answer.status, said["error"]) == (500, "ServingError")
+        assert "failed with RuntimeError; its log has" in said["message"]
+        assert "RuntimeError: a defect" in capfd.readouterr().err
+    assert counted == [("http", outcome, 0.0)]
+
+
+def test_waits_double_up_to_ten_seconds():
+    waits = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert [wait_before(failed) for failed in range(1, 10)] == pytest.approx(waits)
+    assert wait_before(10**9) == 10.0
+
+
+def test_a_replica_that_lived_long_is_started_again_without_a_longer_wait(monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "forget_numbers", lambda pid: None)
+    parent = supervisor.Supervisor(None, ServerSettings(replicas=1))
+    (slot,) = parent._slots
+    for is_sound in (False, False, False, True, False):
+        slot.process = SimpleNamespace(pid=7, exitcode=1, join=lambda: None)
+        # whatever the clock says
+        slot.is_ready, slot.started = True, float("-inf" if is_sound else "inf")
+        parent._bury(slot)
+    told = [line.rsplit(" in ", 1)[1] for line in capfd.readouterr().err.splitlines()]
+    assert told == ["0.1 s", "0.2 s", "0.4 s", "0.1 s", "0.2 s"]
