@@ -94,8 +94,15 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
             f"{ours}. Give the table the `dynamic` that it had."
         )
     for name, tensor in state.tensors().items():
+        if name not in saved and name in state.ids:
+            raise CheckpointError(
+                f"{where}: table {entry.table!r} was saved with admission_threshold=1, without "
+                "counts of candidates, and the model's counts them. Give the table the "
+                "admission_threshold that it had."
+            )
         if name not in saved:
-            held = ", ".join(column for column in saved if column != WEIGHT) or "none"
+            others = (WEIGHT, *state.ids)
+            held = ", ".join(column for column in saved if column not in others) or "none"
             raise CheckpointError(
                 f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved "
                 f"with: {held}. {_STATE_REMEDY}"

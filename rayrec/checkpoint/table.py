@@ -28,6 +28,13 @@ def load_table(
     Its columns are "row" (int64), "weight" (FixedSizeList of the table's width), and one per
     optimizer state.
 
+    A dynamic table has "id_key" (int64), "id_seen" and "id_hits" (int32) beside these: whose id has
+    the row, in which step it was last seen, and how often since it has the row. Where "id_key" is
+    `NO_KEY` (-1, of `rayrec.dynamic.blocks`) the row belongs to no id and its values mean nothing.
+    With an admission threshold above 1 there are "candidate_key", "candidate_seen" and
+    "candidate_hits", which say the same of ids that are counted before they get a row; such an id
+    lies at a place of its own, which has nothing to do with the row of that number.
+
     bfloat16 becomes float32, since Arrow has none.
 
     Row-wise state of several column blocks becomes their mean weighted by width, as in a restore.
@@ -36,7 +43,7 @@ def load_table(
         path: the checkpoint; local path or URI.
         verify: check the crc32 of every byte that is read.
     Returns:
-        one row per embedding, by row number; a chunk per row block.
+        one row per row of the table, by its number; a chunk per row block.
     Raises:
         CheckpointError: no checkpoint, or no such table in it.
         DamagedCheckpointError: a file is missing, or its bytes are not those that were written.

@@ -87,7 +87,7 @@ class ShardedEmbeddingBagCollection(_Sharded):
                 weights are missing.
             CommError: another rank is gone.
         """
-        outputs = self._engine.forward(self._index, features)
+        outputs = self._engine.forward(self._index, features, self.training)
         if features.variable_stride_per_key():
             return KeyedTensor(self._names, self._dims, self._expand(features, list(outputs)))
         (pooled,) = outputs
@@ -153,7 +153,7 @@ class ShardedEmbeddingCollection(_Sharded):
         """
         engine = self._engine
         look_up = engine.forward_distinct if engine.options.dedup_sequences else engine.forward
-        rows = iter(look_up(self._index, features))
+        rows = iter(look_up(self._index, features, self.training))
         outputs = JaggedTensors()
         for config, names in zip(self._configs, self._names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):

@@ -99,11 +99,6 @@ class Deployed:
         return max((lookup.iteration for lookup in self.lookups.values()), default=0)
 
     @property
-    def id_steps(self) -> int:
-        """Training steps of dynamic tables so far; 0 where there are none."""
-        return max((lookup.id_steps for lookup in self.lookups.values()), default=0)
-
-    @property
     def shares_tables(self) -> bool:
         """True if ranks read the rows of any collection in place."""
         return any(way.space_of(c) is not None for c, way in enumerate(self.way_of))

@@ -8,7 +8,7 @@ import torch
 
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec
-from rayrec.errors import ConfigError
+from rayrec.layout.tables import refuse_dynamic
 
 
 def check_dynamic(
@@ -22,22 +22,27 @@ def check_dynamic(
     Raises:
         ConfigError: names the first dynamic table, what does not go with it, and what to do.
     """
-    names = [t.name for spec in collections for t in spec.tables if t.dynamic is not None]
-    if not names:
-        return
-    reasons = {
-        f"the rows lie on {device}: the ids are mapped on the CPU; train on CPU ranks": (
-            device.type != "cpu"
+    tables = [table for spec in collections for table in spec.tables]
+    for holds, why in (
+        (
+            device.type != "cpu",
+            f"the rows lie on {device}: the ids are mapped on the CPU; train on CPU ranks",
         ),
-        "there are replicas (sharding_group_size), which would admit ids apart from each other; "
-        "leave it out": has_replicas,
-        "touched rows are tracked or can be undone, which does not know of evicted rows yet: save "
-        "whole checkpoints, without incremental=True, sync points or publications": (
-            options.track_rows or options.memory is not None
+        (
+            has_replicas,
+            "there are replicas (sharding_group_size), which would admit ids apart from each "
+            "other; leave it out",
         ),
-        "ids are sent once per batch (dedup_sequences), and their counts decide who gets a row; "
-        "leave it out": options.dedup_sequences,
-    }
-    for reason, holds in reasons.items():
+        (
+            options.track_rows or options.memory is not None,
+            "touched rows are tracked or can be undone, which does not know of evicted rows yet: "
+            "save whole checkpoints, without incremental=True, sync points or publications",
+        ),
+        (
+            options.dedup_sequences,
+            "ids are sent once per batch (dedup_sequences), and their counts decide who gets a "
+            "row; leave it out",
+        ),
+    ):
         if holds:
-            raise ConfigError(f"table {names[0]!r} is dynamic, and {reason}.")
+            refuse_dynamic(tables, why)

@@ -10,7 +10,7 @@ connections of its own; the forward pass that is given this very KJT uses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -27,6 +27,7 @@ from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
 from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
+from rayrec.dynamic.rows import IdClock
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import span
@@ -161,19 +162,27 @@ class ShardedEmbeddings:
             lookup.iteration = value
 
     @property
-    def id_steps(self) -> int:
-        """Training steps of dynamic tables so far, by which ids grow old."""
-        return self.deployed.id_steps
+    def id_steps(self) -> dict[str, int]:
+        """Training steps of every dynamic table so far, by which its ids grow old."""
+        return {table: clock.steps for table, clock in self._id_clocks()}
 
     @id_steps.setter
-    def id_steps(self, value: int) -> None:
-        for lookup in self.lookups.values():
-            if lookup.ids is not None:
-                lookup.id_steps = value
+    def id_steps(self, steps: Mapping[str, int]) -> None:
+        for table, clock in self._id_clocks():
+            clock.steps = steps.get(table, 0)
 
-    def forward(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
+    def _id_clocks(self) -> Iterator[tuple[str, IdClock]]:
+        world = self.deployed.world
+        for number, clock in world.id_clocks.items():
+            for table in world.specs[number].tables:
+                if table.dynamic is not None:
+                    yield table.name, clock
+
+    def forward(self, collection: int, kjt: KeyedJaggedTensor, training: bool = True) -> Outputs:
         """Return the output of one collection, differentiable.
 
+        Args:
+            training: dynamic tables may admit ids, where gradients are wanted, too.
         Returns:
             Pooled: one (B, sum of widths) float32 of sums, or per use (bags, width) when keys have
             different numbers of bags. Sequence: per use (ids, width).
@@ -185,12 +194,14 @@ class ShardedEmbeddings:
         output = self._sharing.take(collection, shared)
         if output is None:
             together = self._sharing.together(collection, tuple(kjt.keys()), shared)
-            results = self._run(together, kjt, shared)
+            results = self._run(together, kjt, shared, training)
             output = results.pop(collection)
             shared.waiting = results
         return output
 
-    def forward_distinct(self, collection: int, kjt: KeyedJaggedTensor) -> Outputs:
+    def forward_distinct(
+        self, collection: int, kjt: KeyedJaggedTensor, training: bool = True
+    ) -> Outputs:
         """Return the output of a sequence collection, with every id sent once per feature.
 
         Returns:
@@ -204,7 +215,8 @@ class ShardedEmbeddings:
             if self.options.check_ids:
                 check_ids(kjt, slots.limits, source=f"rank {self.exchange.rank}")
             shared.distinct = distinct_ids(kjt)
-        rows, places = self.forward(collection, shared.distinct.kjt), shared.distinct.places
+        rows = self.forward(collection, shared.distinct.kjt, training)
+        places = shared.distinct.places
         uses = slots.uses[collection]
         return tuple(
             r.index_select(0, places[use.feature]) for r, use in zip(rows, uses, strict=True)
@@ -258,7 +270,11 @@ class ShardedEmbeddings:
         self._sharing.clear()
 
     def _run(
-        self, collections: frozenset[int], kjt: KeyedJaggedTensor, shared: SharedExchange
+        self,
+        collections: frozenset[int],
+        kjt: KeyedJaggedTensor,
+        shared: SharedExchange,
+        training: bool,
     ) -> dict[int, Outputs]:
         """Run one step of some collections, with the ids that were routed ahead if there are."""
         ahead = None
@@ -267,4 +283,7 @@ class ShardedEmbeddings:
             with span(timer, "input"):
                 ahead = self._ahead.take(shared.started, collections, timer)
             shared.started = None  # a KJT that is kept must not keep what was routed
+        for number, clock in self.deployed.world.id_clocks.items():
+            if number in collections:
+                clock.begin(training and torch.is_grad_enabled())
         return self.runner.run(self.deployed, collections, kjt, ahead)

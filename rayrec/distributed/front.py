@@ -98,13 +98,15 @@ class EngineFront(NamedAsInner):
         return [ids for ids in found if ids is not None]
 
     @property
-    def id_steps(self) -> int:
-        """Training steps of dynamic tables so far, by which ids grow old; checkpoints carry it."""
+    def id_steps(self) -> dict[str, int]:
+        """Training steps of each dynamic table so far, by which its ids grow old; checkpoints carry
+        them.
+        """
         return self._engine.id_steps
 
     @id_steps.setter
-    def id_steps(self, value: int) -> None:
-        self._engine.id_steps = value
+    def id_steps(self, steps: Mapping[str, int]) -> None:
+        self._engine.id_steps = steps
 
     @property
     def timer(self) -> StepTimer | None:

@@ -54,6 +54,8 @@ class FusedCollection(nn.Module):
                 f"this {type(self).__name__} lies on the meta device and has no rows. Make it on "
                 "a real device, or shard the model that holds it (DistributedModelParallel)."
             )
+        # it is no child, so train() and eval() do not reach it
+        self._inner[0].training = self.training
         return self._inner[0](features)
 
     def rows_of(self, table: str) -> Tensor:

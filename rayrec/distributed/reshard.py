@@ -44,17 +44,15 @@ def redeploy(old: Deployed, plan: ShardingPlan, lr: float | None) -> tuple[Deplo
     """
     world = old.world
     # a rank may have had no shard until now, and learns the number of updates from the others
-    box = torch.tensor([old.iteration, old.id_steps], device=world.device)
-    boxes = world.exchange.all_gather(box, [2] * world.exchange.world_size).wait()
-    iteration, id_steps = torch.stack(list(boxes)).amax(0).tolist()
+    box = torch.tensor([old.iteration], device=world.device)
+    boxes = world.exchange.all_gather(box, [1] * world.exchange.world_size).wait()
+    iteration = int(torch.cat(list(boxes)).max())
     new = deploy(world, plan, old)
     sent = 0
     for table in (table for spec in world.specs for table in spec.tables):
         sent += _pass_on(old, new, table, world.optimizers[table.name])
     for lookup in new.lookups.values():
         lookup.iteration = iteration
-        if lookup.ids is not None:
-            lookup.id_steps = id_steps
         if lr is not None:
             lookup.set_learning_rate(lr)
     return new, sent

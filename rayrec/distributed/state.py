@@ -111,6 +111,12 @@ class TableShards(nn.Module):
         if value is None:
             missing_keys.append(name)
             return
+        if self._config.dynamic is not None:
+            error_msgs.append(
+                f"{name}: the table is dynamic, and rows by number do not say whose they are; "
+                "restore a checkpoint (rayrec.checkpoint.restore_checkpoint)"
+            )
+            return
         if self._engine.undo is not None:
             self._engine.undo.forget()
         # the kernels' live rows are written, so nothing is assigned

@@ -2,9 +2,9 @@
 
 A key belongs to one block, by a hash. A key that is placed gets the lowest free place of its block.
 Where a block has too few, an eighth of its places, or as many as are needed, are taken back at
-once, those with the least score first; so a block is sorted once for many keys. A place that was
-given or asked for in this very step is not taken back. Ties are broken by the hash of the key:
-nothing depends on the order in which keys come.
+once, those of keys whose time is over first, then those with the least score; so a block is sorted
+once for many keys. A place that was given or asked for in this very step is not taken back. Ties
+are broken by the hash of the key: nothing depends on the order in which keys come.
 
 The three tensors are the whole state. `rebuild` makes the map and the free places anew from them.
 """
@@ -25,7 +25,6 @@ from rayrec.dynamic.id_map import ABSENT, IdMap
 from rayrec.errors import ConfigError
 
 NO_KEY = -1
-_ALL = 1 << 64
 SHARE = 8  # of the places of a full block, one in so many is taken back
 Ints = NDArray[np.int64]
 
@@ -51,6 +50,20 @@ class IdColumns(NamedTuple):
             torch.zeros(places, dtype=torch.int32),
             torch.zeros(places, dtype=torch.int32),
         )
+
+
+class Met(NamedTuple):
+    """What is known of some keys.
+
+    Attributes:
+        places: (N,), `ABSENT` where a key has none.
+        known: (N,), it has one.
+        fresh: (N,), and was seen lately enough.
+    """
+
+    places: Ints
+    known: NDArray[np.bool_]
+    fresh: NDArray[np.bool_]
 
 
 class Placed(NamedTuple):
@@ -81,16 +94,22 @@ class BlockedKeys:
         size: places of a block.
         blocks: number of blocks of the whole table, a power of two.
         first: the first of the blocks that are here.
-        eviction: see `DynamicConfig`.
+        eviction, ttl_steps: see `DynamicConfig`.
     """
 
     def __init__(
-        self, columns: IdColumns, size: int, blocks: int, first: int, eviction: str
+        self,
+        columns: IdColumns,
+        size: int,
+        blocks: int,
+        first: int,
+        eviction: str,
+        ttl_steps: int | None,
     ) -> None:
         self._tensors = columns
         self._key, self._seen, self._hits = (column.numpy() for column in columns)
         self._size, self._blocks, self._first = size, blocks, first
-        self._eviction = eviction
+        self._eviction, self._ttl = eviction, ttl_steps
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -113,24 +132,39 @@ class BlockedKeys:
         self._frees = np.zeros(len(self._free), np.int64)
         for block in range(len(self._free)):
             self._fill_free(block)
-        self._sum = self._sum_of_live()
+        self._version = self._tensors.key._version
 
     def is_stale(self) -> bool:
         """Return True if the keys were written by somebody else since they were last looked at."""
-        return self._sum_of_live() != self._sum
+        # torch counts writes into a tensor and its views; those through numpy, of this class, it
+        # does not see
+        return self._tensors.key._version != self._version
 
     def find(self, keys: Ints) -> Ints:
         """Return (N,) places of (N,) keys, `ABSENT` where they have none."""
         return self._map.find(torch.from_numpy(keys)).numpy()
 
-    def see(self, places: Ints, counts: Ints, step: int) -> None:
-        """Note that the keys of (N,) different places were seen in a step."""
-        self._seen[places] = step
-        self._hits[places] = np.minimum(self._hits[places] + counts, 2**31 - 1)
+    def meet(self, keys: Ints, counts: Ints, step: int) -> Met:
+        """Find (N,) different keys, and count those that are not outlived."""
+        places = self.find(keys)
+        known = places != ABSENT
+        fresh = known.copy()
+        fresh[known] = self.fresh(places[known], step)
+        seen = places[fresh]
+        self._seen[seen] = step
+        self._hits[seen] = np.minimum(self._hits[seen] + counts[fresh], 2**31 - 1)
+        return Met(places, known, fresh)
 
-    def seen(self, places: Ints) -> NDArray[np.int32]:
-        """Return (N,) steps in which the keys of some places were last seen."""
-        return self._seen[places]
+    def fresh(self, places: Ints | slice, step: int) -> NDArray[np.bool_]:
+        """Return (N,) whether the keys of some places were seen lately enough to be known."""
+        seen = self._seen[places]
+        if self._ttl is None:
+            return np.ones(len(seen), bool)
+        return seen.astype(np.int64) + self._ttl >= step
+
+    def held(self, step: int) -> int:
+        """Return the number of keys that are known in a step."""
+        return int((self.fresh(slice(None), step) & (self._key != NO_KEY)).sum())
 
     def hits(self, places: Ints) -> NDArray[np.int32]:
         """Return (N,) how often the keys of some places were seen."""
@@ -167,25 +201,25 @@ class BlockedKeys:
         self._key[given] = keys[taken]
         self.restart(given, step, counts[taken])
         self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
-        self._sum = (self._sum + _checksum(keys[taken], given)) % _ALL
         return Placed(places, evicted)
 
     def _evict(self, block: int, wanted: int, step: int) -> int:
         """Take places of a block back, so that `wanted` are free where that can be."""
         own = slice(block * self._size, (block + 1) * self._size)
         key, seen, hits = self._key[own], self._seen[own], self._hits[own]
-        (may_go,) = np.nonzero((key != NO_KEY) & (seen < step))
+        fresh = self.fresh(own, step)
+        goes = ~fresh if self._eviction == "none" else seen < step
+        (may_go,) = np.nonzero((key != NO_KEY) & goes)
         missing = wanted - int(self._frees[block])
-        if self._eviction == "none" or not len(may_go):
+        if not len(may_go):
             return 0
         number = min(len(may_go), max(missing, self._size // SHARE))
         # the last key of a sort is the first that it compares
-        score = (hits, seen) if self._eviction == "step" else (seen, hits)
+        score = (seen, hits, fresh) if self._eviction == "lfu" else (hits, seen, fresh)
         hashed = mix(key[may_go].view(np.uint64))
         least = np.lexsort((hashed, *(one[may_go] for one in score)))[:number]
         going = may_go[least]
         self._map.drop(torch.from_numpy(key[going]))
-        self._sum = (self._sum - _checksum(key[going], going + own.start)) % _ALL
         key[going], seen[going], hits[going] = NO_KEY, 0, 0
         self._fill_free(block)
         return number
@@ -194,13 +228,3 @@ class BlockedKeys:
         (free,) = np.nonzero(self._key[block * self._size : (block + 1) * self._size] == NO_KEY)
         self._frees[block] = len(free)
         self._free[block, : len(free)] = free[::-1]
-
-    def _sum_of_live(self) -> int:
-        (live,) = np.nonzero(self._key != NO_KEY)
-        return _checksum(self._key[live], live)
-
-
-def _checksum(keys: Ints, places: Ints) -> int:
-    """Return a number that other keys, or the same at other places, hardly have."""
-    mixed = mix(keys.view(np.uint64) ^ mix(places.astype(np.uint64)))
-    return int(mixed.sum(dtype=np.uint64))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, IdColumns, Ints
+from rayrec.dynamic.blocks import BlockedKeys, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
@@ -33,9 +34,14 @@ def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
     """Return the columns of `DynamicRows.tensors` of a table with their types; {} of others."""
     if table.dynamic is None:
         return {}
-    names = ["id"] if table.dynamic.admission_threshold == 1 else ["id", "candidate"]
-    types = {"key": torch.int64, "seen": torch.int32, "hits": torch.int32}
+    types = {name: column.dtype for name, column in IdColumns.empty(0)._asdict().items()}
+    names = _kinds(table.dynamic)
     return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
+
+
+def _kinds(rule: DynamicConfig) -> tuple[str, ...]:
+    """Return what ids are kept as."""
+    return ("id",) if rule.admission_threshold == 1 else ("id", "candidate")
 
 
 def rows_of(state: ShardState) -> Begin:
@@ -47,6 +53,38 @@ def rows_of(state: ShardState) -> Begin:
             tensor[rows] = 0
 
     return begin
+
+
+@dataclass(slots=True)
+class IdClock:
+    """Training steps of a collection, by which the ids of its dynamic tables grow old.
+
+    All ranks have it, also those without a row of the tables.
+
+    Attributes:
+        steps: so far; a checkpoint carries it.
+        trains: the step under way may give rows to ids and take them back.
+    """
+
+    steps: int = 0
+    trains: bool = False
+
+    def begin(self, trains: bool) -> None:
+        """Begin a step, which counts where it trains."""
+        self.trains = trains
+        self.steps += trains
+
+
+class Dynamic(NamedTuple):
+    """A dynamic table as its kernel gets it.
+
+    Attributes:
+        seed: of first values and of the hash that admits a share of ids.
+    """
+
+    table: BaseEmbeddingConfig
+    seed: int
+    clock: IdClock
 
 
 @dataclass(slots=True)
@@ -83,32 +121,30 @@ class DynamicRows:
     tally: Tally = field(default_factory=Tally)
     _columns: dict[str, IdColumns] = field(default_factory=dict)
     _keys: dict[str, BlockedKeys] = field(default_factory=dict)
-    _looked_at: bool = False
 
     def __post_init__(self) -> None:
         rule = self._rule
         size = rule.block_rows(self.table.num_embeddings)
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
-        names = ["id"] if rule.admission_threshold == 1 else ["id", "candidate"]
-        for name in names:
+        for name in _kinds(rule):
             columns = IdColumns.empty(len(self.shard.rows))
             # candidates that were not seen for longest make room, whatever the rows do
             eviction = rule.eviction if name == "id" else "step"
             self._columns[name] = columns
-            self._keys[name] = BlockedKeys(columns, size, blocks, first, eviction)
+            self._keys[name] = BlockedKeys(columns, size, blocks, first, eviction, rule.ttl_steps)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return (R,) columns of the rows, live, for who saves, restores or moves them."""
-        self._looked_at = True
         return {
             f"{name}_{column}": tensor
             for name, columns in self._columns.items()
             for column, tensor in columns._asdict().items()
         }
 
-    def held(self) -> int:
-        """Return the number of rows that have an id."""
-        return int((self._columns["id"].key != NO_KEY).sum())
+    def held(self, step: int) -> int:
+        """Return the number of ids that have a row after a step."""
+        self._refresh()
+        return self._keys["id"].held(step)
 
     def find(self, ids: Tensor, step: int) -> Tensor:
         """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
@@ -116,7 +152,7 @@ class DynamicRows:
         keys = np.ascontiguousarray(ids.numpy())
         rows = self._keys["id"].find(keys)
         known = rows != ABSENT
-        rows[known] = np.where(self._is_fresh(rows[known], step), rows[known], ABSENT)
+        rows[known] = np.where(self._keys["id"].fresh(rows[known], step), rows[known], ABSENT)
         return torch.from_numpy(rows)
 
     def admit(self, ids: Tensor, step: int) -> Tensor:
@@ -127,11 +163,7 @@ class DynamicRows:
         """
         self._refresh()
         keys, inverse, counts = np.unique(ids.numpy(), return_inverse=True, return_counts=True)
-        rows = self._keys["id"].find(keys)
-        known = rows != ABSENT
-        fresh = known.copy()
-        fresh[known] = self._is_fresh(rows[known], step)
-        self._keys["id"].see(rows[fresh], counts[fresh], step)
+        rows, _, fresh = self._keys["id"].meet(keys, counts, step)
         # an id that comes back after its time is a new one, which has its old row at hand
         rows[~fresh] = self._admit(keys[~fresh], counts[~fresh], rows[~fresh], step)
         return torch.from_numpy(rows[inverse])
@@ -151,9 +183,11 @@ class DynamicRows:
         new = wanted[old_rows[wanted] == ABSENT]
         rows[new], evicted = self._keys["id"].place(keys[new], counts[new], step)
         (given,) = np.nonzero(rows != ABSENT)
+        refused = new[rows[new] == ABSENT]
         self.tally.admitted += len(given)
         self.tally.evicted += evicted
-        self.tally.refused += len(wanted) - len(given)
+        self.tally.refused += len(refused)
+        self._wait_on(keys[refused], counts[refused], step)
         if len(given):
             self._wait_no_more(keys[given])
             values = first_values(self.seed, self.table, keys[given], self.shard.cols)
@@ -166,15 +200,21 @@ class DynamicRows:
         if threshold == 1:
             return np.ones(len(keys), bool)
         candidates = self._keys["candidate"]
-        places = candidates.find(keys)
-        known = places != ABSENT
-        candidates.see(places[known], counts[known], step)
+        places, known, fresh = candidates.meet(keys, counts, step)
+        outlived = known & ~fresh
+        candidates.restart(places[outlived], step, counts[outlived])
         total = counts.copy()
         total[known] = candidates.hits(places[known])
         enough: NDArray[np.bool_] = total >= threshold
         new = ~known & ~enough
         candidates.place(keys[new], counts[new], step)
         return enough
+
+    def _wait_on(self, keys: Ints, counts: Ints, step: int) -> None:
+        """Keep the counts of (N,) ids that were seen often enough and got no row."""
+        if "candidate" in self._keys and len(keys):
+            new = self._keys["candidate"].find(keys) == ABSENT
+            self._keys["candidate"].place(keys[new], counts[new], step)
 
     def _wait_no_more(self, keys: Ints) -> None:
         """Let the places of candidates that got a row go first when room is needed."""
@@ -192,12 +232,6 @@ class DynamicRows:
         drawn = mix(keys.view(np.uint64) ^ salt) >> np.uint64(11)
         return drawn < np.uint64(int(share * 2**53))
 
-    def _is_fresh(self, rows: Ints, step: int) -> NDArray[np.bool_]:
-        """Return (N,) whether the ids of rows were seen lately enough to be known in a step."""
-        if self._rule.ttl_steps is None:
-            return np.ones(len(rows), bool)
-        return self._keys["id"].seen(rows).astype(np.int64) + self._rule.ttl_steps >= step
-
     @property
     def _rule(self) -> DynamicConfig:
         assert self.table.dynamic is not None, "the table is dynamic"
@@ -205,8 +239,6 @@ class DynamicRows:
 
     def _refresh(self) -> None:
         """Make the maps anew where a restore or a move has written the columns."""
-        if self._looked_at:
-            for keys in self._keys.values():
-                if keys.is_stale():
-                    keys.rebuild()
-            self._looked_at = False
+        for keys in self._keys.values():
+            if keys.is_stale():
+                keys.rebuild()

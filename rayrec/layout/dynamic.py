@@ -31,8 +31,10 @@ class DynamicConfig:
         admission_probability: share of all ids that may get a row at all, chosen by a hash.
         eviction: which rows a full block takes back, an eighth of it at once: "step", those of the
             ids that were not seen for longest; "lfu", those of the ids that were seen least often;
-            "none", no rows, so that further ids get none.
-        ttl_steps: an id that was not seen for more steps than this is unknown again; None keeps it.
+            "none", no rows, so that further ids get none. Rows of unknown ids go first, also under
+            "none".
+        ttl_steps: an id, or candidate, that was not seen for more steps than this is unknown again;
+            None keeps it.
         blocks: a power of two that divides num_embeddings; None takes the largest, up to 1,024,
             whose blocks have 4,096 rows or more.
     Raises:
@@ -65,9 +67,10 @@ class DynamicConfig:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row beside its values: id, step, count, free places and map, and as many for
-        candidates where there are any.
+        candidates where there are any. The map has 64 to 128 of them, since its slots are a power
+        of two.
         """
-        return 100 * (1 if self.admission_threshold == 1 else 2)
+        return 150 * (1 if self.admission_threshold == 1 else 2)
 
     def block_rows(self, num_embeddings: int) -> int:
         """Return the rows of a block of a table.

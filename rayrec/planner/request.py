@@ -70,12 +70,15 @@ class PlanRequest(ExchangeOptions):
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
         """Return the work of a step on each table where it lies; see `table_works`."""
         wire = self.wire
-        # Ranks read rows in place only in the memory of one host, and then nothing is coded.
+        # Ranks read rows in place only in the memory of one host, and then nothing is coded. A
+        # dynamic table has its whole collection exchanged, and which tables lie in one is not known
+        # here.
         shared = (
             self.share_tables
             and self.topology.device == "cpu"
             and len(self.topology.hosts) == 1
             and wire == FLOAT32
+            and all(table.dynamic is None for table in self.tables)
         )
         works = table_works(
             self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared

@@ -142,7 +142,7 @@ def table_work(
         gpu=device == "cuda",
         skew=constraints.skew,
         wire=wire if world_size > 1 else FLOAT32,
-        in_place=share_tables and table.dynamic is None,
+        in_place=share_tables,
         row_multiple=table.row_multiple,
         id_bytes=0 if table.dynamic is None else table.dynamic.row_bytes,
     )

@@ -14,11 +14,14 @@ def id_lines(model: DistributedModelParallel) -> list[str]:
 
     Admissions, evictions and refusals are those since the ranks' processes made the model.
     """
+    steps = model.id_steps
+    if not steps:
+        return []
     own: dict[tuple[str, int], Counter[str]] = {}
     for rows in model.dynamic_rows():
         # column blocks and replicas know the same ids, so one of them speaks for its rows
         if rows.shard.cols.start == 0:
-            counts = Counter({"held": rows.held(), **asdict(rows.tally)})
+            counts = Counter({"held": rows.held(steps[rows.table.name]), **asdict(rows.tally)})
             own[rows.table.name, rows.shard.rows.start] = counts
     parts: dict[tuple[str, int], Counter[str]] = {}
     for told in gather_objects(own):

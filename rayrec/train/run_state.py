@@ -9,7 +9,7 @@ stopping follows from the best evaluation, so neither has a field of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class RunState:
         rows, seconds: rows of training and its duration in this run, over all ranks.
         best: best evaluation, and the number of evaluations since.
         updates: number of updates of the tables.
-        id_steps: number of training steps of dynamic tables.
+        id_steps: number of training steps of each dynamic table.
         dense: dense parameters and buffers by name.
         dense_optimizer: state of their optimizer, or None.
         world_size: number of ranks of the run.
@@ -58,7 +58,7 @@ class RunState:
     dense_optimizer: Mapping[str, Any] | None
     world_size: int
     random: Mapping[int, Mapping[str, Any]]
-    id_steps: int = 0
+    id_steps: Mapping[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes, tensors included."""

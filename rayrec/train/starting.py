@@ -94,7 +94,7 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
         seconds=float(trained.get("seconds", 0.0)),
         best=Best.from_json(saved.extras.get("best")),
         updates=int(saved.extras.get("table_updates", 0)),
-        id_steps=int(saved.extras.get("id_steps", 0)),
+        id_steps=saved.extras.get("id_steps", {}),
         dense=saved.dense,
         dense_optimizer=saved.dense_optimizer,
         world_size=len(saved.random),
@@ -126,7 +126,7 @@ def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
     saved = restore_checkpoint(
         path, states, tables=live.tables, optimizers=names if with_state else None
     )
-    live.model.id_steps = int(saved.extras.get("id_steps", 0))
+    live.model.id_steps = saved.extras.get("id_steps", {})
     if with_state:
         check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
         live.model.iteration = int(saved.extras.get("table_updates", 0))

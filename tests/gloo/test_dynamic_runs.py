@@ -16,7 +16,9 @@ import pytest
 
 from rayrec.checkpoint import CheckpointManager, load_table
 from rayrec.cli.main import main
+from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
+from rayrec.layout import ShardingPlan, TablePlacement, table_wise
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from tests.gloo.trainers import spec_of
@@ -61,6 +63,16 @@ def spec(data: Path, world_size: int, run: Path | None) -> TrainSpec:
 
 def run(rank: int, world_size: int, data: Path, folder: Path) -> None:
     with RankTrainer(spec(data, world_size, folder)) as trainer:
+        trainer.begin()
+        trainer.run()
+
+
+def run_on_the_last(rank: int, world_size: int, data: Path, folder: Path) -> None:
+    """Rank 0, which writes the manifest, has no row of the table."""
+    whole = spec(data, world_size, folder)
+    layout = table_wise(find_tables(whole.model)[0], world_size - 1)
+    plan = ShardingPlan(world_size=world_size, tables={"t_user": TablePlacement(layout)})
+    with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()
 
@@ -110,6 +122,9 @@ def test_a_run_is_the_same_on_any_ranks_and_goes_on_on_others(
     check_same(known(tmp_path / "two-one"), wanted)
     ranks.run(3, goes_on, data, tmp_path / "one", tmp_path / "one-three")
     check_same(known(tmp_path / "one-three"), wanted)
+    ranks.run(2, run_on_the_last, data, tmp_path / "last")
+    goes_on(0, 1, data, tmp_path / "last", tmp_path / "last-one")
+    check_same(known(tmp_path / "last-one"), wanted)
     alone = scores(0, 1, data, tmp_path / "one")
     assert alone["auc"] > 0.6
     assert ranks.run(2, scores, data, tmp_path / "two")[0] == pytest.approx(alone, abs=1e-4)
@@ -122,11 +137,23 @@ def test_other_blocks_or_a_static_table_are_refused(data: Path, tmp_path: Path) 
         ("blocks", TABLE | {"dynamic": RULE | {"blocks": 8}}, ConfigError, "other blocks than 8"),
         ("static", TABLE, CheckpointError, "saved as one that is dynamic, and the model's is not"),
     ):
-        other = write(tmp_path / name, table)
-        chosen = replace(spec(other, 1, None), init_from=path)
-        with RankTrainer(chosen) as trainer, pytest.raises(error, match=says):
-            trainer.begin()
-            trainer.run()
+        check_refused(write(tmp_path / name, table), path, error, says)
+
+
+def check_refused(data: Path, path: str, error: type[Exception], says: str) -> None:
+    chosen = replace(spec(data, 1, None), init_from=path)
+    with RankTrainer(chosen) as trainer, pytest.raises(error, match=says):
+        trainer.begin()
+        trainer.run()
+
+
+def test_counts_of_candidates_that_a_checkpoint_lacks_are_told_as_such(
+    data: Path, tmp_path: Path
+) -> None:
+    once = write(tmp_path / "once", TABLE | {"dynamic": RULE | {"admission_threshold": 1}})
+    run(0, 1, once, tmp_path / "run")
+    path = CheckpointManager(str(tmp_path / "run")).path(STEPS)
+    check_refused(data, path, CheckpointError, "saved with admission_threshold=1, without counts")
 
 
 def test_what_is_not_there_yet_is_said_in_one_line(

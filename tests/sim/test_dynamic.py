@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,10 @@ from torch import Tensor
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
+from rayrec.distributed.dynamic_tables import check_dynamic
+from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.dynamic.first_values import first_values
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import (
@@ -311,6 +315,84 @@ def test_what_does_not_go_with_dynamic_tables_is_refused(
 
     with pytest.raises(ConfigError, match=f"table 't' is dynamic, and .*{says}"):
         SimulatedWorld(1).run(rank_main)
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "memory", "says"),
+    [
+        ("cuda", False, None, "the rows lie on cuda"),
+        ("cpu", True, None, "there are replicas"),
+        ("cpu", False, object(), "can be undone"),
+    ],
+)
+def test_where_rows_would_be_wrong_dynamic_tables_are_refused(
+    device: str, replicas: bool, memory: Any, says: str
+) -> None:
+    table = EmbeddingBagConfig(8, 8, "t", feature_names=["f"], dynamic=DynamicConfig())
+    still = replace(table, name="still", dynamic=None, feature_names=["g"])
+    options = EngineOptions(memory=memory)
+    for tables, refused in (([still, table], True), ([still], False)):
+        spec = CollectionSpec("", tables, False, False)
+        with pytest.raises(ConfigError, match=says) if refused else nullcontext():
+            check_dynamic([spec], options, torch.device(device), replicas)
+
+
+def alone(
+    table: BaseEmbeddingConfig, act: Callable[[torch.nn.Module, ShardedEmbeddings], None]
+) -> None:
+    """Call `act` with a collection of one table on one rank."""
+    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    model = Model((table,), plan, SGD(lr=1.0))
+
+    def rank_main(exchange: Any) -> None:
+        parts = model.optimizer, torch.device("cpu"), SEED
+        act(*shard_embeddings(model.collection("meta"), plan, exchange, *parts))
+
+    SimulatedWorld(1).run(rank_main)
+
+
+TWO_ROWS = EmbeddingBagConfig(2, 8, "t", feature_names=["f", "g"], dynamic=DynamicConfig(blocks=1))
+
+
+def test_a_table_is_not_looked_up_again_before_its_gradient_has_come() -> None:
+    def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
+        first = module(kjt_of({"f": [[10, 11]], "g": [[]]})).values()
+        with pytest.raises(ConfigError, match=r"'t' is dynamic, and was looked up again before"):
+            module(kjt_of({"f": [[20, 21]], "g": [[]]}))
+        with torch.no_grad():
+            module(kjt_of({"f": [[20, 21]], "g": [[]]}))
+        first.sum().backward()
+        (state,) = engine.shard_states()
+        assert sorted(state.ids["id_key"].tolist()) == [10, 11]
+        values = dict(zip(state.ids["id_key"].tolist(), state.weight, strict=True))
+        begun = first_values(SEED, TWO_ROWS, np.array([10, 11]), range(8))
+        torch.testing.assert_close(torch.stack([values[10], values[11]]), begun - 1.0)
+        # an output that nobody holds any more has no gradient
+        module(kjt_of({"f": [[20]], "g": [[]]}))
+        module(kjt_of({"f": [[30]], "g": [[]]})).values().sum().backward()
+
+    alone(TWO_ROWS, act)
+
+
+def test_evaluation_admits_no_id_with_gradients_or_without() -> None:
+    def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
+        module.eval()
+        assert not module(kjt_of({"f": [[10, 11]], "g": [[]]})).values().any()
+        assert engine.id_steps == {"t": 0}
+        module.train()
+        assert module(kjt_of({"f": [[10, 11]], "g": [[]]})).values().any()
+        assert engine.id_steps == {"t": 1}
+
+    alone(TWO_ROWS, act)
+
+
+def test_rows_by_number_are_not_loaded() -> None:
+    def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
+        with pytest.raises(RuntimeError, match="the table is dynamic, and rows by number"):
+            module.load_state_dict({"embedding_bags.t.weight": torch.ones(2, 8)})
+        assert not engine.shard_states()[0].weight.any()
+
+    alone(TWO_ROWS, act)
 
 
 def test_the_id_that_is_none_is_refused_and_the_extremes_are_ids() -> None:

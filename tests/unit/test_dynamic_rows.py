@@ -40,21 +40,28 @@ class Place:
 
     size: int
     eviction: str
+    ttl: int | None
     ids: dict[int, Known] = field(default_factory=dict)
+
+    def is_known(self, one: int, step: int) -> bool:
+        known = self.ids.get(one)
+        return known is not None and (self.ttl is None or known.seen + self.ttl >= step)
 
     def put(self, wanted: dict[int, int], step: int) -> tuple[list[int], int]:
         """Place ids; returns those that got a place, and how many lost theirs."""
         evicted = 0
         missing = len(wanted) - (self.size - len(self.ids))
-        if missing > 0 and self.eviction != "none":
+        if missing > 0:
             may_go = [one for one, known in self.ids.items() if known.seen < step]
+            if self.eviction == "none":
+                may_go = [one for one in may_go if not self.is_known(one, step)]
 
-            def score(one: int) -> tuple[int, int, int]:
+            def score(one: int) -> tuple[bool, int, int, int]:
                 known = self.ids[one]
                 first, second = known.seen, known.count
                 if self.eviction == "lfu":
                     first, second = second, first
-                return first, second, mixed(one)
+                return self.is_known(one, step), first, second, mixed(one)
 
             for one in sorted(may_go, key=score)[: max(missing, self.size // 8)]:
                 del self.ids[one]
@@ -73,13 +80,12 @@ class Twin:
         assert table.dynamic is not None
         self.rule, self.size = table.dynamic, table.row_multiple
         self.blocks = table.num_embeddings // self.size
-        self.rows = [Place(self.size, self.rule.eviction) for _ in range(self.blocks)]
-        self.waiting = [Place(self.size, "step") for _ in range(self.blocks)]
+        ttl = self.rule.ttl_steps
+        self.rows = [Place(self.size, self.rule.eviction, ttl) for _ in range(self.blocks)]
+        self.waiting = [Place(self.size, "step", ttl) for _ in range(self.blocks)]
 
     def is_known(self, one: int, step: int) -> bool:
-        known = self.rows[self._block(one)].ids.get(one)
-        ttl = self.rule.ttl_steps
-        return known is not None and (ttl is None or known.seen + ttl >= step)
+        return self.rows[self._block(one)].is_known(one, step)
 
     def step(self, ids: list[int], step: int) -> None:
         counts = Counter(ids)
@@ -105,7 +111,8 @@ class Twin:
             for one, count in enter.items():
                 known = waiting.ids.get(one)
                 if known is not None:
-                    known.seen, known.count = step, known.count + count
+                    before = known.count if waiting.is_known(one, step) else 0
+                    known.seen, known.count = step, before + count
                 total = count if known is None else known.count
                 if total >= threshold:
                     enough[one] = count
@@ -117,6 +124,9 @@ class Twin:
         for one, count in outlived.items():
             rows.ids[one] = Known(step, count)
         placed, _ = rows.put({o: n for o, n in enter.items() if o not in outlived}, step)
+        refused = enter.keys() - outlived.keys() - set(placed)
+        if threshold > 1:
+            waiting.put({o: enter[o] for o in refused if o not in waiting.ids}, step)
         for one in [*placed, *outlived]:
             if one in waiting.ids:
                 waiting.ids[one] = Known(0, 0)

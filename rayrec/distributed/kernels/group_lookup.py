@@ -9,7 +9,9 @@ ids, and the merged table takes the kernel's fast path also where features share
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,9 +23,9 @@ from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, Slot
-from rayrec.dynamic.rows import DynamicRows, rows_of
+from rayrec.dynamic.rows import Dynamic, DynamicRows, IdClock, rows_of
 from rayrec.errors import ConfigError
-from rayrec.layout import BaseEmbeddingConfig, Shard
+from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import MemoryPart
 from rayrec.shards.touched import RowStamps, TouchClock
@@ -42,12 +44,10 @@ class GroupLookup:
         clock: clock of the stamps of touched rows; None keeps none.
         memory: memory on the CPU of the rows, their state and the log of undo, besides those of
             `space`; None takes memory of this process, and nothing can be undone.
-        dynamic: the dynamic table of the group's one shard, and the seed of its rows.
+        dynamic: the dynamic table of the group's one shard, or None.
     Attributes:
         group, space: the arguments of these names.
         ids: ids of the rows of a dynamic table, or None.
-        id_steps: training steps of a dynamic table so far, by which its ids grow old; a
-            checkpoint carries it.
         stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
     """
@@ -60,14 +60,16 @@ class GroupLookup:
         space: TableSpace | None = None,
         clock: TouchClock | None = None,
         memory: MemoryPart | None = None,
-        dynamic: tuple[BaseEmbeddingConfig, int] | None = None,
+        dynamic: Dynamic | None = None,
     ) -> None:
         self.group, self.space = group, space
         self.ids: DynamicRows | None = None
+        self._id_clock = IdClock()
+        # the hook of the last look-up that trains, while its backward pass may come
+        self._pending: Callable[[], object] = _never
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
-        self.id_steps = 0
         whole = group
         if group.key.sequence:
             rows = (
@@ -81,7 +83,9 @@ class GroupLookup:
         self.kernel = make_lookup(group, group.key.optimizer, device, workers, space, allocate)
         if dynamic is not None:
             (shard,) = self.group.shards
-            self.ids = DynamicRows(*dynamic, shard, rows_of(self.kernel.shard_states()[0]))
+            begin = rows_of(self.kernel.shard_states()[0])
+            self.ids = DynamicRows(dynamic.table, dynamic.seed, shard, begin)
+            self._id_clock = dynamic.clock
         self.undo: UndoLog | None = None
         if memory is not None and clock is not None:
             states = self.shard_states()
@@ -100,6 +104,8 @@ class GroupLookup:
         if self.ids is not None:
             routed = self._with_rows(self.ids, routed)
         rows = self.kernel(routed)
+        if self.ids is not None and rows.requires_grad:
+            self._wait_for_backward(rows)
         if self.stamps is not None and rows.requires_grad:
             stamps = self.stamps
             # The kernel updates its rows right after this, in the same backward pass.
@@ -107,12 +113,22 @@ class GroupLookup:
         return rows
 
     def _with_rows(self, ids: DynamicRows, routed: GroupIds) -> GroupIds:
-        """Return the rows of ids; ids without one are left out of their bags."""
-        if torch.is_grad_enabled():
-            self.id_steps += 1
-            rows = ids.admit(routed.ids, self.id_steps)
+        """Return the rows of ids; ids without one are left out of their bags.
+
+        Raises:
+            ConfigError: rows of an earlier step still wait for their gradient.
+        """
+        clock = self._id_clock
+        if not clock.trains:
+            rows = ids.find(routed.ids, clock.steps)
+        elif self._pending() is not None:
+            raise ConfigError(
+                f"table {ids.table.name!r} is dynamic, and was looked up again before the backward "
+                "pass of its last look-up, whose rows may be another id's by then. Run backward or "
+                "drop the output first; look-ups under torch.no_grad() or after eval() are free."
+            )
         else:
-            rows = ids.find(routed.ids, self.id_steps)
+            rows = ids.admit(routed.ids, clock.steps)
         known = rows >= 0
         if bool(known.all()):
             return GroupIds(rows, routed.offsets, routed.weights)
@@ -120,6 +136,15 @@ class GroupLookup:
         torch.cumsum(known, 0, out=before[1:])
         weights = None if routed.weights is None else routed.weights[known]
         return GroupIds(rows[known], before[routed.offsets], weights)
+
+    def _wait_for_backward(self, rows: Tensor) -> None:
+        """Remember that a backward pass may come, for as long as something holds its graph."""
+
+        def arrived(grad: Tensor) -> None:
+            self._pending = _never
+
+        rows.register_hook(arrived)
+        self._pending = ref(arrived)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
         """Update rows that every rank reads in place; `grad` is that of the collection's output,
@@ -187,6 +212,10 @@ class GroupLookup:
                 )
             )
         return found
+
+
+def _never() -> None:
+    """Stand for the backward pass of no look-up."""
 
 
 def _merged(group: LookupGroup, rows: int) -> LookupGroup:

@@ -23,7 +23,8 @@ class EngineOptions:
             nothing. See `rayrec.shards.undo`.
         adopt: go on with the rows that lie in `memory`.
         initialize: give rows their initial values; otherwise who made the model writes all of them.
-        seed: seed of the first values of the rows of dynamic tables.
+        seed: seed of the first values of the rows of dynamic tables; `shard_embeddings` sets its
+            own.
     """
 
     check_ids: bool = True

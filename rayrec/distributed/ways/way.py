@@ -27,7 +27,8 @@ from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGr
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
+from rayrec.dynamic.rows import Dynamic, IdClock
+from rayrec.layout import Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import Memory, MemoryPart
@@ -48,6 +49,7 @@ class World:
         clock: clock of the stamps of touched rows; None keeps none.
         memory: memory of this rank's rows and of what undoes their updates; None keeps rows in
             memory of the process, and undoes nothing.
+        id_clocks: clock of the ids of every collection that has dynamic tables, by its number.
     """
 
     specs: tuple[CollectionSpec, ...]
@@ -59,16 +61,29 @@ class World:
     has_replicas: bool = False
     clock: TouchClock | None = None
     memory: Memory | None = None
+    id_clocks: dict[int, IdClock] = field(init=False)
     _parts: Iterator[int] = field(default_factory=count)
 
-    def dynamic(self, group: LookupGroup) -> tuple[BaseEmbeddingConfig, int] | None:
-        """Return the dynamic table of a group with the seed of its rows; None for other groups."""
+    def __post_init__(self) -> None:
+        clocks = {
+            number: IdClock()
+            for number, spec in enumerate(self.specs)
+            if any(table.dynamic is not None for table in spec.tables)
+        }
+        object.__setattr__(self, "id_clocks", clocks)
+
+    def dynamic(self, group: LookupGroup) -> Dynamic | None:
+        """Return the dynamic table of a group; None for other groups."""
         shard = group.key.dynamic
         if shard is None:
             return None
-        tables = (table for spec in self.specs for table in spec.tables)
-        table = next(table for table in tables if table.name == shard.table)
-        return table, self.options.seed
+        number, table = next(
+            (number, table)
+            for number, spec in enumerate(self.specs)
+            for table in spec.tables
+            if table.name == shard.table
+        )
+        return Dynamic(table, self.options.seed, self.id_clocks[number])
 
     def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""
