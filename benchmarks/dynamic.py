@@ -113,8 +113,11 @@ def admit(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 def steps(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A step of dynamic tables against one of static tables, in turns."""
     work, found = Workload(cap=100_000), {}
-    lines = ["| step | system | ms, median (quartiles) | time against static | mark |"]
-    lines.append("|---" * 5 + "|")
+    lines = [
+        "| step | system | ms, median (quartiles) | CPU ms of a rank | time against static | CPU "
+        "time against static | mark |"
+    ]
+    lines.append("|---" * 7 + "|")
     for case, variants in CASES.items():
         for ranks, last in ((2, ""), (1, ALONE)):
             # one rank has nobody whose rows it could read in place
@@ -123,13 +126,16 @@ def steps(args: Namespace) -> tuple[dict[str, Any], list[str]]:
             ]
             systems = {name: System(step_of, (name, work), True, ranks) for name in names}
             times = time_in_turns(systems, Turns(args.rounds, 6, 10))
-            for name, one in compare(times, names[0]).items():
+            compared = compare(times, names[0])
+            for name, one in compared.items():
                 found[f"{case}, {name}{last}"] = one
                 ms, ratio = one["ms"], one["ratio"]
+                cpu = one["cpu_ms"] / compared[names[0]]["cpu_ms"]
                 lines.append(
                     f"| {case}, {ranks} rank{'s' * (ranks > 1)} | {name} | {ms['median']:.2f} "
-                    f"({ms['p25']:.2f} to {ms['p75']:.2f}) | {ratio['median']:.2f}x "
-                    f"({ratio['p25']:.2f} to {ratio['p75']:.2f}) | "
+                    f"({ms['p25']:.2f} to {ms['p75']:.2f}) | {one['cpu_ms']:.2f} | "
+                    f"{ratio['median']:.2f}x ({ratio['p25']:.2f} to {ratio['p75']:.2f}) | "
+                    f"{cpu:.2f}x | "
                     f"{f'{STEP}x' if 'dynamic' in name else ''} |"
                 )
     lines.append(

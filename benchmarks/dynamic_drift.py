@@ -123,9 +123,9 @@ def drift() -> tuple[dict[str, Any], list[str]]:
     for name, system in systems().items():
         mean, sd = np.mean(found[name]), np.std(found[name], ddof=1)
         lines.append(f"| {name} | {system.rows:.1f} | {system.lr:g} | {mean:.4f} ({sd:.4f}) |")
-    gaps = np.array(found["dynamic, 20% of the rows"])
-    for name in list(found)[2:]:
-        gap = np.array(found[name]) - gaps
+    own = "dynamic, 20% of the rows"
+    for name in [name for name in found if name != own]:
+        gap = np.array(found[name]) - np.array(found[own])
         lines += [
             "",
             f"{name}, above the dynamic table: {gap.mean():+.4f} (sd {gap.std(ddof=1):.4f})",
