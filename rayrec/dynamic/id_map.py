@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rayrec.comm.pages import private_memory
+
 ABSENT = -1
 _DROPPED = -2  # FBGEMM passes over a place of -1, so a dropped key keeps its slot with this one
 _FULLEST = 0.7
@@ -27,7 +29,9 @@ class IdMap:
 
     def __init__(self, most: int) -> None:
         slots = 1 << max(4, (4 * most - 1).bit_length())
-        self._table = torch.full((slots, 2), -1, dtype=torch.int64)
+        # an id may be anywhere: with small pages the search for its page takes a third of the time
+        memory = private_memory(16 * slots)
+        self._table = memory.view(torch.int64).view(slots, 2).fill_(-1)
         self._bounds = torch.tensor([0, slots])
         self._used = 0
 

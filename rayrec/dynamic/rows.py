@@ -162,11 +162,23 @@ class DynamicRows:
             step: greater than at every call before.
         """
         self._refresh()
-        keys, inverse, counts = np.unique(ids.numpy(), return_inverse=True, return_counts=True)
-        rows, _, fresh = self._keys["id"].meet(keys, counts, step)
+        keys = np.ascontiguousarray(ids.numpy())
+        # most ids have a row, and are counted as often as they occur: to sort them costs more
+        rows, _, fresh = self._keys["id"].meet(keys, step)
+        (others,) = np.nonzero(~fresh)
+        if len(others):
+            rows[others] = self._admit_repeated(keys[others], rows[others], step)
+        return torch.from_numpy(rows)
+
+    def _admit_repeated(self, keys: Ints, old_rows: Ints, step: int) -> Ints:
+        """Return rows of (N,) ids that are unknown and may be there several times."""
+        found = torch.unique(torch.from_numpy(keys), return_inverse=True, return_counts=True)
+        different, inverse, counts = (part.numpy() for part in found)
         # an id that comes back after its time is a new one, which has its old row at hand
-        rows[~fresh] = self._admit(keys[~fresh], counts[~fresh], rows[~fresh], step)
-        return torch.from_numpy(rows[inverse])
+        olds = np.empty(len(different), np.int64)
+        olds[inverse] = old_rows
+        rows: Ints = self._admit(different, counts, olds, step)[inverse]
+        return rows
 
     def _admit(self, keys: Ints, counts: Ints, old_rows: Ints, step: int) -> Ints:
         """Return rows of (N,) different ids without a row, or with an outlived one in `old_rows`.
@@ -181,11 +193,11 @@ class DynamicRows:
         rows[outlived] = old_rows[outlived]
         self._keys["id"].restart(rows[outlived], step, counts[outlived])
         new = wanted[old_rows[wanted] == ABSENT]
-        rows[new], evicted = self._keys["id"].place(keys[new], counts[new], step)
+        rows[new], freed = self._keys["id"].place(keys[new], counts[new], step)
         (given,) = np.nonzero(rows != ABSENT)
         refused = new[rows[new] == ABSENT]
         self.tally.admitted += len(given)
-        self.tally.evicted += evicted
+        self.tally.evicted += len(freed)
         self.tally.refused += len(refused)
         self._wait_on(keys[refused], counts[refused], step)
         if len(given):
@@ -200,7 +212,7 @@ class DynamicRows:
         if threshold == 1:
             return np.ones(len(keys), bool)
         candidates = self._keys["candidate"]
-        places, known, fresh = candidates.meet(keys, counts, step)
+        places, known, fresh = candidates.meet(keys, step, counts)
         outlived = known & ~fresh
         candidates.restart(places[outlived], step, counts[outlived])
         total = counts.copy()

@@ -215,6 +215,20 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
     assert held == wanted
 
 
+def test_counts_stop_at_the_largest_that_a_column_holds() -> None:
+    table = EmbeddingBagConfig(4, 4, "t", dynamic=DynamicConfig(blocks=1))
+    ((part, _),) = shards_of(table, [0, 4])
+    part.admit(torch.tensor([7, 8]), 1)
+    kept = {name: column.clone() for name, column in part.tensors().items()}
+    kept["id_hits"] = torch.where(kept["id_key"] == 7, 2**31 - 3, kept["id_hits"])
+    for name, column in part.tensors().items():
+        column.copy_(kept[name])
+    for step in (2, 3):
+        part.admit(torch.tensor([7, 8, 7, 7]), step)
+        found = dict(zip(part.tensors()["id_key"].tolist(), part.tensors()["id_hits"], strict=True))
+        assert (found[7], found[8]) == (2**31 - 1, step)
+
+
 def test_first_values_are_of_the_id_and_within_bounds() -> None:
     table = EmbeddingBagConfig(
         8, 8, "t", weight_init_min=-0.25, weight_init_max=0.5, dynamic=DynamicConfig()
