@@ -10,7 +10,7 @@ is a function of the ids of all steps, of the table's settings and of the seed a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -132,6 +132,13 @@ class DynamicRows:
             eviction = rule.eviction if name == "id" else "step"
             self._columns[name] = columns
             self._keys[name] = BlockedKeys(columns, size, blocks, first, eviction, rule.ttl_steps)
+
+    def copy(self, begin: Begin) -> DynamicRows:
+        """Return the same ids for a copy of the rows, which `begin` writes into."""
+        twin = DynamicRows(self.table, self.seed, self.shard, begin, replace(self.tally))
+        for name, column in twin.tensors().items():
+            column.copy_(self.tensors()[name])
+        return twin
 
     def tensors(self) -> dict[str, Tensor]:
         """Return (R,) columns of the rows, live, for who saves, restores or moves them."""

@@ -1,4 +1,4 @@
-"""Worlds of dynamic tables on simulated ranks: models, batches of ids, plans, and their training."""
+"""Worlds of dynamic tables on simulated ranks: models, batches of ids, plans, training."""
 
 from __future__ import annotations
 

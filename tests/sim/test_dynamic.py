@@ -4,6 +4,7 @@ ranks and plans where ids come and go.
 
 from __future__ import annotations
 
+import copy
 import random
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from rayrec.comm import SimulatedWorld
-from rayrec.distributed import shard_embeddings
+from rayrec.distributed import DistributedModelParallel, shard_embeddings
 from rayrec.distributed.dynamic_tables import check_dynamic
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions
@@ -188,6 +189,31 @@ def test_evaluation_admits_no_id_with_gradients_or_without() -> None:
         assert engine.id_steps == {"t": 1}
 
     alone(TWO_ROWS, act)
+
+
+def test_a_copy_of_a_model_has_ids_and_rows_of_its_own() -> None:
+    def step(model: torch.nn.Module, ids: list[int]) -> None:
+        model(kjt_of({"f": [ids], "g": [[]]})).values().sum().backward()
+
+    def told(model: DistributedModelParallel) -> list[torch.Tensor]:
+        (state,) = model.shard_states()
+        return [column.clone() for column in state.tensors().values()]
+
+    def made() -> DistributedModelParallel:
+        bags = EmbeddingBagCollection(tables=[TWO_ROWS], device="meta")
+        return DistributedModelParallel(bags, sparse_optimizer=SGD(lr=1.0), seed=SEED)
+
+    model, wanted = made(), made()
+    for one in (model, wanted):
+        step(one, [10])
+    twin = copy.deepcopy(model)
+    before = told(model)
+    for one in (twin, wanted):
+        step(one, [11])
+        step(one, [12, 12])  # takes a row back
+    assert all(map(torch.equal, told(model), before))
+    assert all(map(torch.equal, told(twin), told(wanted)))
+    assert (model.id_steps, twin.id_steps) == ({"t": 1}, {"t": 3})
 
 
 def test_rows_by_number_are_not_loaded() -> None:

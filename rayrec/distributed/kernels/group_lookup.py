@@ -161,7 +161,11 @@ class GroupLookup:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
         memo[id(self)] = twin = object.__new__(GroupLookup)
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        own = self.__dict__ | {"ids": None, "_pending": _never}
+        twin.__dict__.update(copy.deepcopy(own, memo))
+        if self.ids is not None:
+            # ids know the rows into which they write first values
+            twin.ids = self.ids.copy(rows_of(twin.kernel.shard_states()[0]))
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
