@@ -156,26 +156,38 @@ class DynamicRows:
     def find(self, ids: Tensor, step: int) -> Tensor:
         """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
         self._refresh()
-        keys = np.ascontiguousarray(ids.numpy())
-        rows = self._keys["id"].find(keys)
-        known = rows != ABSENT
-        rows[known] = np.where(self._keys["id"].fresh(rows[known], step), rows[known], ABSENT)
-        return torch.from_numpy(rows)
+        return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), step))
 
-    def admit(self, ids: Tensor, step: int) -> Tensor:
+    def admit(self, ids: Tensor, step: int, read_only: Tensor | None = None) -> Tensor:
         """Count the (N,) ids of a step, admit and evict, and return their (N,) rows, or -1.
 
         Args:
             step: greater than at every call before.
+            read_only: (N,) bool, ids that are found after all others, and change nothing.
         """
         self._refresh()
         keys = np.ascontiguousarray(ids.numpy())
+        if read_only is None:
+            return torch.from_numpy(self._admit_all(keys, step))
+        rows, only = np.empty(len(keys), np.int64), read_only.numpy()
+        rows[~only] = self._admit_all(keys[~only], step)
+        rows[only] = self._find(keys[only], step)
+        return torch.from_numpy(rows)
+
+    def _find(self, keys: Ints, step: int) -> Ints:
+        rows = self._keys["id"].find(keys)
+        known = rows != ABSENT
+        rows[known] = np.where(self._keys["id"].fresh(rows[known], step), rows[known], ABSENT)
+        return rows
+
+    def _admit_all(self, keys: Ints, step: int) -> Ints:
+        """Count (N,) ids, admit and evict, and return their (N,) rows."""
         # most ids have a row, and are counted as often as they occur: to sort them costs more
         rows, _, fresh = self._keys["id"].meet(keys, step)
         (others,) = np.nonzero(~fresh)
         if len(others):
             rows[others] = self._admit_repeated(keys[others], rows[others], step)
-        return torch.from_numpy(rows)
+        return rows
 
     def _admit_repeated(self, keys: Ints, old_rows: Ints, step: int) -> Ints:
         """Return rows of (N,) ids that are unknown and may be there several times."""

@@ -53,11 +53,12 @@ class Model:
     tables: tuple[BaseEmbeddingConfig, ...]
     plan: ShardingPlan
     optimizer: SparseOptimizer
+    weighted: bool = False
 
     def collection(self, device: str) -> torch.nn.Module:
         if isinstance(self.tables[0], EmbeddingConfig):
             return EmbeddingCollection(tables=list(self.tables), device=device)
-        return EmbeddingBagCollection(tables=list(self.tables), device=device)
+        return EmbeddingBagCollection(list(self.tables), self.weighted, device=device)
 
 
 def kjt_of(bags: Bags) -> KeyedJaggedTensor:
@@ -201,8 +202,9 @@ def random_steps(rng: random.Random, ranks: int, ids: list[int], steps: int) -> 
     return found
 
 
-def random_rule(rng: random.Random, blocks: int) -> DynamicConfig:
+def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()) -> DynamicConfig:
     return DynamicConfig(
+        read_only_features=rng.choice([(), read_only]),
         admission_threshold=rng.choice([1, 1, 2, 3]),
         admission_probability=rng.choice([1.0, 0.7]),
         eviction=rng.choice(["step", "lfu", "none"]),
@@ -222,11 +224,13 @@ def drifting(rng: random.Random, ranks: int, steps: int) -> list[list[Bags]]:
 
 
 def alone(
-    table: BaseEmbeddingConfig, act: Callable[[torch.nn.Module, ShardedEmbeddings], None]
+    table: BaseEmbeddingConfig,
+    act: Callable[[torch.nn.Module, ShardedEmbeddings], None],
+    weighted: bool = False,
 ) -> None:
     """Call `act` with a collection of one table on one rank."""
     plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
-    model = Model((table,), plan, SGD(lr=1.0))
+    model = Model((table,), plan, SGD(lr=1.0), weighted)
 
     def rank_main(exchange: Any) -> None:
         parts = model.optimizer, torch.device("cpu"), SEED

@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rayrec.data import FeatureSchema
 from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.rows import DynamicRows
 from rayrec.errors import ConfigError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
+from rayrec.modules import EmbeddingBagCollection
 
 SEED = 5
 
@@ -183,15 +185,22 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
     inner = [table.row_multiple * i for i in range(1, blocks) if rng.random() < 0.5]
     parts = shards_of(table, [0, *inner, table.num_embeddings])
     twin = Twin(table)
+    read_only = rng.choice([0.0, 0.3])  # share of ids that come by features that admit none
     for step, ids in enumerate(drifting(rng, 60), start=1):
         # ids arrive in another order on other plans
         shuffled = rng.sample(ids, len(ids))
-        twin.step(ids, step)
+        only = [rng.random() < read_only for _ in shuffled]
+        twin.step([one for one, is_only in zip(shuffled, only, strict=True) if not is_only], step)
         for part, _ in parts:
             low, high = part.shard.rows.start, part.shard.rows.stop
             in_block = blocks_of(np.array(shuffled, np.int64), blocks) * table.row_multiple
-            own = [one for one, at in zip(shuffled, in_block, strict=True) if low <= at < high]
-            rows = part.admit(torch.tensor(own, dtype=torch.int64), step)
+            mine = [low <= at < high for at in in_block]
+            own, own_only = list(compress(shuffled, mine)), list(compress(only, mine))
+            rows = part.admit(
+                torch.tensor(own, dtype=torch.int64),
+                step,
+                torch.tensor(own_only, dtype=torch.bool) if read_only else None,
+            )
             for one, row in zip(own, rows.tolist(), strict=True):
                 assert (row >= 0) == twin.is_known(one, step), (step, one)
             known = sorted({row for row in rows.tolist() if row >= 0})
@@ -255,11 +264,28 @@ def test_blocks_fill_alike() -> None:
         ({"ttl_steps": 0}, "ttl_steps=0"),
         ({"blocks": 3}, "blocks=3; it must be a power of two"),
         ({"eviction": "random"}, "eviction"),
+        ({"read_only_features": "negatives"}, "read_only_features"),
     ],
 )
 def test_rules_out_of_range_are_refused(options: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         DynamicConfig(**options)  # type: ignore[arg-type]
+
+
+def test_read_only_features_are_features_of_the_table() -> None:
+    text = """{"label": "click", "features": [{"name": "item", "column": "item"}], "tables": [
+        {"name": "t", "num_embeddings": 8, "embedding_dim": 4, "features": ["item"],
+         "dynamic": {"read_only_features": ["%s"]}}]}"""
+    (table,) = FeatureSchema.from_json(text % "item").tables
+    assert table.dynamic == DynamicConfig(read_only_features=("item",))
+    schema = FeatureSchema.from_json(text % "item")
+    assert FeatureSchema.from_json(schema.to_json()) == schema
+    with pytest.raises(ConfigError, match="table 't' has 'negatives' among read_only_features"):
+        FeatureSchema.from_json(text % "negatives")
+    rule = DynamicConfig(read_only_features=("negatives",))
+    wrong = EmbeddingBagConfig(8, 4, "t", feature_names=["item"], dynamic=rule)
+    with pytest.raises(ConfigError, match="'negatives' among read_only_features"):
+        EmbeddingBagCollection(tables=[wrong], device="meta")
 
 
 def test_blocks_divide_the_rows() -> None:

@@ -128,7 +128,7 @@ class GroupLookup:
                 "drop the output first; look-ups under torch.no_grad() or after eval() are free."
             )
         else:
-            rows = ids.admit(routed.ids, clock.steps)
+            rows = ids.admit(routed.ids, clock.steps, routed.read_only)
         known = rows >= 0
         if bool(known.all()):
             return GroupIds(rows, routed.offsets, routed.weights)
