@@ -5,6 +5,8 @@ It reads one record batch of a file at a time, so a table of any size passes thr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from pyarrow import fs
 from torch import Tensor
@@ -66,6 +68,24 @@ class TableReader:
                 out[place, file.cols.start : file.cols.stop].copy_(part)
                 first = stop
         return out
+
+    def read_whole(self, table: str, columns: Sequence[str]) -> list[Tensor]:
+        """Read columns of one value per row, such as the ids of a dynamic table.
+
+        Returns:
+            (num_embeddings,) of each column, in its type.
+        Raises:
+            CheckpointError, DamagedCheckpointError: the errors of `read`.
+        """
+        parts: list[list[Tensor]] = [[] for _ in columns]
+        files = [file for file in self._files[table] if file.cols.start == 0]
+        for file in sorted(files, key=lambda file: file.rows.start):
+            rectangle = self._chain.open(file, verify=True)
+            for number in range(len(file.marks) - 1):
+                data = rectangle.read(number)
+                for part, column in zip(parts, columns, strict=True):
+                    part.append(data[column].clone())
+        return [torch.cat(part) for part in parts]
 
     def _close_all_but(self, table: str) -> None:
         kept = {file.path for file in self._files[table]}

@@ -34,11 +34,6 @@ def check_dynamic(
             "other; leave it out",
         ),
         (
-            options.track_rows or options.memory is not None,
-            "touched rows are tracked or can be undone, which does not know of evicted rows yet: "
-            "save whole checkpoints, without incremental=True, sync points or publications",
-        ),
-        (
             options.dedup_sequences,
             "ids are sent once per batch (dedup_sequences), and their counts decide who gets a "
             "row; leave it out",

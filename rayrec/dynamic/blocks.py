@@ -15,6 +15,7 @@ of them go to random places of memory, which therefore lies on huge pages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.comm.pages import private_memory
+from rayrec.comm.pages import Allocate
 from rayrec.data.hashing import mix
 from rayrec.dynamic.id_map import ABSENT, IdMap
 from rayrec.errors import ConfigError
@@ -31,6 +32,11 @@ NO_KEY = -1
 MOST_HITS = 2**31 - 1
 SHARE = 8  # of the places of a full block, one in so many is taken back
 Ints = NDArray[np.int64]
+Touch = Callable[[Ints], None]
+
+
+def no_touch(places: Ints) -> None:
+    """Keep nothing of places that change."""
 
 
 class IdColumns(NamedTuple):
@@ -47,13 +53,15 @@ class IdColumns(NamedTuple):
     hits: Tensor
 
     @classmethod
-    def empty(cls, places: int) -> IdColumns:
-        """Return the columns of places that are all free."""
-        return cls(
-            private_memory(8 * places).view(torch.int64).fill_(NO_KEY),
-            private_memory(4 * places).view(torch.int32),
-            private_memory(4 * places).view(torch.int32),
-        )
+    def lying_in(cls, allocate: Allocate, places: int) -> IdColumns:
+        """Return columns in memory of somebody's: those that lie there, or of free places."""
+        key = allocate(8 * places).view(torch.int64)
+        seen, hits = (allocate(4 * places).view(torch.int32) for _ in range(2))
+        is_made = allocate(8).view(torch.int64)
+        if not is_made:
+            key.fill_(NO_KEY)
+            is_made.fill_(1)
+        return cls(key, seen, hits)
 
 
 class Met(NamedTuple):
@@ -99,6 +107,8 @@ class BlockedKeys:
         blocks: number of blocks of the whole table, a power of two.
         first: the first of the blocks that are here.
         eviction, ttl_steps: see `DynamicConfig`.
+    Attributes:
+        touch: called with places whose columns are about to change; a place may repeat.
     """
 
     def __init__(
@@ -114,6 +124,7 @@ class BlockedKeys:
         self._key, self._seen, self._hits = (column.numpy() for column in columns)
         self._size, self._blocks, self._first = size, blocks, first
         self._eviction, self._ttl = eviction, ttl_steps
+        self.touch: Touch = no_touch
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -163,6 +174,7 @@ class BlockedKeys:
             fresh = known.copy()
             fresh[known] = self.fresh(places[known], step)
         seen = places if fresh.all() else places[fresh]
+        self.touch(seen)
         self._seen[seen] = step
         more = np.uint32(1) if counts is None else counts[fresh].astype(np.uint32)
         hits = self._hits.view(np.uint32)  # which the sum of two counts does not overflow
@@ -189,6 +201,7 @@ class BlockedKeys:
 
     def restart(self, places: Ints, step: int, counts: Ints) -> None:
         """Begin the counts of some places anew."""
+        self.touch(places)
         self._seen[places], self._hits[places] = step, np.minimum(counts, MOST_HITS)
         self._no_more_than = max(self._no_more_than, int(counts.max(initial=0)))
 
@@ -217,6 +230,7 @@ class BlockedKeys:
         places[taken] = self._free[blocks_in, at] + blocks_in * self._size
         self._frees[here] -= np.minimum(wanted, self._frees[here])
         given = places[taken]
+        self.touch(given)
         self._key[given] = keys[taken]
         self.restart(given, step, counts[taken])
         self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
@@ -242,6 +256,7 @@ class BlockedKeys:
         hashed = mix(key[may_go].view(np.uint64))
         least = np.lexsort((hashed, *(one[may_go] for one in score)))[:number]
         going = may_go[least]
+        self.touch(going + own.start)
         self._map.drop(torch.from_numpy(key[going]))
         key[going], seen[going], hits[going] = NO_KEY, 0, 0
         self._fill_free(block)

@@ -20,6 +20,11 @@ _DROPPED = -2  # FBGEMM passes over a place of -1, so a dropped key keeps its sl
 _FULLEST = 0.7
 
 
+def slots_of(most: int) -> int:
+    """Return the slots of a map of at most so many ids, a power of two."""
+    return 1 << max(4, (4 * most - 1).bit_length())
+
+
 class IdMap:
     """A map of at most so many ids.
 
@@ -28,12 +33,26 @@ class IdMap:
     """
 
     def __init__(self, most: int) -> None:
-        slots = 1 << max(4, (4 * most - 1).bit_length())
+        slots = slots_of(most)
         # an id may be anywhere: with small pages the search for its page takes a third of the time
         memory = private_memory(16 * slots)
-        self._table = memory.view(torch.int64).view(slots, 2).fill_(-1)
-        self._bounds = torch.tensor([0, slots])
-        self._used = 0
+        self._hold(memory.view(torch.int64).view(slots, 2).fill_(-1), 0)
+
+    @classmethod
+    def over(cls, table: Tensor) -> IdMap:
+        """Return the map that lies in a (slots, 2) int64 tensor, in memory of somebody else."""
+        found = cls.__new__(cls)
+        found._hold(table, None)
+        return found
+
+    def _hold(self, table: Tensor, used: int | None) -> None:
+        self._table, self._bounds = table, torch.tensor([0, table.shape[0]])
+        self._taken = used  # slots that have a key; None before they were counted
+
+    def clear(self) -> None:
+        """Take all ids out."""
+        self._table.fill_(-1)
+        self._taken = 0
 
     def find(self, ids: Tensor) -> Tensor:
         """Return (N,) int64 places of (N,) int64 ids, `ABSENT` where there is none."""
@@ -45,10 +64,10 @@ class IdMap:
         """Give (N,) ids their (N,) places; an id that has one loses it."""
         if not ids.numel():
             return
-        self._used += ids.numel()
-        if self._used > _FULLEST * self._table.shape[0]:
-            self._rebuild()
-            self._used += ids.numel()
+        used = int((self._table[:, 0] != -1).sum()) if self._taken is None else self._taken
+        self._taken = used + ids.numel()
+        if self._taken > _FULLEST * self._table.shape[0]:
+            self._taken = self._rebuild() + ids.numel()
         self._insert(ids, places)
 
     def drop(self, ids: Tensor) -> None:
@@ -60,9 +79,10 @@ class IdMap:
         offsets = torch.tensor([0, ids.numel()])
         torch.ops.fbgemm.pruned_hashmap_insert(ids, places, offsets, self._table, self._bounds)
 
-    def _rebuild(self) -> None:
+    def _rebuild(self) -> int:
+        """Leave the slots of dropped ids free; returns the slots that are taken."""
         kept = self._table[self._table[:, 1] >= 0].clone()
         self._table.fill_(-1)
-        self._used = kept.shape[0]
-        if self._used:
+        if kept.shape[0]:
             self._insert(kept[:, 0].contiguous(), kept[:, 1].contiguous())
+        return kept.shape[0]

@@ -10,7 +10,7 @@ is a function of the ids of all steps, of the table's settings and of the seed a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rayrec.comm.pages import Allocate, private_memory
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import BlockedKeys, IdColumns, Ints
+from rayrec.dynamic.blocks import BlockedKeys, IdColumns, Ints, Touch
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
@@ -34,7 +35,8 @@ def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
     """Return the columns of `DynamicRows.tensors` of a table with their types; {} of others."""
     if table.dynamic is None:
         return {}
-    types = {name: column.dtype for name, column in IdColumns.empty(0)._asdict().items()}
+    empty = IdColumns.lying_in(private_memory, 0)
+    types = {name: column.dtype for name, column in empty._asdict().items()}
     names = _kinds(table.dynamic)
     return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
 
@@ -111,6 +113,7 @@ class DynamicRows:
         seed: of first values and of the hash that admits a share of ids.
         shard: rows between borders of blocks.
         begin: writes first values into rows, and clears the state of their optimizer.
+        allocate: gives memory for the columns; what lies there is gone on with.
         tally: what happened so far.
     """
 
@@ -118,16 +121,17 @@ class DynamicRows:
     seed: int
     shard: Shard
     begin: Begin
+    allocate: InitVar[Allocate] = private_memory
     tally: Tally = field(default_factory=Tally)
     _columns: dict[str, IdColumns] = field(default_factory=dict)
     _keys: dict[str, BlockedKeys] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, allocate: Allocate) -> None:
         rule = self._rule
         size = rule.block_rows(self.table.num_embeddings)
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
         for name in _kinds(rule):
-            columns = IdColumns.empty(len(self.shard.rows))
+            columns = IdColumns.lying_in(allocate, len(self.shard.rows))
             # candidates that were not seen for longest make room, whatever the rows do
             eviction = rule.eviction if name == "id" else "step"
             self._columns[name] = columns
@@ -135,7 +139,7 @@ class DynamicRows:
 
     def copy(self, begin: Begin) -> DynamicRows:
         """Return the same ids for a copy of the rows, which `begin` writes into."""
-        twin = DynamicRows(self.table, self.seed, self.shard, begin, replace(self.tally))
+        twin = DynamicRows(self.table, self.seed, self.shard, begin, tally=replace(self.tally))
         for name, column in twin.tensors().items():
             column.copy_(self.tensors()[name])
         return twin
@@ -147,6 +151,14 @@ class DynamicRows:
             for name, columns in self._columns.items()
             for column, tensor in columns._asdict().items()
         }
+
+    def call_before(self, touch: Touch) -> None:
+        """Have a function called with rows, maybe twice, whose columns or values will change.
+
+        Of a row that is looked up and known only its columns change here.
+        """
+        for keys in self._keys.values():
+            keys.touch = touch
 
     def held(self, step: int) -> int:
         """Return the number of ids that have a row after a step."""

@@ -42,6 +42,8 @@ class RowLookup:
 
     def __init__(self, packed: PackedTables, numbers: Sequence[int], pooling: Pooling) -> None:
         tables = [packed.tables[number] for number in numbers]
+        ids = [packed.ids_of(number) for number in numbers]
+        self._ids = [(slot, own) for slot, own in enumerate(ids) if own is not None]
         self.widths = [table.width for table in tables]
         read = [table.kind.lookup_width(table.width) for table in tables]
         cuts = offsets_of(read)
@@ -69,18 +71,27 @@ class RowLookup:
 
     def pooled(self, bags: FeatureBags) -> Tensor:
         """(B, C) float32 of the features' checked bags."""
-        offsets = bags.offsets
-        out = self._operator(
-            *self._arguments, bags.ids, offsets, self._pooling, bags.weights, _FLOAT32
-        )
+        ids, offsets = self._rows_of(bags), bags.offsets
+        out = self._operator(*self._arguments, ids, offsets, self._pooling, bags.weights, _FLOAT32)
         for start, width, factor in self._scaled:
             out.narrow(1, start, width).mul_(factor)
         return out if self._columns is None else out.index_select(1, self._columns)
 
     def rows(self, bags: FeatureBags) -> Tensor:
         """(N, width) float32, a row per checked id; the features have one width."""
-        out = self._operator(*self._arguments, bags.ids, bags.offsets, self._pooling, None, 0)
+        ids = self._rows_of(bags)
+        out = self._operator(*self._arguments, ids, bags.offsets, self._pooling, None, _FLOAT32)
         if self._factors is not None:
             counts = torch.tensor(bags.counts())
             out *= self._factors.repeat_interleave(counts).unsqueeze(1)
         return out[:, : self.widths[0]]
+
+    def _rows_of(self, bags: FeatureBags) -> Tensor:
+        """(N,) rows of the bags' ids, which are the ids themselves in most tables."""
+        if not self._ids:
+            return bags.ids
+        rows, ends = bags.ids.long().clone(), offsets_of(bags.counts())
+        for slot, ids in self._ids:
+            own = rows[ends[slot] : ends[slot + 1]]
+            own.copy_(ids.find(own))
+        return rows

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from rayrec.errors import ConfigError
-from rayrec.layout.tables import BaseEmbeddingConfig, refuse_dynamic
+from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
-from rayrec.quant.tables import NOT_DYNAMIC
 from rayrec.quant.types import QuantType, Types, types_of
 
 Reference = EmbeddingBagCollection | EmbeddingCollection
@@ -19,16 +18,9 @@ Packed = QuantEmbeddingBagCollection | QuantEmbeddingCollection
 
 
 def reference_collections(model: nn.Module) -> dict[str, Reference]:
-    """The reference collections of a model, by their names in it; "" is the model itself.
-
-    Raises:
-        ConfigError: a table is dynamic.
-    """
+    """The reference collections of a model, by their names in it; "" is the model itself."""
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
-    found = {name: child for name, child in model.named_modules() if isinstance(child, kinds)}
-    for child in found.values():
-        refuse_dynamic(configs_of(child), NOT_DYNAMIC)
-    return found
+    return {name: child for name, child in model.named_modules() if isinstance(child, kinds)}
 
 
 def configs_of(collection: Reference | Packed) -> list[BaseEmbeddingConfig]:

@@ -36,7 +36,7 @@ class FeatureSlots:
     def reader(self, slots: Sequence[int], is_weighted: bool) -> BagReader:
         """Make the reader that takes the bags of these slots' features from a batch."""
         tables = [self._tables[self.numbers[slot]] for slot in slots]
-        limits = [(table.name, table.num_embeddings) for table in tables]
+        limits = [(table.name, table.id_limit) for table in tables]
         return BagReader(limits, [self.features[slot] for slot in slots], is_weighted)
 
     def lookup(self, slots: Sequence[int], pooling: Pooling) -> RowLookup:

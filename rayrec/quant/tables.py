@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from rayrec.layout.tables import BaseEmbeddingConfig, refuse_dynamic
+from rayrec.quant.ids import PackedIds, bytes_of_ids
 from rayrec.quant.packing import TableRange, pack_rows, unpack_rows
 from rayrec.quant.types import QuantType
 
 ALIGNMENT = 64
 CHUNK_BYTES = 32 << 20  # of float32 rows that are packed at a time
-NOT_DYNAMIC = "such tables are not packed or served yet; `rayrec evaluate` scores the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class PackedTable:
         kind: storage type of a row.
         power: rows were multiplied by 2**power before they were packed.
         start: byte at which its first row begins.
+        has_ids: it is dynamic. A row of zeros, for unknown ids, and the ids follow its rows.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PackedTable:
     kind: QuantType
     power: int = 0
     start: int = 0
+    has_ids: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -51,6 +53,12 @@ class PackedTable:
     def num_bytes(self) -> int:
         """Bytes of all rows."""
         return self.rows * self.row_bytes
+
+    @property
+    def ids(self) -> slice:
+        """Bytes of its ids."""
+        start = self.start + _aligned(self.num_bytes + self.row_bytes * self.has_ids)
+        return slice(start, start + (bytes_of_ids(self.rows) if self.has_ids else 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +79,33 @@ class PackedTables:
         whole = self.data[table.start : table.start + table.num_bytes]
         return whole.view(table.rows, table.row_bytes)
 
+    def ids_of(self, number: int) -> PackedIds | None:
+        """The ids of one table, as a view; None of a table that is not dynamic."""
+        table = self.tables[number]
+        return PackedIds(self.data[table.ids], table.rows) if table.has_ids else None
+
+    def whole_of(self, number: int) -> Tensor:
+        """(bytes,) uint8 of the rows and ids of one table, as a view."""
+        table = self.tables[number]
+        return self.data[table.start : table.ids.stop]
+
+    def found(self, number: int, ids: Tensor) -> Tensor:
+        """The float32 values that some ids are looked up as in one table: (N, width)."""
+        table, own = self.tables[number], self.ids_of(number)
+        places = ids if own is None else own.find(ids)
+        rows = self.rows_of(number)[places.clamp(max=table.rows - 1)]
+        values = unpack_rows(rows, table.kind, table.width, table.power)
+        values[places == table.rows] = 0.0
+        return values
+
     def unpacked(self, number: int, rows: slice = slice(None)) -> Tensor:
         """The float32 values of some rows of one table: (rows, width)."""
         table = self.tables[number]
         return unpack_rows(self.rows_of(number)[rows], table.kind, table.width, table.power)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def laid_out(tables: Sequence[PackedTable]) -> tuple[tuple[PackedTable, ...], int]:
@@ -82,7 +113,7 @@ def laid_out(tables: Sequence[PackedTable]) -> tuple[tuple[PackedTable, ...], in
     placed, end = [], 0
     for table in tables:
         placed.append(replace(table, start=end))
-        end += -(-table.num_bytes // ALIGNMENT) * ALIGNMENT
+        end = _aligned(placed[-1].ids.stop)
     return tuple(placed), end
 
 
@@ -108,7 +139,7 @@ def pack_tables(
         ConfigError: a table is dynamic.
         InputError: a row cannot be packed; names table and row.
     """
-    refuse_dynamic(configs, NOT_DYNAMIC)
+    refuse_dynamic(configs, "a module does not know its ids; export a checkpoint, which does")
     measured = []
     for config, weight in zip(configs, weights, strict=True):
         kind = types[config.name]

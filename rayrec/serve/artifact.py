@@ -6,6 +6,7 @@
     dense.pt2                    the dense part as a torch.export program, where the model exports
     compiled.pt2                 the dense part as machine code, where that was asked for
     tables/0000-user.arrow       packed rows of table "user": one column, one record batch
+    tables/0000-user-ids.arrow   whose the rows are, of a dynamic table
 
 All files are read when it is opened, each byte once: what was checked is what is kept in memory.
 The folder is not looked at afterwards, so that whoever writes to it changes nothing that is served.
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from rayrec.checks import absolute_path, is_uri
@@ -32,12 +34,13 @@ from rayrec.quant import (
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,
 )
+from rayrec.quant.ids import PackedIds, bytes_of_ids
 from rayrec.quant.tables import laid_out
 from rayrec.serve.dense_file import loaded_dense
 from rayrec.serve.manifest import BAGS, Manifest, StoredCollection, StoredFile
 from rayrec.serve.sealed_memory import TableMemory, populate, read_ahead
 from rayrec.serve.signing import SigningKey
-from rayrec.serve.stored import read_stored, read_table
+from rayrec.serve.stored import read_keys, read_stored, read_table
 from rayrec.storage import one_line
 
 DENSE, SCHEMA = "dense.safetensors", "schema.json"
@@ -138,7 +141,16 @@ def read_artifact(
             def put(piece: memoryview, place: int) -> None:
                 memory.write(piece, tables[number].start + place)
 
-            read_table(folder, manifest.tables[number], put, verify=verify)
+            stored = manifest.tables[number]
+            read_table(folder, stored, put, verify=verify)
+            if stored.ids is not None:
+                keys = read_keys(folder, stored.ids, stored.rows, verify=verify)
+                ids = torch.empty(bytes_of_ids(stored.rows), dtype=torch.uint8)
+                if not PackedIds(ids, stored.rows).fill(keys):
+                    raise ArtifactError(
+                        f"{folder}/{stored.ids.path} gives two rows to one id. {_AGAIN}"
+                    )
+                memory.write(ids.numpy().data, tables[number].ids.start)
 
         # one thread more, which waits for the disk
         with ThreadPoolExecutor((os.cpu_count() or 1) + 1, thread_name_prefix="read") as pool:

@@ -18,13 +18,13 @@ from typing import Any
 
 from torch import nn
 
-from rayrec.checkpoint import TableReader, checkpoint_path
+from rayrec.checkpoint import checkpoint_path
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.quant import QuantType, types_of, unpack_rows
+from rayrec.quant import QuantType, types_of
 from rayrec.quant.types import Types
 from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, read_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
@@ -102,10 +102,10 @@ def export(
         schema = data.schema
     trained = open_trained(checkpoint_path("the checkpoint", checkpoint), model, schema, tasks)
     kinds = types_of([table.name for table in trained.tables()], types)
-    sample = parity_sample(trained, data, sample_rows)
+    reader = trained.live_rows()
+    sample = parity_sample(trained, data, sample_rows, reader.keys)
     if trained.schema is None:
         check_takes_ids(trained, sample)
-    reader = TableReader(trained.path, trained.restored.manifest)
     packed = measured(reader, trained.tables(), kinds)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -195,9 +195,9 @@ def _with_parity(
     def of_tables() -> dict[str, float]:
         errors = {}
         for number, table in enumerate(artifact.packed.tables):
-            rows = artifact.packed.rows_of(number)[kept[table.name].ids]
-            values = unpack_rows(rows, table.kind, table.width, table.power)
-            one = {**kept, table.name: SampledRows(kept[table.name].ids, values)}
+            ids = kept[table.name].ids
+            values = artifact.packed.found(number, ids)
+            one = {**kept, table.name: SampledRows(ids, values)}
             moved = compared(sample, manifest.outputs, exact, sample_scores(trained, one, sample))
             errors[table.name] = float(moved["max_logit_error"])
         return errors

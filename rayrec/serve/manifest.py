@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rayrec.errors import ArtifactError
+from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import PackedTable, QuantType
 from rayrec.quant.packing import MAX_POWER
@@ -59,6 +60,7 @@ class StoredTable:
         power: rows were multiplied by 2**power before they were packed.
         offset: byte of the file at which the first row begins.
         file: the Arrow file of the table.
+        ids: the Arrow file that says whose the rows of a dynamic table are; None of other tables.
     """
 
     name: str
@@ -68,11 +70,19 @@ class StoredTable:
     power: int
     offset: int
     file: StoredFile
+    ids: StoredFile | None = None
 
     @property
     def packed(self) -> PackedTable:
         """The table as it lies in memory."""
-        return PackedTable(self.name, self.rows, self.width, self.type, self.power)
+        is_dynamic = self.ids is not None
+        return PackedTable(
+            self.name, self.rows, self.width, self.type, self.power, has_ids=is_dynamic
+        )
+
+    def files(self) -> list[StoredFile]:
+        """Return its files."""
+        return [self.file] if self.ids is None else [self.file, self.ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,7 @@ class StoredCollection:
         for name, features, pooling in self.tables:
             given: dict[str, Any] = {"name": name, "feature_names": list(features)}
             given |= {"num_embeddings": packed[name].rows, "embedding_dim": packed[name].width}
+            given["dynamic"] = DynamicConfig() if packed[name].has_ids else None
             if self.kind == BAGS:
                 bags.append(EmbeddingBagConfig(**given, pooling=PoolingType(pooling)))
             else:
@@ -167,7 +178,7 @@ class Manifest(SealedRecord):
 
     def files(self) -> list[StoredFile]:
         """Return every file but the manifest."""
-        return [table.file for table in self.tables] + self.other_files()
+        return [file for table in self.tables for file in table.files()] + self.other_files()
 
     def other_files(self) -> list[StoredFile]:
         """Return every file but the manifest and those of the tables."""

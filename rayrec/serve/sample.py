@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from rayrec.data import Batch, FileDataset
+from rayrec.dynamic.blocks import NO_KEY
 from rayrec.errors import InputError
 from rayrec.serve.trained_model import TrainedModel
 from rayrec.sparse import KeyedJaggedTensor
 
 _SEED = 20_011  # of the order of a sample: any number, but always the same
+_NONE = torch.empty(0, dtype=torch.int64)
 _LENGTHS = torch.tensor([0, 1, 1, 1, 2, 5])  # lengths of made-up bags
 
 
@@ -30,41 +34,52 @@ class ParitySample:
     has_labels: bool
 
 
-def parity_sample(trained: TrainedModel, data: FileDataset | None, rows: int) -> ParitySample:
+def parity_sample(
+    trained: TrainedModel, data: FileDataset | None, rows: int, keys: Mapping[str, Tensor]
+) -> ParitySample:
     """Return the first rows of one fixed random order of a data set, or random rows without one.
 
+    Args:
+        keys: ids of the rows of dynamic tables, by table; random rows hold some of them.
     Raises:
         InputError: the data lack a feature that the model looks up; names it.
     """
     if data is None:
-        return _random(trained, rows)
+        return _random(trained, rows, keys)
     rows = min(rows, data.num_rows)
     with data.loader(0, 1, rows, shuffle=True, seed=_SEED, threaded=False) as loader:
         batch = next(loader)
     sample = ParitySample(batch=batch, source=f"the rows of {data.path}", has_labels=True)
-    keys = batch.sparse_features.keys()
+    held = batch.sparse_features.keys()
     for feature in (f for table in trained.tables() for f in table.feature_names):
-        if feature not in keys:
+        if feature not in held:
             raise InputError(
                 f"{sample.source} have no feature {feature!r}, which the model looks up; they have "
-                f"{sorted(keys)}."
+                f"{sorted(held)}."
             )
     return sample
 
 
-def _random(trained: TrainedModel, rows: int) -> ParitySample:
+def _random(trained: TrainedModel, rows: int, keys: Mapping[str, Tensor]) -> ParitySample:
     """Draw rows of random ids and normal dense columns; their labels mean nothing."""
     generator = torch.Generator().manual_seed(_SEED)
-    limits: dict[str, int] = {}
+    limits, known = dict[str, int](), dict[str, Tensor]()
     for table in trained.tables():
         for feature in table.feature_names:
             limits[feature] = min(table.num_embeddings, limits.get(feature, table.num_embeddings))
+            known.setdefault(feature, keys.get(table.name, _NONE))
+            if table.dynamic is None:
+                known[feature] = _NONE  # its ids have to lie in that table
     drawn = torch.randint(0, len(_LENGTHS), (len(limits), rows), generator=generator)
     lengths = _LENGTHS[drawn]
     ids = [
         torch.randint(0, limit, (int(own.sum()),), generator=generator)
         for limit, own in zip(limits.values(), lengths, strict=True)
     ]
+    for number, own in enumerate(known.values()):
+        live = own[own != NO_KEY]
+        if len(live):
+            ids[number] = live[ids[number] % len(live)]
     values = torch.cat(ids)
     columns = 0 if trained.schema is None else len(trained.schema.dense)
     batch = Batch(

@@ -10,6 +10,11 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
 from rayrec.errors import ArtifactError
 from rayrec.serve.files import open_plain
 from rayrec.serve.manifest import StoredFile, StoredTable
@@ -63,6 +68,25 @@ def read_table(
             put(piece[first - place : last - place], first - table.offset)
 
     _read(folder, table.file, rows, verify)
+
+
+def read_keys(folder: Path, file: StoredFile, rows: int, *, verify: bool = True) -> Tensor:
+    """Read the ids of the rows of a dynamic table, (rows,) int64, as they were written.
+
+    Raises:
+        ArtifactError: the file is missing, truncated or damaged, or of another table.
+    """
+    content = read_stored(folder, file, verify=verify)
+    try:
+        whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        whole.validate(full=True)
+        if whole.schema.names != ["key"] or whole.schema.types != [pa.int64()]:
+            raise ValueError(f"its columns are {' '.join(str(whole.schema).split())}")
+        if len(whole) != rows or whole.column(0).null_count:
+            raise ValueError(f"it has {len(whole)} numbers for {rows} rows")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ArtifactError(f"{folder}/{file.path} is no file of ids: {error}.") from error
+    return torch.from_numpy(np.array(whole.column(0).to_numpy(), copy=True))
 
 
 def _read(

@@ -1,5 +1,7 @@
 """The Arrow files of packed tables: one column of fixed-size binary rows, in one record batch.
 
+A dynamic table has a second file, of the id of every row.
+
 The rows come from a checkpoint, chunk by chunk; those of a sample are kept on the way.
 
 A column is contiguous inside a record batch only, and a lookup wants all rows of a table as one
@@ -11,8 +13,10 @@ are written in its place. A table of any size passes through bounded memory, in 
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +25,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint import TableReader
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.quant import PackedTable, QuantType, TableRange, pack_rows
 from rayrec.quant.tables import chunks
+from rayrec.serve.live_rows import LiveRows
 from rayrec.serve.manifest import StoredFile, StoredTable
 from rayrec.serve.sampled import SampledRows
+from rayrec.serve.stored import stored
 from rayrec.storage import Sink
 
 TABLES = "tables"
@@ -41,8 +46,13 @@ def table_path(name: str, number: int) -> str:
     return f"{TABLES}/{number:04d}-{escaped[:_MAX_NAME]}.arrow"
 
 
+def ids_path(path: str) -> str:
+    """Path of the file of ids beside the file of a dynamic table's rows."""
+    return f"{path.removesuffix('.arrow')}-ids.arrow"
+
+
 def measured(
-    reader: TableReader, tables: Iterable[BaseEmbeddingConfig], types: Mapping[str, QuantType]
+    reader: LiveRows, tables: Iterable[BaseEmbeddingConfig], types: Mapping[str, QuantType]
 ) -> list[PackedTable]:
     """Read every row of every table, and return the packing of each table.
 
@@ -56,14 +66,15 @@ def measured(
         span = TableRange(table.name, kind)
         for part in chunks(rows, width):
             span.add(reader.read(table.name, range(part.start, part.stop)), part.start)
-        packed.append(PackedTable(table.name, rows, width, kind, span.power()))
+        is_dynamic = table.dynamic is not None
+        packed.append(PackedTable(table.name, rows, width, kind, span.power(), has_ids=is_dynamic))
     return packed
 
 
 def write_packed(
-    reader: TableReader, folder: Path, tables: Iterable[PackedTable], wanted: Mapping[str, Tensor]
+    reader: LiveRows, folder: Path, tables: Iterable[PackedTable], wanted: Mapping[str, Tensor]
 ) -> tuple[list[StoredTable], dict[str, SampledRows]]:
-    """Write the file of every table.
+    """Write the files of every table.
 
     Args:
         wanted: table -> (n,) ids, ascending, whose float32 rows are kept on the way.
@@ -73,24 +84,28 @@ def write_packed(
         OSError: the file system refuses.
         CheckpointError: the checkpoint cannot be read, or is damaged.
     """
-    stored, kept = [], {}
+    written, kept = [], {}
     for number, table in enumerate(tables):
         ids = wanted[table.name]
-        values = torch.empty(len(ids), table.width)
-        parts = _packed_parts(reader, table, ids, values)
-        stored.append(_write_table(folder, table_path(table.name, number), table, parts))
+        values = torch.zeros(len(ids), table.width)
+        parts = _packed_parts(reader, table, reader.rows_of(table.name, ids), values)
+        path = table_path(table.name, number)
+        one = _write_table(folder, path, table, parts)
+        if table.has_ids:
+            one = replace(one, ids=_write_ids(folder, ids_path(path), reader.keys[table.name]))
+        written.append(one)
         kept[table.name] = SampledRows(ids, values)
-    return stored, kept
+    return written, kept
 
 
 def _packed_parts(
-    reader: TableReader, table: PackedTable, ids: Tensor, values: Tensor
+    reader: LiveRows, table: PackedTable, wanted: Tensor, values: Tensor
 ) -> Iterator[Tensor]:
     """Yield the packed chunks of a table, and copy the wanted rows among them to `values`."""
     for part in chunks(table.rows, table.width):
         rows = reader.read(table.name, range(part.start, part.stop))
-        first, last = torch.searchsorted(ids, torch.tensor([part.start, part.stop])).tolist()
-        values[first:last] = rows[ids[first:last] - part.start]
+        (here,) = ((wanted >= part.start) & (wanted < part.stop)).nonzero(as_tuple=True)
+        values[here] = rows[wanted[here] - part.start]
         yield pack_rows(rows, table.kind, table.power)
 
 
@@ -117,9 +132,22 @@ def _write_table(
         with pa.PythonFile(sink, mode="w") as stream, pa.ipc.new_file(stream, schema) as writer:
             writer.write_batch(pa.record_batch([rows], schema=schema))
     assert sink.body is not None, "pyarrow has written the rows as one buffer"
-    stored = StoredFile(path, sink.num_bytes, sink.hash.hexdigest())
+    whole = StoredFile(path, sink.num_bytes, sink.hash.hexdigest())
     sizes = table.name, table.rows, table.width, table.kind, table.power
-    return StoredTable(*sizes, sink.body, stored)
+    return StoredTable(*sizes, sink.body, whole)
+
+
+def _write_ids(folder: Path, path: str, keys: Tensor) -> StoredFile:
+    """Write (R,) int64 keys of all rows, -1 of rows without an id.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    schema = pa.schema([pa.field("key", pa.int64(), nullable=False)])
+    buffer = io.BytesIO()
+    with pa.ipc.new_file(buffer, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array(keys.numpy())], schema=schema))
+    return stored(folder, path, buffer.getbuffer())
 
 
 class _Sink(Sink):

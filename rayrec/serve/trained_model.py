@@ -22,6 +22,7 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant import Reference, configs_of, exchanged, reference_collections
 from rayrec.recipe import ModelRecipe
+from rayrec.serve.live_rows import LiveRows
 from rayrec.serve.manifest import BAGS, SEQUENCES, StoredCollection
 from rayrec.serve.scorer import ONE_BINARY, Scorer
 from rayrec.spec.task import Task
@@ -52,6 +53,11 @@ class TrainedModel:
     def tables(self) -> list[BaseEmbeddingConfig]:
         """Return all tables, in the order of the collections."""
         return [table for one in self.collections.values() for table in configs_of(one)]
+
+    def live_rows(self) -> LiveRows:
+        """Return a reader of the rows of the tables."""
+        steps = self.restored.extras.get("id_steps", {})
+        return LiveRows(self.path, self.restored.manifest, self.tables(), steps)
 
     def stored_collections(self) -> tuple[StoredCollection, ...]:
         """Return the collections in the form of an artifact's manifest."""
@@ -136,7 +142,7 @@ def schema_trouble(schema: FeatureSchema, tables: Sequence[BaseEmbeddingConfig])
                     f"the schema has no feature {feature!r}, which table {table.name!r} is looked "
                     f"up by; it has {sorted(limits)}."
                 )
-            if limits[feature] > table.num_embeddings:
+            if limits[feature] > table.id_limit:
                 return (
                     f"the schema lets ids of feature {feature!r} up to {limits[feature] - 1} "
                     f"through, and table {table.name!r} has {table.num_embeddings} rows. Give the "

@@ -27,16 +27,18 @@ class TouchedState:
         rows: (U,) int64 row numbers of the table, ascending, on the CPU.
         weight: (U, cols) of these rows.
         optimizer: state name -> (U,) row-wise or (U, cols) element-wise.
+        ids: of a dynamic table, column name -> (U,) integers that say whose rows they are.
     """
 
     shard: Shard
     rows: Tensor
     weight: Tensor
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+    ids: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weight and the optimizer state by column name, weight first."""
-        return {WEIGHT: self.weight, **self.optimizer}
+        """The weight, the columns of ids and the optimizer state by column name, weight first."""
+        return {WEIGHT: self.weight, **self.ids, **self.optimizer}
 
 
 @torch.no_grad()
@@ -49,7 +51,8 @@ def copy_touched(state: ShardState, rows: Tensor) -> TouchedState:
     local = rows - state.shard.rows.start
     copied = {name: t.index_select(0, local).to("cpu") for name, t in state.tensors().items()}
     weight = copied.pop(WEIGHT)
-    return TouchedState(state.shard, rows.to("cpu"), weight, copied)
+    ids = {name: copied.pop(name) for name in state.ids}
+    return TouchedState(state.shard, rows.to("cpu"), weight, copied, ids)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.layout.geometry import Shard
@@ -107,6 +108,10 @@ class RowStamps:
         for stamps, (start, end) in zip(self._views(), pairwise(bounds), strict=True):
             if end > start:
                 stamps[rows_N[start:end]] = now
+
+    def touch_rows(self, rows: NDArray[np.int64]) -> None:
+        """Stamp rows of the one shard of a kernel on the CPU, which are about to change."""
+        self._write(torch.from_numpy(rows))
 
     def _log_lanes(self, undo: UndoLog, bounds: Sequence[int], rows_N: Any) -> None:
         """Log and stamp what is touched for the first time in this interval, lane by lane."""

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from rayrec.checkpoint import ShardState, copy_touched, dense_tensors
+from rayrec.checkpoint import ShardState, TouchedState, copy_touched, dense_tensors
 from rayrec.data import FileDataset, RowDataset
 from rayrec.distributed import DistributedModelParallel
+from rayrec.dynamic.known import copy_known
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.recipe import ModelRecipe
 from rayrec.serve import Manifest, ParityBounds, export
@@ -65,6 +67,9 @@ class Publisher:
         self._thread = SaveThread()
         self._needs_base, self._since_base = True, 0
         self._mark, self._seconds = 0, 0.0
+        self._tables = {table.name: table for table in tables}
+        # training steps of dynamic tables at the last publication
+        self._id_steps: dict[str, int] = {}
         self.step: int | None = None
 
     def next_step(self, step: int) -> int | None:
@@ -139,7 +144,8 @@ class Publisher:
         states: list[ShardState] = []
         if self._rank < self._writers:
             states = self._model.shard_states()
-        extras = self._spec.extras
+        self._id_steps = dict(self._model.id_steps)
+        extras = {**self._spec.extras, "id_steps": self._id_steps}
         self._writer.publish_base(states, self._moment(step), self._export, gather_objects, extras)
         self._needs_base, self._since_base = False, 0
         if self._rank == 0 and self._config.num_to_keep is not None:
@@ -153,8 +159,8 @@ class Publisher:
         if self._rank < self._writers:
             rows = touched.since(since)
             for state in self._model.shard_states():
-                weights = ShardState(state.shard, state.weight)
-                shards.append(copy_touched(weights, rows[state.shard]))
+                shards.append(self._copied(state, rows[state.shard]))
+        self._id_steps = dict(self._model.id_steps)
         moment = self._moment(step)
 
         def write() -> None:
@@ -164,6 +170,18 @@ class Publisher:
                 self._needs_base = True
 
         self._thread.start(write)
+
+    def _copied(self, state: ShardState, rows: Tensor) -> TouchedState:
+        """Copy what has changed of a shard since the last publication.
+
+        Args:
+            rows: (U,) int64 row numbers that training has touched.
+        """
+        name = state.shard.table
+        if name not in self._id_steps:
+            return copy_touched(ShardState(state.shard, state.weight), rows)
+        steps = range(self._id_steps[name], self._model.id_steps[name])
+        return copy_known(self._tables[name], state, rows, steps)
 
     def _export(self, checkpoint: str, out: Path) -> Manifest:
         """Export a base; the run's random numbers stay where they are."""

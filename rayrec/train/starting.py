@@ -43,6 +43,7 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
         return Began(step=live.step, path=None, in_memory=True)
     point = None if points is None else points.go_back(live)
     if point is not None:
+        live.model.id_steps = point.id_steps
         _go_on_in_memory(live, checkpoints, point, note)
         return Began(step=live.step, path=None, in_memory=True)
     if spec.resume_from:

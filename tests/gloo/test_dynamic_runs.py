@@ -4,45 +4,26 @@ where their tables do not fit.
 
 from __future__ import annotations
 
-import json
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rayrec.checkpoint import CheckpointManager, load_table
-from rayrec.cli.main import main
+from rayrec.comm.kept_memory import end_keepers
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.config import SyncPoints
+from tests.dynamic_clicks import RULE, TABLE, write
 from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool
 
-ROWS, STEPS, HALF = 1500, 12, 6
-RULE = {"blocks": 4, "admission_threshold": 2, "ttl_steps": 5}
-TABLE = {"name": "t_user", "num_embeddings": 64, "embedding_dim": 8, "features": ["user"]}
-
-
-def write(folder: Path, table: dict[str, Any]) -> Path:
-    """Clicks of users with numbers of 64 bits, whose favourites move on."""
-    rng = np.random.default_rng(0)
-    names = rng.integers(-(2**63), 2**63 - 1, 400)
-    at = (np.arange(ROWS) // 10 + rng.zipf(1.5, ROWS)) % 400
-    label = (names[at] % 3 == 0).astype(np.int8)
-    rows = pa.table({"label": label, "d": rng.random(ROWS), "user": names[at]})
-    for part in ("train", "eval"):
-        (folder / part).mkdir(parents=True)
-        pq.write_table(rows, folder / part / "part.parquet")
-    features = [{"name": "user", "column": "user"}]
-    schema = {"label": "label", "dense": ["d"], "features": features, "tables": [table]}
-    (folder / "schema.json").write_text(json.dumps(schema))
-    return folder
+STEPS, HALF = 12, 6
 
 
 @pytest.fixture(scope="module")
@@ -156,21 +137,64 @@ def test_counts_of_candidates_that_a_checkpoint_lacks_are_told_as_such(
     check_refused(data, path, CheckpointError, "saved with admission_threshold=1, without counts")
 
 
-def test_what_is_not_there_yet_is_said_in_one_line(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def run_with_increments(rank: int, world_size: int, data: Path, folder: Path) -> None:
+    whole = spec(data, world_size, folder)
+    saves = CheckpointConfig(every_n_steps=2, incremental=True)
+    with RankTrainer(replace(whole, checkpoint=saves)) as trainer:
+        trainer.begin()
+        trainer.run()
+
+
+def test_increments_hold_all_that_whole_checkpoints_do(
+    ranks: RankPool, data: Path, tmp_path: Path
 ) -> None:
-    small = ["--set", "model.dense_layers=[8]", "--set", "run.steps=2"]
-    line = ["train", "--data", str(data), "--local", "--checkpoint-dir", str(tmp_path / "run")]
-    assert main([*line, *small]) == 0
-    assert "table 't_user': " in capsys.readouterr().out
-    capsys.readouterr()
-    incremental = ["--set", "run.checkpoint.incremental=true"]
-    other = [*line[:-1], str(tmp_path / "other"), *small, *incremental]
-    export = ["export", f"{tmp_path}/run@latest", str(tmp_path / "served"), "--data", str(data)]
-    for words, says in (
-        (other, "save whole checkpoints, without incremental=True"),
-        (export, "is dynamic, and such tables are not packed or served yet"),
-    ):
-        assert main(words) == 2
-        error = capsys.readouterr().err
-        assert says in error and error.count("\n") == 1
+    ranks.run(2, run, data, tmp_path / "whole")
+    ranks.run(2, run_with_increments, data, tmp_path / "parts")
+    for step in (HALF, STEPS):
+        paths = [CheckpointManager(str(tmp_path / name)).path(step) for name in ("whole", "parts")]
+        whole, parts = (load_table(path, "t_user") for path in paths)
+        assert parts.equals(whole)
+    ranks.run(3, goes_on, data, tmp_path / "parts", tmp_path / "three")
+    check_same(known(tmp_path / "three"), known(tmp_path / "whole"))
+
+
+class Lost(Exception):
+    """A rank fails."""
+
+
+def falls(
+    rank: int, world_size: int, data: Path, folder: Path, name: str, steps: list[int]
+) -> list[int]:
+    """Train until a step at which all ranks fail, and again; the steps at which it went on."""
+    points, began = SyncPoints(every_n_steps=2, name=name), []
+    for life, fall in enumerate([*steps, None]):
+        whole = spec(data, world_size, folder)
+        whole = replace(whole, checkpoint=CheckpointConfig(), sync_points=points)
+
+        def at_step(step: int, fall: int | None = fall) -> None:
+            if step == fall:
+                raise Lost
+
+        trainer = RankTrainer(replace(whole, run_began=0 if life else None))
+        began.append(trainer.begin().step)
+        try:
+            trainer.run(on_step=at_step)
+        except Lost:
+            trainer.close(wait=False)
+        finally:
+            if fall is None:
+                trainer.close()
+                end_keepers()
+    return began
+
+
+def test_sync_points_put_ids_back(ranks: RankPool, data: Path, tmp_path: Path) -> None:
+    ranks.run(2, run, data, tmp_path / "calm")
+    name = uuid.uuid4().hex
+    (began, _) = ranks.run(2, falls, data, tmp_path / "shaken", name, [1, 5, 7, 11])
+    assert began == [0, 0, 4, 6, 10]
+    calm, shaken = (
+        load_table(CheckpointManager(str(tmp_path / run)).path(STEPS), "t_user")
+        for run in ("calm", "shaken")
+    )
+    assert shaken.equals(calm)

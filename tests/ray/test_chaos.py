@@ -132,7 +132,7 @@ def test_a_port_that_is_taken_meanwhile_is_replaced(
 
     monkeypatch.setattr(cluster, "head_ports", ports)
     monkeypatch.setenv(*mark.split("="))
-    job = Job(words=("true",), folder=tmp_path, ranks=1, cpus=1.0)
+    job = Job(words=("true",), settings={}, folder=tmp_path, ranks=1, cpus=1.0)
     code = "import ray; ray.init(); print('joined', len(ray.nodes()))"
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

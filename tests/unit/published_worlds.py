@@ -14,6 +14,7 @@ import torch
 from rayrec.checkpoint import Gather
 from rayrec.layout import DataType, EmbeddingBagConfig, ShardingPlan
 from rayrec.quant import PackedTables
+from rayrec.quant.ids import PackedIds
 from rayrec.recipe import ModelRecipe
 from rayrec.serve import Manifest, ParityBounds, Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
@@ -149,14 +150,25 @@ def published_world(folder: Path, seed: int, scale: float = 1.0, ranks: int = 0)
 
 
 def bytes_of(predictor: Predictor) -> dict[str, bytes]:
-    """Table -> the bytes of its packed rows, and its power."""
+    """Table -> the bytes of its packed rows and of the ids that have them, and its power."""
     found = {}
     for collection in predictor.collections.values():
         packed: PackedTables = collection.packed
         for number, table in enumerate(packed.tables):
             rows = packed.rows_of(number).contiguous().numpy().tobytes()
             found[table.name] = rows + f" power {table.power}".encode()
+            if (ids := packed.ids_of(number)) is not None:
+                found[table.name] += ids.keys.numpy().tobytes()
+                assert_found(ids)
     return found
+
+
+def assert_found(ids: PackedIds) -> None:
+    """The map of ids says of each key where it lies, and of no other."""
+    (rows,) = (ids.keys != -1).nonzero(as_tuple=True)
+    assert torch.equal(ids.find(ids.keys[rows]), rows)
+    others = torch.randint(-(2**63), 2**63 - 1, (100,))
+    assert (ids.find(others) == len(ids.keys)).all()
 
 
 def assert_equal(one: Predictor, other: Predictor, rows: Sequence[dict]) -> None:

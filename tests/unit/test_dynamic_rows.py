@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rayrec.comm.pages import private_memory
 from rayrec.data import FeatureSchema
 from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import blocks_of
@@ -207,7 +208,7 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
             assert len(known) == len({o for o in own if twin.is_known(o, step)}), "one row each"
             if rng.random() < 0.1:  # as a restore does it
                 kept = {name: column.clone() for name, column in part.tensors().items()}
-                part.__post_init__()
+                part.__post_init__(private_memory)
                 for name, column in part.tensors().items():
                     column.copy_(kept[name])
     held = {}

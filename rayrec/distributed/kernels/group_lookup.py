@@ -84,7 +84,7 @@ class GroupLookup:
         if dynamic is not None:
             (shard,) = self.group.shards
             begin = rows_of(self.kernel.shard_states()[0])
-            self.ids = DynamicRows(dynamic.table, dynamic.seed, shard, begin)
+            self.ids = DynamicRows(dynamic.table, dynamic.seed, shard, begin, allocate)
             self._id_clock = dynamic.clock
         self.undo: UndoLog | None = None
         if memory is not None and clock is not None:
@@ -96,6 +96,8 @@ class GroupLookup:
         self.stamps = (
             None if clock is None else _stamps(whole, self._bases, clock, device, self.undo)
         )
+        if self.ids is not None and self.stamps is not None:
+            self.ids.call_before(self.stamps.touch_rows)
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
@@ -166,6 +168,8 @@ class GroupLookup:
         if self.ids is not None:
             # ids know the rows into which they write first values
             twin.ids = self.ids.copy(rows_of(twin.kernel.shard_states()[0]))
+            if twin.stamps is not None:
+                twin.ids.call_before(twin.stamps.touch_rows)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from rayrec.layout.geometry import Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.serve.chain.row_ranges import Changed
 from rayrec.shards.copies import TouchedState
+from rayrec.shards.state import IDS
 
 PARTS = "parts"
 
@@ -56,7 +57,7 @@ def gather_columns(
             assert np.array_equal(rows, one.rows.numpy()), "columns of a row are touched together"
             values.append(torch.from_numpy(np.load(f"{path}.npy")))
         whole = values[0] if len(values) == 1 else torch.cat(values, dim=1)
-        changes.append(Changed(one.shard, one.rows, whole))
+        changes.append(Changed(one.shard, one.rows, whole, one.ids.get(IDS)))
     return changes
 
 

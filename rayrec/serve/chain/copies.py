@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.quant import PackedTable, PackedTables
+from rayrec.quant.ids import PackedIds
 from rayrec.quant.tables import laid_out
 from rayrec.serve.chain.row_files import ChangedRows
 
@@ -39,6 +40,8 @@ class TableCopies:
         # rows that the resting copy lacks, by table, or all rows
         self._lacks: list[ChangedRows] = []
         self._lacks_all = count > 1
+        # ids of every copy, by table: they know how full their maps are
+        self._ids: list[list[PackedIds | None]] = [[] for _ in range(count)]
         self._fill(0, tables)
 
     @property
@@ -58,20 +61,32 @@ class TableCopies:
         lacks_all, self._lacks_all = self._lacks_all, len(self.data) > 1  # until all is written
         if lacks_all:
             self.data[self.resting].copy_(self.data[self.active])
-        for number, rows, _ in self._lacks:
+            self._look_at_ids(self.resting)
+        ids = self._ids[self.resting]
+        for number, rows, _, _ in self._lacks:
             _write(into.rows_of(number), rows, newest.rows_of(number), rows)
-        for number, rows, packed in changes:
+            if (own := ids[number]) is not None and (of := newest.ids_of(number)) is not None:
+                own.write(rows, of.keys[rows])
+        for number, rows, packed, keys in changes:
             _write(into.rows_of(number), rows, packed)
+            if (own := ids[number]) is not None and keys is not None:
+                own.write(rows, keys)
         self.active = self.resting
         self._lacks_all = False
         # values of this version will be taken from the copy that has them
         self._lacks = list(changes) if len(self.data) > 1 else []
-        self._lacks = [ChangedRows(number, rows, rows[:0]) for number, rows, _ in self._lacks]
+        self._lacks = [one._replace(packed=one.packed[:0], keys=None) for one in self._lacks]
 
     def _fill(self, copy: int, tables: PackedTables) -> None:
         into = self.tables(copy)
         for number in range(len(tables.tables)):
-            into.rows_of(number).copy_(tables.rows_of(number))
+            into.whole_of(number).copy_(tables.whole_of(number))
+        self._look_at_ids(copy)
+
+    def _look_at_ids(self, copy: int) -> None:
+        """Take the ids of a copy, all of whose bytes were written, as they lie there now."""
+        tables = self.tables(copy)
+        self._ids[copy] = [tables.ids_of(number) for number in range(len(self._tables))]
 
     def tables(self, copy: int, powers: Iterable[int] | None = None) -> PackedTables:
         """Return the tables of one copy, with the powers by which their rows are packed."""

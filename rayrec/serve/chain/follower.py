@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rayrec.errors import ArtifactError
+from rayrec.errors import ArtifactError, ConfigError
 from rayrec.serve.artifact import Artifact, read_artifact
 from rayrec.serve.chain.copies import TableCopies
 from rayrec.serve.chain.folder import ChainFolder
@@ -69,7 +69,8 @@ class Follower:
         verdict: CURRENT, or why the newest publication was not applied: GAP, FORK, DAMAGED, OTHER.
         trouble: explanation of the verdict in a line; "" while current.
     Raises:
-        ConfigError: the path is no local one, or there is no key.
+        ConfigError: the path is no local one, or there is no key; or not strict, and a table is
+            dynamic.
         ArtifactError: the folder has no base that is whole.
     """
 
@@ -91,6 +92,11 @@ class Follower:
             return publication, self._opened(publication)
 
         publication, opened = self.folder.newest(base, [BASE])
+        if not strict and (dynamic := [t.name for t in opened.packed.tables if t.has_ids]):
+            raise ConfigError(
+                f"table {dynamic[0]!r} is dynamic, and a row may belong to another id in the next "
+                "version: rows and ids change together in a second copy. Leave strict=False out."
+            )
         self.copies = TableCopies(opened.packed, 2 if strict else 1)
         # the copies are all that is kept of its tables
         self.artifact = replace(opened, packed=self.copies.tables(0), memory=None)

@@ -1,5 +1,8 @@
 """The packed rows of a delta: Arrow files with the columns `row` and `packed`.
 
+Those of a dynamic table have a column `key`, too: the id that has the row now, or `NO_KEY`. So a
+row that was taken back leaves the servers with its id.
+
 A reader takes the bytes of a whole file, compares their sha256, and looks at those bytes only. So a
 file that changes while it is read is found, too.
 
@@ -28,15 +31,28 @@ _CHUNK_ROWS = 1 << 16  # rows of a record batch
 
 
 class ChangedRows(NamedTuple):
-    """Rows of one table: number of the table in the artifact, (U,) int64, (U, row bytes) uint8."""
+    """Rows of one table.
+
+    Attributes:
+        number: of the table in the artifact.
+        rows: (U,) int64.
+        packed: (U, row bytes) uint8.
+        keys: (U,) int64 ids that have the rows, of a dynamic table; else None.
+    """
 
     number: int
     rows: Tensor
     packed: Tensor
+    keys: Tensor | None
 
 
 def write_rows(
-    folder: Path, path: str, table: PackedTable, rows: Tensor, values: Tensor
+    folder: Path,
+    path: str,
+    table: PackedTable,
+    rows: Tensor,
+    values: Tensor,
+    keys: Tensor | None = None,
 ) -> StoredFile:
     """Pack rows and write them.
 
@@ -45,12 +61,13 @@ def write_rows(
         table: name and packing of the table.
         rows: (U,) int64 row numbers of the table, ascending.
         values: (U, width) of any float type.
+        keys: (U,) int64 ids that have the rows, of a dynamic table.
     Raises:
         OSError: the file system refuses.
     """
-    kind = pa.binary(table.row_bytes)
-    fields = [pa.field("row", pa.int64(), nullable=False)]
-    fields.append(pa.field("packed", kind, nullable=False))
+    columns = _columns(table)
+    kind = columns["packed"]
+    fields = [pa.field(name, of, nullable=False) for name, of in columns.items()]
     schema = pa.schema(fields, metadata={"rayrec.table": table.name})
     buffer = io.BytesIO()
     with pa.ipc.new_file(buffer, schema) as writer:
@@ -59,8 +76,10 @@ def write_rows(
             packed = pack_rows(values[part], table.kind, table.power)
             body = pa.py_buffer(packed.numpy())
             column = pa.FixedSizeBinaryArray.from_buffers(kind, len(packed), [None, body])
-            numbers = pa.array(rows[part].numpy())
-            writer.write_batch(pa.record_batch([numbers, column], schema=schema))
+            batch = [pa.array(rows[part].numpy()), column]
+            if keys is not None:
+                batch.append(pa.array(keys[part].numpy()))
+            writer.write_batch(pa.record_batch(batch, schema=schema))
     return stored(folder, path, buffer.getbuffer())
 
 
@@ -79,16 +98,14 @@ def read_rows(
         content = read_stored(folder, file)
         try:
             whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-            if whole.schema.names != ["row", "packed"] or whole.schema.types != [
-                pa.int64(),
-                pa.binary(table.row_bytes),
-            ]:
+            if dict(zip(whole.schema.names, whole.schema.types, strict=True)) != _columns(table):
                 raise ValueError(f"its columns are {' '.join(str(whole.schema).split())}")
             whole.validate(full=True)
             if any(column.null_count for column in whole.columns):
                 raise ValueError("it has nulls")
             whole = whole.combine_chunks()
-            rows = torch.from_numpy(np.array(whole.column("row").to_numpy(), copy=True))
+            rows = _numbers(whole.column("row"))
+            keys = _numbers(whole.column("key")) if table.has_ids else None
             packed = _bytes_of(whole.column("packed"), table.row_bytes)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise ArtifactError(f"{folder}/{file.path} is no file of rows: {error}.") from error
@@ -99,11 +116,21 @@ def read_rows(
                 "does not have, or not in order. The publication is of another model."
             )
         count += len(rows)
-        yield ChangedRows(number, rows, packed)
+        yield ChangedRows(number, rows, packed, keys)
     if count != changed.rows:
         raise ArtifactError(
             f"{folder} holds {count} rows of table {table.name!r} and says {changed.rows}."
         )
+
+
+def _columns(table: PackedTable) -> dict[str, pa.DataType]:
+    """Return the columns of a file of rows, with their types."""
+    columns = {"row": pa.int64(), "packed": pa.binary(table.row_bytes)}
+    return columns | {"key": pa.int64()} if table.has_ids else columns
+
+
+def _numbers(column: pa.ChunkedArray) -> Tensor:
+    return torch.from_numpy(np.array(column.to_numpy(), copy=True))
 
 
 def _bytes_of(column: pa.ChunkedArray, row_bytes: int) -> Tensor:

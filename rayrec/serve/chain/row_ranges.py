@@ -14,21 +14,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint import TableReader
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.quant import QuantType, TableRange
 from rayrec.quant.tables import chunks
+from rayrec.serve.live_rows import LiveRows
 
 Extremes = dict[str, tuple[float, float]]
 
 
 class Changed(NamedTuple):
-    """Whole rows of one shard: (U,) int64 row numbers of the table, and (U, width) values."""
+    """Whole rows of one shard.
+
+    Attributes:
+        rows: (U,) int64 row numbers of the table.
+        values: (U, width).
+        keys: (U,) int64 ids that have the rows, of a dynamic table; else None.
+    """
 
     shard: Shard
     rows: Tensor
     values: Tensor
+    keys: Tensor | None
 
 
 class RowRanges:
@@ -52,7 +59,7 @@ class RowRanges:
         """Shards whose rows were measured."""
         return set(self._kept)
 
-    def measure(self, reader: TableReader, shards: Sequence[Shard]) -> None:
+    def measure(self, reader: LiveRows, shards: Sequence[Shard]) -> None:
         """Measure all rows of shards.
 
         Raises:
@@ -75,7 +82,7 @@ class RowRanges:
         Raises:
             InputError: a row cannot be packed; names table and row.
         """
-        for shard, rows, values in changes:
+        for shard, rows, values, _ in changes:
             measured = self._span(shard.table).ranges(values, _numbers(rows))
             local = rows - shard.rows.start
             for kept, new in zip(self._kept[shard], measured, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rayrec.checkpoint import TableReader, agree, read_manifest, save_checkpoint, watch_save, writes
+from rayrec.checkpoint import agree, read_manifest, save_checkpoint, watch_save, writes
 from rayrec.layout.geometry import Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -29,6 +29,7 @@ from rayrec.serve.chain.publication import BASE, DELTA, ChainPlace, ChangedTable
 from rayrec.serve.chain.row_files import write_rows
 from rayrec.serve.chain.row_ranges import Changed, RowRanges
 from rayrec.serve.dense_file import dense_bytes
+from rayrec.serve.live_rows import LiveRows
 from rayrec.serve.manifest import Manifest, StoredFile
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import stored
@@ -103,7 +104,7 @@ class ChainWriter:
         Args:
             shards: shards of this rank.
             export: makes an artifact of a checkpoint, in a folder; called on rank 0.
-            extras: JSON data of the checkpoint that is exported.
+            extras: JSON data of the checkpoint that is exported, with its `id_steps`.
         Raises:
             CheckpointError: on every rank, when the model cannot be exported.
             SaveError: on every rank, when the storage refused.
@@ -115,7 +116,8 @@ class ChainWriter:
         self._save_weights(weights, shards, moment, gather, extras)
 
         def make() -> Manifest | None:
-            reader = TableReader(weights, read_manifest(weights))
+            steps = extras.get("id_steps", {})
+            reader = LiveRows(weights, read_manifest(weights), self._tables, steps)
             own = [state.shard for state in shards]
             self._ranges.measure(reader, self._packed_here(own, moment.plan))
             return export(weights, hidden) if self._rank == 0 else None
@@ -167,7 +169,7 @@ class ChainWriter:
             return
         save_checkpoint(
             path,
-            shards=[ShardState(state.shard, state.weight) for state in shards],
+            shards=[ShardState(state.shard, state.weight, ids=state.ids) for state in shards],
             tables=self._tables,
             plan=moment.plan,
             rank=self._rank,
@@ -244,7 +246,7 @@ class ChainWriter:
         """Pack and write the rows of this rank, and on rank 0 the dense part."""
         by_name = {table.name: (number, table) for number, table in enumerate(self._tables)}
         files = []
-        for shard, rows, values in changes:
+        for shard, rows, values, keys in changes:
             if not len(rows):
                 continue
             number, table = by_name[shard.table]
@@ -254,10 +256,12 @@ class ChainWriter:
                 table.embedding_dim,
                 self._types[table.name],
                 self._powers[table.name],
+                has_ids=keys is not None,
             )
             stem = table_path(table.name, number).removesuffix(".arrow")
             path = f"{stem}-{shard.rows.start}.arrow"
-            files.append((table.name, len(rows), write_rows(hidden, path, packed, rows, values)))
+            file = write_rows(hidden, path, packed, rows, values, keys)
+            files.append((table.name, len(rows), file))
         dense = stored(hidden, DENSE, dense_bytes(moment.dense)) if self._rank == 0 else None
         return files, dense
 

@@ -1,0 +1,31 @@
+"""Clicks of users whose ids have 64 bits, come and go, and the schema of their dynamic table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROWS = 1500
+RULE = {"blocks": 4, "admission_threshold": 2, "ttl_steps": 5}
+TABLE = {"name": "t_user", "num_embeddings": 64, "embedding_dim": 8, "features": ["user"]}
+
+
+def write(folder: Path, table: dict[str, Any]) -> Path:
+    """Clicks of users with numbers of 64 bits, whose favourites move on."""
+    rng = np.random.default_rng(0)
+    names = rng.integers(-(2**63), 2**63 - 1, 400)
+    at = (np.arange(ROWS) // 10 + rng.zipf(1.5, ROWS)) % 400
+    label = (names[at] % 3 == 0).astype(np.int8)
+    rows = pa.table({"label": label, "d": rng.random(ROWS), "user": names[at]})
+    for part in ("train", "eval"):
+        (folder / part).mkdir(parents=True)
+        pq.write_table(rows, folder / part / "part.parquet")
+    features = [{"name": "user", "column": "user"}]
+    schema = {"label": "label", "dense": ["d"], "features": features, "tables": [table]}
+    (folder / "schema.json").write_text(json.dumps(schema))
+    return folder

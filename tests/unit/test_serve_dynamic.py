@@ -1,0 +1,77 @@
+"""Artifacts of dynamic tables: they score as the run evaluates, and unknown ids are zeros."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.cli.main import main
+from rayrec.errors import ArtifactError, InputError
+from rayrec.serve import Predictor
+from tests.dynamic_clicks import RULE, TABLE, write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, a run of a model with one dynamic table, and the scores of its last checkpoint."""
+    folder = tmp_path_factory.mktemp("users")
+    write(folder / "data", TABLE | {"dynamic": RULE})
+    small = ["--set", "model.dense_layers=[8]", "--set", "run.global_batch_size=100"]
+    words = ["--data", str(folder / "data"), "--local"]
+    assert main(["train", *words, "--checkpoint-dir", str(folder / "run"), *small]) == 0
+    out = ["--out", str(folder / "scores")]
+    assert main(["predict", f"{folder}/run@latest", *words, *out]) == 0
+    return folder
+
+
+def served(folder: Path, name: str, *words: str) -> Path:
+    out = folder / name
+    assert main(["export", f"{folder}/run@latest", str(out), *words]) == 0
+    return out
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp32", 1e-6), ("int8", 5e-3), ("int4", 5e-2)])
+def test_an_artifact_scores_as_the_run_evaluates(folder: Path, dtype: str, error: float) -> None:
+    data = ["--data", str(folder / "data")]
+    predictor = Predictor.load(served(folder, dtype, "--dtype", dtype, *data))
+    rows = pq.read_table(folder / "data" / "eval" / "part.parquet")
+    wanted = pq.read_table(folder / "scores")["score"].to_numpy()
+    got = predictor.predict(rows).numpy()
+    assert np.abs(got - wanted).max() < error
+    assert np.ptp(wanted) > 0.05
+
+
+def test_an_unknown_id_is_a_row_of_zeros(folder: Path) -> None:
+    predictor = Predictor.load(served(folder, "zeros"))
+    (collection,) = predictor.collections.values()
+    (ids,) = (collection.packed.ids_of(0),)
+    assert ids is not None
+    known = ids.keys[ids.keys != -1]
+    assert 20 < len(known) <= 64
+    extremes = [-(2**63), 2**63 - 1, 0, -2]
+    rows = predictor.read([{"d": 0.5, "user": one} for one in [*extremes, int(known[0])]])
+    pooled = collection(rows.ids).values()
+    assert not pooled[:4].any() and pooled[4].any()
+    row = int(ids.find(known[:1]))
+    assert torch.equal(pooled[4], collection.packed.unpacked(0)[row])
+    with pytest.raises(InputError, match="any number of 64 bits but -1"):
+        predictor.predict([{"d": 0.5, "user": -1}])
+
+
+def test_a_file_of_ids_that_is_not_sound_is_refused(folder: Path) -> None:
+    out = served(folder, "damaged")
+    (path,) = (out / "tables").glob("*-ids.arrow")
+    keys = pa.ipc.open_file(path).read_all()["key"].to_numpy().copy()
+    keys[:] = keys.max()
+    schema = pa.schema([pa.field("key", pa.int64(), nullable=False)])
+    with pa.ipc.new_file(path, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array(keys)], schema=schema))
+    with pytest.raises(ArtifactError, match="sha256 is not the manifest's"):
+        Predictor.load(out)
+    with pytest.raises(ArtifactError, match="gives two rows to one id"):
+        Predictor.load(out, verify=False)
