@@ -192,8 +192,11 @@ class BlockedKeys:
         return seen.astype(np.int64) + self._ttl >= step
 
     def held(self, step: int) -> int:
-        """Return the number of keys that are known in a step."""
-        return int((self.fresh(slice(None), step) & (self._key != NO_KEY)).sum())
+        """Return the number of keys that are known in a step, and have been counted."""
+        counted = self._hits > 0  # which free places have not
+        if self._ttl is not None:
+            counted &= self._seen >= step - self._ttl
+        return int(np.count_nonzero(counted))
 
     def hits(self, places: Ints) -> NDArray[np.int32]:
         """Return (N,) how often the keys of some places were seen."""

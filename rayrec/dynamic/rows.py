@@ -10,7 +10,7 @@ is a function of the ids of all steps, of the table's settings and of the seed a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,17 +91,21 @@ class Dynamic(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What happened to the ids of a shard since the start of the process.
+    """What happened to the ids of a shard in training, since it was last told.
 
     Attributes:
         admitted: rows that were given to ids.
         evicted: rows that were taken back.
         refused: times that an id was to get a row, and its block had none to give.
+        looked_up: ids of all bags, those of read-only features as well.
+        unknown: those of them that had no row.
     """
 
     admitted: int = 0
     evicted: int = 0
     refused: int = 0
+    looked_up: int = 0
+    unknown: int = 0
 
 
 @dataclass(slots=True)
@@ -114,7 +118,7 @@ class DynamicRows:
         shard: rows between borders of blocks.
         begin: writes first values into rows, and clears the state of their optimizer.
         allocate: gives memory for the columns; what lies there is gone on with.
-        tally: what happened so far.
+        tally: what happened since `take_counts`.
     """
 
     table: BaseEmbeddingConfig
@@ -160,10 +164,15 @@ class DynamicRows:
         for keys in self._keys.values():
             keys.touch = touch
 
-    def held(self, step: int) -> int:
-        """Return the number of ids that have a row after a step."""
+    def take_counts(self, step: int) -> dict[str, int]:
+        """Return how many ids have a row after a step ("held"), how many are "candidates", and the
+        numbers of the tally, which begins anew.
+        """
         self._refresh()
-        return self._keys["id"].held(step)
+        held = {name: keys.held(step) for name, keys in self._keys.items()}
+        counts = {"held": held["id"], "candidates": held.get("candidate", 0), **asdict(self.tally)}
+        self.tally = Tally()
+        return counts
 
     def find(self, ids: Tensor, step: int) -> Tensor:
         """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
@@ -180,10 +189,13 @@ class DynamicRows:
         self._refresh()
         keys = np.ascontiguousarray(ids.numpy())
         if read_only is None:
-            return torch.from_numpy(self._admit_all(keys, step))
-        rows, only = np.empty(len(keys), np.int64), read_only.numpy()
-        rows[~only] = self._admit_all(keys[~only], step)
-        rows[only] = self._find(keys[only], step)
+            rows = self._admit_all(keys, step)
+        else:
+            rows, only = np.empty(len(keys), np.int64), read_only.numpy()
+            rows[~only] = self._admit_all(keys[~only], step)
+            rows[only] = self._find(keys[only], step)
+        self.tally.looked_up += len(rows)
+        self.tally.unknown += int(np.count_nonzero(rows == ABSENT))
         return torch.from_numpy(rows)
 
     def _find(self, keys: Ints, step: int) -> Ints:
