@@ -22,6 +22,7 @@ from rayrec.modules import (
     get_embedding_names_by_table,
 )
 from rayrec.quant.bags import BagReader
+from rayrec.quant.ids import PackedIds
 from rayrec.quant.lookup import Pooling, RowLookup
 from rayrec.quant.slots import FeatureSlots
 from rayrec.quant.tables import PackedTables, pack_tables
@@ -147,6 +148,10 @@ class QuantEmbeddingBagCollection(nn.Module):
         """Return True if ids count times their weights."""
         return self._is_weighted
 
+    def ids(self) -> dict[str, PackedIds]:
+        """Return the ids of the dynamic tables, by table."""
+        return self._slots.ids
+
     def extra_repr(self) -> str:
         sizes = f"tables={len(self._tables)}, features={len(self._slots.features)}"
         return f"{sizes}, is_weighted={self._is_weighted}"
@@ -233,6 +238,10 @@ class QuantEmbeddingCollection(nn.Module):
     def need_indices(self) -> bool:
         """Return True if the outputs carry the ids as their weights."""
         return self._need_indices
+
+    def ids(self) -> dict[str, PackedIds]:
+        """Return the ids of the dynamic tables, by table."""
+        return self._slots.ids
 
     def extra_repr(self) -> str:
         sizes = f"tables={len(self._tables)}, features={len(self._slots.features)}"

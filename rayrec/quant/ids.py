@@ -28,17 +28,25 @@ class PackedIds:
         rows: R.
     Attributes:
         keys: (R,) int64, the id that has each row, or `NO_KEY`.
+        unknown: how many ids were looked for, and had no row.
     """
 
     def __init__(self, data: Tensor, rows: int) -> None:
         numbers = data.view(torch.int64)
         self.keys = numbers[:rows]
         self._map = IdMap.over(numbers[rows:].view(-1, 2))
+        self.unknown = 0
 
     def find(self, ids: Tensor) -> Tensor:
         """Return (N,) int64 rows of (N,) int64 ids; R, which is a row of zeros, of unknown ones."""
         rows = self._map.find(ids)
-        return rows.masked_fill_(rows < 0, len(self.keys))
+        is_unknown = rows < 0
+        self.unknown += int(is_unknown.sum())
+        return rows.masked_fill_(is_unknown, len(self.keys))
+
+    def known(self) -> int:
+        """Return the number of ids that have a row."""
+        return int((self.keys != NO_KEY).sum())
 
     def fill(self, keys: Tensor) -> bool:
         """Take (R,) keys in place of all; returns False if two rows have the same one."""

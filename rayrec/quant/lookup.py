@@ -9,13 +9,14 @@ bad id only sometimes, so `FeatureBags` checks both before, in a few calls of nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from rayrec.quant.bags import FeatureBags
+from rayrec.quant.ids import PackedIds
 from rayrec.quant.tables import PackedTables
 from rayrec.sparse.ops import offsets_of
 
@@ -38,12 +39,19 @@ class RowLookup:
         packed: the tables.
         numbers: number of the table that each feature reads; ascending.
         pooling: pooling of all features.
+        ids: ids of the dynamic tables, by name.
     """
 
-    def __init__(self, packed: PackedTables, numbers: Sequence[int], pooling: Pooling) -> None:
+    def __init__(
+        self,
+        packed: PackedTables,
+        numbers: Sequence[int],
+        pooling: Pooling,
+        ids: Mapping[str, PackedIds],
+    ) -> None:
         tables = [packed.tables[number] for number in numbers]
-        ids = [packed.ids_of(number) for number in numbers]
-        self._ids = [(slot, own) for slot, own in enumerate(ids) if own is not None]
+        names = enumerate(table.name for table in tables)
+        self._ids = [(slot, ids[name]) for slot, name in names if name in ids]
         self.widths = [table.width for table in tables]
         read = [table.kind.lookup_width(table.width) for table in tables]
         cuts = offsets_of(read)

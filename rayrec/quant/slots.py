@@ -32,6 +32,9 @@ class FeatureSlots:
         self.names = list(chain.from_iterable(get_embedding_names_by_table(tables)))
         self.widths = [tables[number].embedding_dim for number in self.numbers]
         self._tables, self._packed = tables, packed
+        found = {table.name: packed.ids_of(number) for number, table in enumerate(tables)}
+        # of the dynamic tables, by name
+        self.ids = {name: ids for name, ids in found.items() if ids is not None}
 
     def reader(self, slots: Sequence[int], is_weighted: bool) -> BagReader:
         """Make the reader that takes the bags of these slots' features from a batch."""
@@ -41,4 +44,4 @@ class FeatureSlots:
 
     def lookup(self, slots: Sequence[int], pooling: Pooling) -> RowLookup:
         """Make the look-up of the rows of these slots."""
-        return RowLookup(self._packed, [self.numbers[slot] for slot in slots], pooling)
+        return RowLookup(self._packed, [self.numbers[slot] for slot in slots], pooling, self.ids)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.errors import ArtifactError, InputError, RayrecError
 from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
+from rayrec.quant.ids import PackedIds
 from rayrec.recipe import ModelRecipe
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
@@ -142,6 +143,10 @@ class Weights:
         else:
             twin._program = _with_dense(self._program, dense, name)
         return twin
+
+    def ids(self) -> dict[str, PackedIds]:
+        """Return the ids of the dynamic tables, by table."""
+        return {name: ids for one in self.collections.values() for name, ids in one.ids().items()}
 
     def outputs(self, request: Request) -> tuple[Tensor, ...]:
         """Return the logits of every output of the manifest, in order.

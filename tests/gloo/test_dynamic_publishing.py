@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rayrec.driver.planning import find_tables
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, TablePlacement, column_wise, grid_shard, row_wise
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer
+from rayrec.train import RankTrainer
 from tests.dynamic_clicks import TABLE, write
-from tests.gloo.test_dynamic_runs import STEPS, spec
-from tests.gloo.test_publishing import tables_of
+from tests.gloo.dynamic_spec import STEPS, publishing
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of
 
@@ -28,24 +28,18 @@ RULES = {
 }
 
 
-def publishing(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> None:
+def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> None:
     """Publish and save at every step."""
-    whole = spec(data, world_size, folder)
-    table = tables_of(whole)[0]
+    whole = publishing(data, world_size, folder)
+    (table,) = find_tables(whole.model)
     every = list(range(world_size))
     layout = {
         "row": lambda: row_wise(table, every),
         "column": lambda: column_wise(table, every),
         "grid": lambda: grid_shard(table, (every[:2], every[2:])),
     }[kind]()
-    whole = replace(
-        whole,
-        plan=ShardingPlan(world_size=world_size, tables={"t_user": TablePlacement(layout)}),
-        extras=whole.model.to_extras(),
-        checkpoint=CheckpointConfig(every_n_steps=1),
-        publish=PublishConfig(every_n_steps=1, dtype="int8"),
-    )
-    with RankTrainer(whole) as trainer:
+    plan = ShardingPlan(world_size=world_size, tables={"t_user": TablePlacement(layout)})
+    with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()
 
@@ -59,7 +53,7 @@ def test_what_follows_has_what_an_export_has_at_every_step(
 ) -> None:
     rows, dynamic = RULES[rule]
     data = write(tmp_path / "data", TABLE | {"num_embeddings": rows, "dynamic": dynamic})
-    ranks.run(world_size, publishing, data, tmp_path / "run", kind)
+    ranks.run(world_size, publish, data, tmp_path / "run", kind)
     chain = ChainFolder.of_run(tmp_path / "run")
     places, copied = chain.places(), tmp_path / "copied"
     assert len(places) == STEPS and places[0].kind == "base"

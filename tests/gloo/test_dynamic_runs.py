@@ -17,29 +17,16 @@ from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
 from rayrec.runs.inputs import open_data
-from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train import CheckpointConfig, RankTrainer
 from rayrec.train.config import SyncPoints
 from tests.dynamic_clicks import RULE, TABLE, write
-from tests.gloo.trainers import spec_of
+from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
-
-STEPS, HALF = 12, 6
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("users") / "data", TABLE | {"dynamic": RULE})
-
-
-def spec(data: Path, world_size: int, run: Path | None) -> TrainSpec:
-    saves = CheckpointConfig(every_n_steps=HALF) if run else CheckpointConfig(at_end=False)
-    return replace(
-        spec_of(data, world_size),
-        steps=STEPS,
-        shuffle=False,
-        run_path=str(run) if run else None,
-        checkpoint=saves,
-    )
 
 
 def run(rank: int, world_size: int, data: Path, folder: Path) -> None:

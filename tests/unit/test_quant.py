@@ -355,5 +355,7 @@ def test_dynamic_tables_are_not_packed(config, reference, packed):
     )
     collection = reference([plain, dynamic])
     for pack in (packed.from_float, quantize):
-        with pytest.raises(ConfigError, match="table 'b' is dynamic, and such tables are not pack"):
+        with pytest.raises(
+            ConfigError, match="table 'b' is dynamic, and a module does not know its ids"
+        ):
             pack(collection)

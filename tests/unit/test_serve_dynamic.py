@@ -14,6 +14,7 @@ from rayrec.cli.main import main
 from rayrec.errors import ArtifactError, InputError
 from rayrec.serve import Predictor
 from tests.dynamic_clicks import RULE, TABLE, write
+from tests.unit.running_replica import running
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +76,17 @@ def test_a_file_of_ids_that_is_not_sound_is_refused(folder: Path) -> None:
         Predictor.load(out)
     with pytest.raises(ArtifactError, match="gives two rows to one id"):
         Predictor.load(out, verify=False)
+
+
+def test_a_server_counts_ids_without_a_row(folder: Path) -> None:
+    predictor = Predictor.load(served(folder, "counted"))
+    (ids,) = predictor.weights.ids().values()
+    known = int(ids.keys[ids.keys != -1][0])
+    of_table = '{table="t_user"}'
+    with running(predictor) as server, server.client() as client:
+        assert server.numbers()[f"rayrec_serve_missed_ids_total{of_table}"] == 0
+        for users in ([12345, known, known], [-7, 12345]):
+            client.predict([{"d": 0.5, "user": one} for one in users])
+        told = server.numbers()
+    assert told[f"rayrec_serve_missed_ids_total{of_table}"] == 3
+    assert told[f"rayrec_serve_ids{of_table}"] == ids.known()

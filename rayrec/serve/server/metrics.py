@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -85,6 +85,19 @@ class Metrics:
             "features of rows that had no id: a null, or an empty list",
             registry=own,
         )
+        self._missed = Counter(
+            "rayrec_serve_missed_ids",
+            "ids of a dynamic table that have no row, and were scored as zeros",
+            ["table"],
+            registry=own,
+        )
+        self._ids = Gauge(
+            "rayrec_serve_ids",
+            "ids of a dynamic table that have a row",
+            ["table"],
+            registry=own,
+            multiprocess_mode="livemax",
+        )
         self.queue_rows = Gauge(
             "rayrec_serve_queue_rows",
             "rows that wait or are being scored",
@@ -151,6 +164,15 @@ class Metrics:
         self._batch_requests.observe(requests)
         self._batch_rows.observe(rows)
         self._unknown.inc(unknown)
+
+    def missed(self, table: str, ids: int) -> None:
+        """Count ids that have no row."""
+        self._missed.labels(table).inc(ids)
+
+    def has_ids(self, ids: Mapping[str, int]) -> None:
+        """Record how many ids of dynamic tables have a row."""
+        for table, number in ids.items():
+            self._ids.labels(table).set(number)
 
     def text(self) -> bytes:
         """Return all metrics in the format of Prometheus."""

@@ -64,6 +64,7 @@ class ScoringQueue:
         self._rows = self._bytes = 0
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
+        self._take_ids()
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
@@ -191,9 +192,28 @@ class ScoringQueue:
         scores, name, step = self._predictor.score_and_version(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
+        self._count_ids()
         if isinstance(scores, Tensor):
             return scores.numpy(), name, step
         return {task: part.numpy() for task, part in scores.items()}, name, step
+
+    def _count_ids(self) -> None:
+        """Count the ids that had no row in the last call; the weights may be others since."""
+        self._count_missed()
+        if self._predictor.weights is not self._weights:
+            self._take_ids()
+
+    def _take_ids(self) -> None:
+        """Count the ids of the predictor's weights from now on."""
+        self._weights, self._missed = self._predictor.weights, dict[str, int]()
+        self._count_missed()
+        known = {name: ids.known() for name, ids in self._weights.ids().items()}
+        self._metrics.has_ids(known)
+
+    def _count_missed(self) -> None:
+        for name, ids in self._weights.ids().items():
+            self._metrics.missed(name, ids.unknown - self._missed.get(name, 0))
+            self._missed[name] = ids.unknown
 
     def _finish(self, jobs: list[_Job], outcomes: list[tuple[_Job, Outcome]]) -> None:
         for job, outcome in outcomes:
