@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from rayrec.checkpoint import CheckpointManager, load_table
-from rayrec.train import CheckpointConfig, RankTrainer
+from rayrec.train import RankTrainer
 from rayrec.train.events import Event, ProgressReport
 from tests.dynamic_clicks import RULE, TABLE, write
-from tests.gloo.trainers import spec_of
+from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
 
-STEPS, HALF = 12, 6
 NOW = ("rows", "held", "candidates")  # the others are sums
 Told = tuple[list[dict[str, int]], list[str]]
 
 
 def counted(rank: int, world_size: int, data: Path, folder: Path) -> Told:
     """Counts of either half of the steps, and the lines of the end."""
-    spec = replace(
-        spec_of(data, world_size),
-        steps=STEPS,
-        shuffle=False,
-        run_path=str(folder),
-        checkpoint=CheckpointConfig(every_n_steps=HALF),
-    )
     reports: list[ProgressReport] = []
 
     def hear(event: Event) -> None:
         if isinstance(event, ProgressReport):
             reports.append(event)
 
-    with RankTrainer(spec) as trainer:
+    with RankTrainer(spec(data, world_size, folder)) as trainer:
         trainer.begin()
         trainer.run(on_event=hear)
         lines = trainer.id_lines()
