@@ -12,6 +12,7 @@ from pyarrow import fs
 from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.manifest import Json, Manifest
+from rayrec.checkpoint.resized import is_resized
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -24,12 +25,18 @@ _STATE_REMEDY = (
 
 
 def check_tables(
-    manifest: Manifest, tables: Sequence[BaseEmbeddingConfig], optimizers: Json, where: str
+    manifest: Manifest,
+    tables: Sequence[BaseEmbeddingConfig],
+    optimizers: Json,
+    where: str,
+    *,
+    may_resize: bool = True,
 ) -> None:
     """Check by its manifest alone that a checkpoint is of these tables.
 
     Args:
         optimizers: table name -> {"name": ...}, where optimizer state is wanted; else empty.
+        may_resize: a dynamic table may have other rows or blocks than were saved.
     Raises:
         CheckpointError: names the first table that was not saved, or was saved with another size or
             optimizer.
@@ -40,7 +47,9 @@ def check_tables(
             raise no_table(manifest, table.name, where)
         theirs = f"{saved.num_embeddings} x {saved.embedding_dim}"
         ours = f"{table.num_embeddings} x {table.embedding_dim}"
-        if theirs != ours:
+        resized = is_resized(table, saved)
+        may_differ = may_resize and resized and saved.embedding_dim == table.embedding_dim
+        if (resized or theirs != ours) and not may_differ:
             raise CheckpointError(
                 f"table {table.name!r} is {theirs} in {where} and {ours} in the model. Give the "
                 "model the saved sizes."

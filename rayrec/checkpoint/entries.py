@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rayrec.layout.geometry import Shard
+from rayrec.layout.tables import BaseEmbeddingConfig
 
 Json = Mapping[str, Any]
 # the column of an increment's files that has the row numbers
@@ -85,12 +86,25 @@ class DenseEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A saved table; `data_type` is the name of a `DataType`."""
+    """A saved table.
+
+    Attributes:
+        data_type: name of a `DataType`.
+        blocks: number of blocks of a dynamic table; None of others.
+    """
 
     name: str
     num_embeddings: int
     embedding_dim: int
     data_type: str
+    blocks: int | None = None
+
+    @classmethod
+    def of(cls, table: BaseEmbeddingConfig) -> TableEntry:
+        """Return the entry of a table."""
+        rows, width = table.num_embeddings, table.embedding_dim
+        blocks = None if table.dynamic is None else rows // table.row_multiple
+        return cls(table.name, rows, width, table.data_type.value, blocks)
 
 
 @dataclass(frozen=True, slots=True)

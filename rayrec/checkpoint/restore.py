@@ -14,9 +14,9 @@ from __future__ import annotations
 import io
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pickle import UnpicklingError
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ from rayrec.checkpoint.compatibility import (
 from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.paths import open_checkpoint
+from rayrec.checkpoint.resized import fill_resized, is_resized
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -52,12 +53,15 @@ class RestoredCheckpoint:
         dense: name -> dense parameter or buffer.
         dense_optimizer: the dense optimizer's state dict, or None when none was saved.
         random: per rank that saved, the state of its random generators; empty where none was saved.
+        left_out: by dynamic table that has shards here and another size than the saved one, the
+            ids of the whole table that have no row any more.
     """
 
     manifest: Manifest
     dense: dict[str, Tensor]
     dense_optimizer: dict[str, Any] | None
     random: tuple[dict[str, Any], ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -124,8 +128,14 @@ def restore_checkpoint(
     store, manifest = open_checkpoint(path, filesystem)
     check_tables(manifest, tables or (), {}, store.path)
     chain = Chain.of(store.path, manifest, filesystem)
-    reads = _plan_reads(chain, shards, optimizers or {}, store.path)
+    resized = {
+        table.name: table
+        for table in tables or ()
+        if (saved := manifest.table(table.name)) is not None and is_resized(table, saved)
+    }
+    reads = _plan_reads(chain, shards, resized, optimizers or {}, store.path)
     rectangles = {read.entry.shard for read in reads}
+    rectangles |= {entry.shard for entry in chain.base.files if entry.table in resized}
     for link in chain.links:
         wanted = {entry.path for entry in link.manifest.files if entry.shard in rectangles}
         check_files(link.store, link.manifest, wanted | {link.manifest.dense.path})
@@ -135,15 +145,29 @@ def restore_checkpoint(
     for read, data in _read_ahead(chain, reads, verify):
         for state in read.targets:
             writer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
+    left_out, steps = dict[str, int](), manifest.extras.get("id_steps", {})
+    for name, table in resized.items():
+        own, step = [one for one in shards if one.shard.table == name], steps.get(name, 0)
+        if own:
+            left_out[name] = fill_resized(chain, table, own, step, writer, verify=verify)
     writer.finish(shards)
     parts = {"dense": dense["model"], "dense_optimizer": dense["optimizer"]}
-    return RestoredCheckpoint(manifest=manifest, random=tuple(dense.get("random", ())), **parts)
+    random = tuple(dense.get("random", ()))
+    return RestoredCheckpoint(manifest=manifest, random=random, left_out=left_out, **parts)
 
 
 def _plan_reads(
-    chain: Chain, shards: Sequence[ShardState], optimizers: Json, where: str
+    chain: Chain,
+    shards: Sequence[ShardState],
+    resized: Collection[str],
+    optimizers: Json,
+    where: str,
 ) -> list[_Read]:
-    """List the record batches of the base to read, file by file, after checking that they fit."""
+    """List the record batches of the base to read, file by file, after checking that they fit.
+
+    Args:
+        resized: tables of which no batch is listed.
+    """
     manifest = chain.newest
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
@@ -156,6 +180,8 @@ def _plan_reads(
             raise no_table(manifest, table, where)
         for state in states:
             shard = state.shard
+            if table in resized:
+                continue
             if shard.rows.stop > saved.num_embeddings or shard.cols.stop > saved.embedding_dim:
                 raise CheckpointError(
                     f"{where}: table {table!r} was saved as {saved.num_embeddings} x "
@@ -163,12 +189,12 @@ def _plan_reads(
                     "model the saved sizes."
                 )
         for entry in files[table]:
-            near = [state for state in states if entry.shard.intersect(state.shard)]
+            near = [s for s in states if table in resized or entry.shard.intersect(s.shard)]
             for state in near:
                 if state.optimizer:
                     check_optimizer(manifest, table, optimizers.get(table), where)
                 check_columns(entry, state, where)
-            for batch in range(len(entry.marks) - 1):
+            for batch in range(0 if table in resized else len(entry.marks) - 1):
                 rows = entry.batch_range(batch)
                 targets = tuple(s for s in near if _overlap(rows, s.shard.rows))
                 if targets:

@@ -271,9 +271,7 @@ def _manifest(
     manifest = Manifest(
         step=steps[0],
         world_size=len(written),
-        tables=tuple(
-            TableEntry(t.name, t.num_embeddings, t.embedding_dim, t.data_type.value) for t in tables
-        ),
+        tables=tuple(TableEntry.of(table) for table in tables),
         files=tuple(entry for one in written for entry in one.files),
         dense=dense,
         plan=json.loads(plan.to_json()),

@@ -119,7 +119,7 @@ def open_trained(
         recipe=recipe,
         tasks=tasks,
     )
-    check_tables(restored.manifest, trained.tables(), {}, checkpoint)
+    check_tables(restored.manifest, trained.tables(), {}, checkpoint, may_resize=False)
     if schema is not None and (trouble := schema_trouble(schema, trained.tables())):
         raise ConfigError(trouble)
     prefixes = tuple(f"{name}." if name else "" for name in collections)

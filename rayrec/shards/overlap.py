@@ -45,22 +45,45 @@ class OverlapWriter:
         shared = shard.intersect(Shard(shard.table, source_rows, source_cols, shard.rank))
         if shared is None:
             return
-        rows, cols = shared
+        rows, _ = shared
         from_rows, to_rows = within(rows, source_rows), within(rows, shard.rows)
-        for name, tensor in target.tensors().items():
-            values = data[name][from_rows]
+        part = {name: data[name][from_rows] for name in target.tensors()}
+        self.put_rows(to_rows, source_cols, part, target, target.tensors())
+
+    def put_rows(
+        self,
+        rows: slice | Tensor,
+        source_cols: range,
+        data: Mapping[str, Tensor],
+        target: ShardState,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        """Copy some rows of a source that has columns of a shard.
+
+        Args:
+            rows: of the shard.
+            data: column name -> (rows, cols), or (rows,) for row-wise state.
+            tensors: columns of `target` to write.
+        """
+        shard = target.shard
+        shared = range(
+            max(source_cols.start, shard.cols.start), min(source_cols.stop, shard.cols.stop)
+        )
+        for name, tensor in tensors.items():
+            values = data[name]
             if tensor.dim() == 2:
-                part = values[:, within(cols, source_cols)]
-                tensor[to_rows, within(cols, shard.cols)].copy_(part)
+                tensor[rows, within(shared, shard.cols)] = values[
+                    :, within(shared, source_cols)
+                ].to(tensor)
             # one block has all wanted columns: exact if equal, an approximation if it is split;
             # and the ids of a dynamic table's rows are the same in every block
-            elif len(cols) == len(shard.cols) or not tensor.is_floating_point():
-                tensor[to_rows].copy_(values)
+            elif len(shared) == len(shard.cols) or not tensor.is_floating_point():
+                tensor[rows] = values.to(tensor)
             # merged blocks are summed in float64, so that equal values stay as they are
             else:
                 zeros = torch.zeros(len(shard.rows), dtype=torch.float64)
                 total = self._means.setdefault((id(target), name), zeros)
-                total[to_rows] += values.double().cpu() * len(cols)
+                total[rows] += values.double().cpu() * len(shared)
 
     def finish(self, targets: Iterable[ShardState]) -> None:
         """Write the means of merged blocks."""

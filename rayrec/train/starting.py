@@ -51,7 +51,8 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
         return Began(step=live.step, path=path)
     if spec.init_from:
         # step and place in the data stay at the beginning
-        _read_weights(live, spec.init_from, optimizer_state=spec.init_optimizer_state)
+        saved = _read_weights(live, spec.init_from, optimizer_state=spec.init_optimizer_state)
+        _tell_left_out(saved, note)
         what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
         note(f"started with the {what} of {spec.init_from}, at step 0")
     return Began(step=live.step, path=None)
@@ -71,9 +72,10 @@ def restore(
     """
     spec = live.spec
     if weights_only:
-        live.step = _read_weights(live, path)
+        live.step = _read_weights(live, path).step
         return live.step
     saved = _read(live, path, with_state=True)
+    _tell_left_out(saved, checkpoints.note)
     if spec.run_path and CheckpointManager(spec.run_path).step_of(path) == saved.step:
         checkpoints.newest = path
     live.go_to(_state_of(live, saved, path), path)
@@ -103,13 +105,22 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
     )
 
 
-def _read_weights(live: LiveRun, path: str, *, optimizer_state: bool = False) -> int:
-    """Fill rows and dense layers from a checkpoint, and return its global steps."""
+def _tell_left_out(saved: RestoredCheckpoint, note: Note) -> None:
+    """Tell of dynamic tables that became too small; all ranks call it together."""
+    # a rank without rows of a table has not looked at its ids
+    told = gather_objects(dict(saved.left_out))
+    for table in sorted({table for own in told for table in own}):
+        if ids := max(own.get(table, 0) for own in told):
+            note(f"table {table!r} is smaller than it was: {ids} ids have no row any more")
+
+
+def _read_weights(live: LiveRun, path: str, *, optimizer_state: bool = False) -> RestoredCheckpoint:
+    """Fill rows and dense layers from a checkpoint."""
     saved = _read(live, path, with_state=optimizer_state)
     live.load_dense(saved.dense, path)
     if optimizer_state:
         live.load_dense_optimizer(saved.dense_optimizer)
-    return saved.step
+    return saved
 
 
 def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:

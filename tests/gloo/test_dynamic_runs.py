@@ -14,7 +14,7 @@ import pytest
 from rayrec.checkpoint import CheckpointManager, load_table
 from rayrec.comm.kept_memory import end_keepers
 from rayrec.driver.planning import find_tables
-from rayrec.errors import CheckpointError, ConfigError
+from rayrec.errors import CheckpointError
 from rayrec.layout import ShardingPlan, TablePlacement, table_wise
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer
@@ -63,15 +63,22 @@ def scores(rank: int, world_size: int, data: Path, folder: Path) -> dict[str, fl
 
 
 def known(folder: Path, step: int = STEPS) -> dict[int, tuple[Any, ...]]:
+    """What a step of a run says of its ids; see `table_of`."""
+    return table_of(CheckpointManager(str(folder)).path(step))
+
+
+def table_of(path: str | Path) -> dict[int, tuple[Any, ...]]:
     """What a checkpoint says of every id that has a row: steps, counts, row, state."""
-    columns = load_table(CheckpointManager(str(folder)).path(step), "t_user").to_pydict()
+    columns = load_table(str(path), "t_user").to_pydict()
     names = ("id_key", "id_seen", "id_hits", "weight", "momentum1")
     rows = zip(*(columns[name] for name in names), strict=True)
     return {key: rest for key, *rest in rows if key != -1}  # type: ignore[misc]
 
 
-def check_same(found: dict[int, tuple[Any, ...]], wanted: dict[int, tuple[Any, ...]]) -> None:
-    assert found.keys() == wanted.keys() and len(wanted) > 20
+def check_same(
+    found: dict[int, tuple[Any, ...]], wanted: dict[int, tuple[Any, ...]], least: int = 20
+) -> None:
+    assert found.keys() == wanted.keys() and len(wanted) > least
     for key, (seen, count, row, state) in wanted.items():
         assert found[key][:2] == [seen, count]
         assert found[key][2] == pytest.approx(row, rel=1e-4, abs=1e-6)
@@ -98,14 +105,46 @@ def test_a_run_is_the_same_on_any_ranks_and_goes_on_on_others(
     assert ranks.run(2, scores, data, tmp_path / "two")[0] == pytest.approx(alone, abs=1e-4)
 
 
-def test_other_blocks_or_a_static_table_are_refused(data: Path, tmp_path: Path) -> None:
+def test_a_static_table_is_refused(data: Path, tmp_path: Path) -> None:
     run(0, 1, data, tmp_path / "run")
     path = CheckpointManager(str(tmp_path / "run")).path(STEPS)
-    for name, table, error, says in (
-        ("blocks", TABLE | {"dynamic": RULE | {"blocks": 8}}, ConfigError, "other blocks than 8"),
-        ("static", TABLE, CheckpointError, "saved as one that is dynamic, and the model's is not"),
-    ):
-        check_refused(write(tmp_path / name, table), path, error, says)
+    says = "saved as one that is dynamic, and the model's is not"
+    check_refused(write(tmp_path / "static", TABLE), path, CheckpointError, says)
+
+
+def resumed(rank: int, world_size: int, data: Path, path: str, out: Path, steps: int) -> list[str]:
+    """Go on from a checkpoint, and save at its end; the lines that it told."""
+    lines: list[str] = []
+    whole = replace(spec(data, world_size, out), resume_from=(path,), steps=steps)
+    whole = replace(whole, checkpoint=CheckpointConfig(every_n_steps=1))
+    with RankTrainer(whole) as trainer:
+        trainer.begin(lines.append)
+        trainer.save(str(out / "begun"))
+        trainer.run()
+    return lines
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(256, 4), (512, 32), (64, 1), (32, 8), (16, 2)])
+def test_a_table_goes_on_with_other_rows_and_blocks(
+    ranks: RankPool, data: Path, tmp_path: Path, rows: int, blocks: int
+) -> None:
+    ranks.run(2, run, data, tmp_path / "run")
+    path = CheckpointManager(str(tmp_path / "run")).path(HALF)
+    other = TABLE | {"num_embeddings": rows, "dynamic": RULE | {"blocks": blocks}}
+    clicks = write(tmp_path / "other", other)
+    before = known(tmp_path / "run", HALF)
+    told = resumed(0, 1, clicks, path, tmp_path / "one", HALF + 2)
+    kept = table_of(tmp_path / "one" / "begun")
+    assert kept.items() <= before.items() and len(kept) <= rows
+    fresh = {key for key, (seen, *_) in before.items() if seen + 5 >= HALF}
+    assert kept.keys() <= fresh
+    lost = fresh - kept.keys()
+    assert bool(lost) == (rows < 64)
+    line = f"table 't_user' is smaller than it was: {len(lost)} ids have no row any more"
+    assert (line in told) == bool(lost)
+    ranks.run(3, resumed, clicks, path, tmp_path / "three", HALF + 2)
+    assert table_of(tmp_path / "three" / "begun") == kept
+    check_same(known(tmp_path / "three", HALF + 2), known(tmp_path / "one", HALF + 2), least=3)
 
 
 def check_refused(data: Path, path: str, error: type[Exception], says: str) -> None:

@@ -43,7 +43,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "metrics": 5,
     "models": 5,
     "quant": 7,
-    "checkpoint": 5,
+    "checkpoint": 7,
     "dynamic": 6,
     "observe": 6,
     "recipe": 6,

@@ -1,0 +1,120 @@
+"""Restore of a dynamic table into one of another size, or of other blocks.
+
+The rows of an id lie elsewhere then, so every rank reads the ids of the whole table, finds where
+they belong, and takes the rows of its own.
+
+    # P rows of the saved table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.entries import FileEntry, TableEntry
+from rayrec.dynamic.blocks import NO_KEY, IdColumns
+from rayrec.dynamic.resize import places_in
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.overlap import OverlapWriter
+from rayrec.shards.state import IDS, ShardState
+
+_KINDS = "id", "candidate"  # rows belong to ids; candidates have places of their own
+
+
+def is_resized(table: BaseEmbeddingConfig, saved: TableEntry) -> bool:
+    """Return True if a dynamic table was saved with another size or other blocks."""
+    if table.dynamic is None or saved.blocks is None:
+        return False
+    now = table.num_embeddings, table.num_embeddings // table.row_multiple
+    return now != (saved.num_embeddings, saved.blocks)
+
+
+def fill_resized(
+    chain: Chain,
+    table: BaseEmbeddingConfig,
+    states: Sequence[ShardState],
+    step: int,
+    writer: OverlapWriter,
+    *,
+    verify: bool,
+) -> int:
+    """Fill the shards of one table, all of whose columns were saved; `writer` finishes them.
+
+    Args:
+        states: the shards, at least one.
+        step: training steps of the table when it was saved.
+    Returns:
+        the number of ids that have no row any more.
+    Raises:
+        CheckpointError, DamagedCheckpointError: the errors of `restore_checkpoint`.
+    """
+    assert table.dynamic is not None, "the table is dynamic"
+    files, names = chain.base.files_by_table()[table.name], list(states[0].ids)
+    saved, places, left_out = _columns(chain, files, names, verify), dict[str, Tensor](), 0
+    for kind in _KINDS:
+        if f"{kind}_key" in names:
+            own = IdColumns(*(saved[f"{kind}_{column}"] for column in IdColumns._fields))
+            # candidates always make room by when they were seen
+            eviction = table.dynamic.eviction if kind == "id" else "step"
+            moved = places_in(table, own, eviction, step)
+            places[kind] = torch.from_numpy(moved.places)
+            left_out += moved.left_out if kind == "id" else 0
+    for state in states:
+        _clear(state)
+        for name, column in state.ids.items():
+            own_rows, chosen = _inside(places[name.split("_")[0]], state)
+            column[own_rows] = saved[name][chosen]
+    for entry in files:
+        near = [state for state in states if _shares_columns(entry, state)]
+        rectangle = chain.open(entry, verify=verify) if near else None
+        for batch in range(len(entry.marks) - 1 if rectangle else 0):
+            rows = entry.batch_range(batch)
+            here = places["id"][rows.start : rows.stop]
+            if not (here >= 0).any():
+                continue
+            assert rectangle is not None
+            data = rectangle.read(batch)
+            for state in near:
+                own_rows, chosen = _inside(here, state)
+                values = ShardState(state.shard, state.weight, state.optimizer)
+                part = {name: data[name][chosen] for name in values.tensors()}
+                writer.put_rows(own_rows, entry.cols, part, state, values.tensors())
+    return left_out
+
+
+def _columns(
+    chain: Chain, files: Sequence[FileEntry], names: Sequence[str], verify: bool
+) -> Mapping[str, Tensor]:
+    """Read (P,) columns of a table."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    first = [entry for entry in files if entry.cols.start == 0]
+    for entry in sorted(first, key=lambda entry: entry.rows.start):
+        rectangle = chain.open(entry, verify=verify)
+        for batch in range(len(entry.marks) - 1):
+            data = rectangle.read(batch)
+            for name, part in parts.items():
+                part.append(data[name].clone())
+    return {name: torch.cat(part) for name, part in parts.items()}
+
+
+def _inside(places: Tensor, state: ShardState) -> tuple[Tensor, Tensor]:
+    """Return the rows of a shard that some places are, and which of the places these are."""
+    rows = state.shard.rows
+    (chosen,) = ((places >= rows.start) & (places < rows.stop)).nonzero(as_tuple=True)
+    return places[chosen] - rows.start, chosen
+
+
+def _shares_columns(entry: FileEntry, state: ShardState) -> bool:
+    cols = state.shard.cols
+    return entry.cols.start < cols.stop and cols.start < entry.cols.stop
+
+
+def _clear(state: ShardState) -> None:
+    for tensor in state.tensors().values():
+        tensor.zero_()
+    for name, column in state.ids.items():
+        if name.endswith(IDS.removeprefix("id")):
+            column.fill_(NO_KEY)

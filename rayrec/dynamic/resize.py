@@ -1,0 +1,62 @@
+"""Where the ids of a saved dynamic table lie in one of another size, or of other blocks.
+
+Which of them have a row follows from the saved columns and the settings of the table alone.
+
+    # P places of the saved table
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rayrec.data.hashing import mix
+from rayrec.dynamic.blocks import NO_KEY, IdColumns, Ints, blocks_of
+from rayrec.dynamic.id_map import ABSENT
+from rayrec.layout.tables import BaseEmbeddingConfig
+
+
+class Moved(NamedTuple):
+    """The ids of a saved table in one of another size.
+
+    Attributes:
+        places: (P,) int64 place in the other table, `ABSENT` of those that have none there.
+        left_out: known ids that have none.
+    """
+
+    places: Ints
+    left_out: int
+
+
+def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step: int) -> Moved:
+    """Give places in a table to what is known in a saved one after a step.
+
+    Where a block has too few, those with the highest score get one; the order of the saved places
+    is kept.
+
+    Args:
+        table: the dynamic table with its new settings.
+        saved: (P,) columns.
+        eviction: by what ids are compared, "lfu" or else by the step in which they were seen.
+    """
+    assert table.dynamic is not None, "the table is dynamic"
+    key, seen, hits = (column.numpy() for column in saved)
+    known, ttl = key != NO_KEY, table.dynamic.ttl_steps
+    if ttl is not None:
+        known &= seen.astype(np.int64) + ttl >= step
+    (old,) = np.nonzero(known)
+    size = table.row_multiple
+    block = blocks_of(key[old], table.num_embeddings // size)
+    score = (seen, hits) if eviction == "lfu" else (hits, seen)
+    order = np.lexsort((mix(key[old].view(np.uint64)), *(one[old] for one in score), block))
+    # the last of a block are the best
+    _, counts = np.unique(block[order], return_counts=True)
+    better = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))
+    kept = np.sort(order[better < size])
+    in_order = kept[np.argsort(block[kept], kind="stable")]
+    _, firsts, counts = np.unique(block[in_order], return_index=True, return_counts=True)
+    within = np.arange(len(in_order)) - np.repeat(firsts, counts)
+    places = np.full(len(key), ABSENT, np.int64)
+    places[old[in_order]] = block[in_order] * size + within
+    return Moved(places, len(old) - len(kept))

@@ -1,0 +1,199 @@
+"""Checkpoints of dynamic tables in tables of another size or of other blocks: who keeps a row."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.checkpoint import CheckpointManager, ShardState, restore_checkpoint, save_checkpoint
+from rayrec.data.hashing import mix
+from rayrec.dynamic.blocks import IdColumns, blocks_of
+from rayrec.dynamic.resize import places_in
+from rayrec.errors import CheckpointError
+from rayrec.layout import (
+    DynamicConfig,
+    EmbeddingBagConfig,
+    ShardingPlan,
+    TablePlacement,
+    column_wise,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_wise,
+)
+from tests.unit.checkpoint_worlds import Ranks
+
+STEP, WIDTH = 50, 8
+
+
+def random_table(rng: random.Random, ttl: int | None, eviction: str) -> EmbeddingBagConfig:
+    blocks = rng.choice([1, 2, 4, 8])
+    rule = DynamicConfig(blocks=blocks, ttl_steps=ttl, eviction=eviction, admission_threshold=2)
+    rows = blocks * rng.randint(1, 8)
+    return EmbeddingBagConfig(rows, WIDTH, "t", feature_names=["f"], dynamic=rule)
+
+
+def random_columns(rng: random.Random, table: EmbeddingBagConfig) -> IdColumns:
+    """Ids at the places of their blocks, some of which are free."""
+    size, rows = table.row_multiple, table.num_embeddings
+    keys, blocks = [-1] * rows, rows // size
+    for _ in range(2 * rows):
+        one = rng.randrange(-(2**63), 2**63)
+        (block,) = blocks_of(np.array([one]), blocks)
+        free = [at for at in range(block * size, (block + 1) * size) if keys[at] == -1]
+        if one != -1 and free and rng.random() < 0.7:
+            keys[rng.choice(free)] = one
+    seen = torch.tensor([rng.randint(STEP - 6, STEP) for _ in keys], dtype=torch.int32)
+    hits = torch.tensor([rng.randint(1, 3) for _ in keys], dtype=torch.int32)
+    return IdColumns(torch.tensor(keys), seen, hits)
+
+
+def mixed(key: int) -> int:
+    return int(mix(np.array([key], np.int64).view(np.uint64))[0])
+
+
+def kept_by(
+    table: EmbeddingBagConfig, saved: IdColumns, eviction: str
+) -> tuple[dict[int, int], int]:
+    """Key -> place, and how many found none, in plain Python."""
+    rule, size = table.dynamic, table.row_multiple
+    assert rule is not None
+    by_block: dict[int, list[tuple[int, ...]]] = {}
+    for at, (key, seen, hits) in enumerate(zip(*(c.tolist() for c in saved), strict=True)):
+        if key != -1 and (rule.ttl_steps is None or seen + rule.ttl_steps >= STEP):
+            (block,) = blocks_of(np.array([key]), table.num_embeddings // size)
+            score = (hits, seen) if eviction == "lfu" else (seen, hits)
+            by_block.setdefault(int(block), []).append((*score, mixed(key), at, key))
+    places, left_out = {}, 0
+    for block, ids in by_block.items():
+        best = sorted(sorted(ids)[-size:], key=lambda one: one[3])
+        left_out += len(ids) - len(best)
+        places |= {one[4]: block * size + number for number, one in enumerate(best)}
+    return places, left_out
+
+
+@pytest.mark.seeds(range(100))
+def test_the_best_of_a_block_keep_a_row(seed: int) -> None:
+    rng = random.Random(seed)
+    ttl, eviction = rng.choice([None, 3]), rng.choice(["step", "lfu", "none"])
+    old, new = random_table(rng, ttl, eviction), random_table(rng, ttl, eviction)
+    saved = random_columns(rng, old)
+    places, left_out = places_in(new, saved, eviction, STEP)
+    wanted = kept_by(new, saved, eviction)
+    got = {int(saved.key[at]): int(place) for at, place in enumerate(places) if place >= 0}
+    assert (got, left_out) == wanted
+
+
+def random_plan(rng: random.Random, table: EmbeddingBagConfig, ranks: int) -> ShardingPlan:
+    every = list(range(ranks))
+    layouts = [table_wise(table, rng.choice(every)), row_wise(table, every)]
+    layouts += [column_wise(table, every), grid_shard(table, [every]), data_parallel(table, every)]
+    placed = TablePlacement(rng.choice(layouts))
+    return ShardingPlan(world_size=ranks, tables={"t": placed})
+
+
+def states_of(
+    table: EmbeddingBagConfig, plan: ShardingPlan, rank: int, whole: dict[str, torch.Tensor]
+) -> list[ShardState]:
+    states = []
+    for shard in plan.shards(rank):
+        rows, cols = slice(shard.rows.start, shard.rows.stop), slice(*_ends(shard.cols))
+        own = {name: tensor[rows].clone() for name, tensor in whole.items()}
+        optimizer = {"sums": own.pop("sums"), "squares": own.pop("squares")[:, cols].contiguous()}
+        states.append(ShardState(shard, own.pop("weight")[:, cols].contiguous(), optimizer, own))
+    return states
+
+
+def _ends(part: range) -> tuple[int, int]:
+    return part.start, part.stop
+
+
+def save(path: str, table: EmbeddingBagConfig, plan: ShardingPlan, whole: dict) -> None:
+    def body(rank: int, gather) -> None:
+        save_checkpoint(
+            path,
+            shards=states_of(table, plan, rank, whole),
+            tables=[table],
+            plan=plan,
+            rank=rank,
+            world_size=plan.world_size,
+            gather=gather,
+            dense={},
+            step=STEP,
+            extras={"id_steps": {"t": STEP}},
+        )
+
+    Ranks(plan.world_size).run(body).all()
+
+
+@pytest.mark.seeds(range(60))
+def test_any_plan_restores_any_other_size(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    ttl, eviction = rng.choice([None, 3]), rng.choice(["step", "lfu"])
+    old, new = random_table(rng, ttl, eviction), random_table(rng, ttl, eviction)
+    rows = old.num_embeddings
+    saved, waiting = random_columns(rng, old), random_columns(rng, old)
+    whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
+    whole["sums"] = torch.rand(rows)
+    for kind, columns in (("id", saved), ("candidate", waiting)):
+        whole |= {f"{kind}_{name}": column for name, column in columns._asdict().items()}
+    path = CheckpointManager(str(tmp_path)).path(STEP)
+    save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole)
+    plan = random_plan(rng, new, rng.randint(1, 3))
+    empty = {
+        name: torch.full((new.num_embeddings, *tensor.shape[1:]), 7, dtype=tensor.dtype)
+        for name, tensor in whole.items()
+    }
+    is_same = (rows, old.row_multiple) == (new.num_embeddings, new.row_multiple)
+    places, left_out = kept_by(new, saved, eviction)
+    for rank in range(plan.world_size):
+        states = states_of(new, plan, rank, empty)
+        restored = restore_checkpoint(path, states, tables=[new])
+        assert restored.left_out == ({"t": left_out} if states and not is_same else {})
+        if is_same:
+            continue
+        for state in states:
+            check(state, places, whole, saved.key.tolist())
+            wanted = kept_by(new, waiting, "step")[0]
+            first = state.shard.rows.start
+            found = enumerate(state.ids["candidate_key"].tolist(), first)
+            assert {key: at for at, key in found if key != -1} == {
+                key: at for key, at in wanted.items() if at in state.shard.rows
+            }
+
+
+def check(state: ShardState, places: dict[int, int], whole: dict, keys: list[int]) -> None:
+    first, cols = state.shard.rows.start, slice(*_ends(state.shard.cols))
+    found = {key: at for at, key in enumerate(state.ids["id_key"].tolist(), first) if key != -1}
+    assert found == {key: at for key, at in places.items() if at in state.shard.rows}
+    for key, at in found.items():
+        old, own = keys.index(key), at - first
+        assert torch.equal(state.weight[own], whole["weight"][old, cols])
+        assert torch.equal(state.optimizer["squares"][own], whole["squares"][old, cols])
+        assert state.optimizer["sums"][own] == whole["sums"][old]
+        for name in ("id_seen", "id_hits"):
+            assert state.ids[name][own] == whole[name][old]
+    free = [at for at in range(len(state.weight)) if at + first not in found.values()]
+    assert not state.weight[free].any()
+
+
+def test_another_width_is_refused(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    old = random_table(rng, None, "step")
+    rows = old.num_embeddings
+    whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
+    whole["sums"] = torch.rand(rows)
+    for kind in ("id", "candidate"):
+        columns = random_columns(rng, old)._asdict()
+        whole |= {f"{kind}_{name}": column for name, column in columns.items()}
+    path = CheckpointManager(str(tmp_path)).path(STEP)
+    save(path, old, random_plan(rng, old, 1), whole)
+    other = replace(old, num_embeddings=2 * rows, embedding_dim=4)
+    with pytest.raises(CheckpointError, match=f"'t' is {rows} x 8 in .* and {2 * rows} x 4"):
+        restore_checkpoint(path, [], tables=[other])
