@@ -24,6 +24,7 @@ from rayrec.train.events import (
 
 WINDOW = 50  # steps
 BLOCK = 32 * 1024  # bytes, of a W&B file
+IDS = ["rows", "held", "candidates", "looked_up", "unknown", "admitted", "evicted", "refused"]
 PARTS = {"data": 0.001, "input": 0.002, "lookup": 0.004, "dense": 0.003, "update": 0.002}
 
 
@@ -68,6 +69,7 @@ def report(step: int, rate: float = 0.5, ranks: int = 2) -> ProgressReport:
         learning_rates={"sparse": 0.05, "dense": 1e-3},
         memory_bytes=tuple(2_000_000_000 + 100_000_000 * rank for rank in range(ranks)),
         step_s=PARTS,
+        ids={"user": dict(zip(IDS, (800, 200 + step, 50, 100, 40, 30, 20, 10), strict=True))},
     )
 
 

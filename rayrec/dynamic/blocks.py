@@ -7,6 +7,8 @@ once for many keys. A place that was given or asked for in this very step is not
 are broken by the hash of the key: nothing depends on the order in which keys come.
 
 The three tensors are the whole state. `rebuild` makes the map and the free places anew from them.
+A step costs one search of the map for every key, and two writes for every key that has a place; all
+of them go to random places of memory, which therefore lies on huge pages.
 """
 
 # N keys, P places
@@ -27,6 +29,7 @@ from rayrec.dynamic.id_map import ABSENT, IdMap
 from rayrec.errors import ConfigError
 
 NO_KEY = -1
+MOST_HITS = 2**31 - 1
 SHARE = 8  # of the places of a full block, one in so many is taken back
 Ints = NDArray[np.int64]
 Touch = Callable[[Ints], None]
@@ -80,11 +83,11 @@ class Placed(NamedTuple):
 
     Attributes:
         places: (N,), `ABSENT` where a key got none.
-        evicted: keys that lost their place.
+        freed: (M,) places that were taken back from other keys before.
     """
 
     places: Ints
-    evicted: int
+    freed: Ints
 
 
 def blocks_of(keys: Ints, blocks: int) -> Ints:
@@ -105,7 +108,7 @@ class BlockedKeys:
         first: the first of the blocks that are here.
         eviction, ttl_steps: see `DynamicConfig`.
     Attributes:
-        touch: called with places whose columns are about to change, each once.
+        touch: called with places whose columns are about to change; a place may repeat.
     """
 
     def __init__(
@@ -144,6 +147,7 @@ class BlockedKeys:
         self._frees = np.zeros(len(self._free), np.int64)
         for block in range(len(self._free)):
             self._fill_free(block)
+        self._no_more_than = int(self._hits.max(initial=0))  # is any count
         self._version = self._tensors.key._version
 
     def is_stale(self) -> bool:
@@ -156,16 +160,28 @@ class BlockedKeys:
         """Return (N,) places of (N,) keys, `ABSENT` where they have none."""
         return self._map.find(torch.from_numpy(keys)).numpy()
 
-    def meet(self, keys: Ints, counts: Ints, step: int) -> Met:
-        """Find (N,) different keys, and count those that are not outlived."""
+    def meet(self, keys: Ints, step: int, counts: Ints | None = None) -> Met:
+        """Find (N,) keys, and count those that are not outlived.
+
+        Args:
+            counts: (N,) how often they were seen in this step; None counts every key once, and a
+                key may then be there several times.
+        """
         places = self.find(keys)
         known = places != ABSENT
-        fresh = known.copy()
-        fresh[known] = self.fresh(places[known], step)
-        seen = places[fresh]
+        fresh = known
+        if self._ttl is not None:
+            fresh = known.copy()
+            fresh[known] = self.fresh(places[known], step)
+        seen = places if fresh.all() else places[fresh]
         self.touch(seen)
         self._seen[seen] = step
-        self._hits[seen] = np.minimum(self._hits[seen] + counts[fresh], 2**31 - 1)
+        more = np.uint32(1) if counts is None else counts[fresh].astype(np.uint32)
+        hits = self._hits.view(np.uint32)  # which the sum of two counts does not overflow
+        np.add.at(hits, seen, more)
+        self._no_more_than += len(seen) if counts is None else int(more.sum())
+        if self._no_more_than > MOST_HITS:  # else no count is, and looking at them takes time
+            hits[seen] = np.minimum(hits[seen], MOST_HITS)
         return Met(places, known, fresh)
 
     def fresh(self, places: Ints | slice, step: int) -> NDArray[np.bool_]:
@@ -176,8 +192,11 @@ class BlockedKeys:
         return seen.astype(np.int64) + self._ttl >= step
 
     def held(self, step: int) -> int:
-        """Return the number of keys that are known in a step."""
-        return int((self.fresh(slice(None), step) & (self._key != NO_KEY)).sum())
+        """Return the number of keys that are known in a step, and have been counted."""
+        counted = self._hits > 0  # which free places have not
+        if self._ttl is not None:
+            counted &= self._seen >= step - self._ttl
+        return int(np.count_nonzero(counted))
 
     def hits(self, places: Ints) -> NDArray[np.int32]:
         """Return (N,) how often the keys of some places were seen."""
@@ -186,7 +205,8 @@ class BlockedKeys:
     def restart(self, places: Ints, step: int, counts: Ints) -> None:
         """Begin the counts of some places anew."""
         self.touch(places)
-        self._seen[places], self._hits[places] = step, np.minimum(counts, 2**31 - 1)
+        self._seen[places], self._hits[places] = step, np.minimum(counts, MOST_HITS)
+        self._no_more_than = max(self._no_more_than, int(counts.max(initial=0)))
 
     def place(self, keys: Ints, counts: Ints, step: int) -> Placed:
         """Give places to (N,) different keys without one, in the order of their counts.
@@ -196,15 +216,16 @@ class BlockedKeys:
         """
         places = np.full(len(keys), ABSENT, np.int64)
         if not len(keys):
-            return Placed(places, 0)
+            return Placed(places, np.zeros(0, np.int64))
         blocks = blocks_of(keys, self._blocks) - self._first
         order = np.lexsort((mix(keys.view(np.uint64)), -counts, blocks))
         sorted_blocks = blocks[order]
         here, firsts, wanted = np.unique(sorted_blocks, return_index=True, return_counts=True)
-        evicted = 0
-        for block, count in zip(here.tolist(), wanted.tolist(), strict=True):
-            if count > self._frees[block]:
-                evicted += self._evict(block, count, step)
+        freed = [
+            self._evict(block, count, step)
+            for block, count in zip(here.tolist(), wanted.tolist(), strict=True)
+            if count > self._frees[block]
+        ]
         ranks = np.arange(len(keys)) - np.repeat(firsts, wanted)
         fits = ranks < self._frees[sorted_blocks]
         blocks_in, ranks_in, taken = sorted_blocks[fits], ranks[fits], order[fits]
@@ -216,10 +237,14 @@ class BlockedKeys:
         self._key[given] = keys[taken]
         self.restart(given, step, counts[taken])
         self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
-        return Placed(places, evicted)
+        return Placed(places, np.concatenate([np.zeros(0, np.int64), *freed]))
 
-    def _evict(self, block: int, wanted: int, step: int) -> int:
-        """Take places of a block back, so that `wanted` are free where that can be."""
+    def _evict(self, block: int, wanted: int, step: int) -> Ints:
+        """Take places of a block back, so that `wanted` are free where that can be.
+
+        Returns:
+            (M,) places that were taken back.
+        """
         own = slice(block * self._size, (block + 1) * self._size)
         key, seen, hits = self._key[own], self._seen[own], self._hits[own]
         fresh = self.fresh(own, step)
@@ -227,7 +252,7 @@ class BlockedKeys:
         (may_go,) = np.nonzero((key != NO_KEY) & goes)
         missing = wanted - int(self._frees[block])
         if not len(may_go):
-            return 0
+            return may_go
         number = min(len(may_go), max(missing, self._size // SHARE))
         # the last key of a sort is the first that it compares
         score = (seen, hits, fresh) if self._eviction == "lfu" else (hits, seen, fresh)
@@ -238,7 +263,7 @@ class BlockedKeys:
         self._map.drop(torch.from_numpy(key[going]))
         key[going], seen[going], hits[going] = NO_KEY, 0, 0
         self._fill_free(block)
-        return number
+        return going + block * self._size
 
     def _fill_free(self, block: int) -> None:
         (free,) = np.nonzero(self._key[block * self._size : (block + 1) * self._size] == NO_KEY)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rayrec.comm.pages import private_memory
+
 ABSENT = -1
 _DROPPED = -2  # FBGEMM passes over a place of -1, so a dropped key keeps its slot with this one
 _FULLEST = 0.7
@@ -31,7 +33,10 @@ class IdMap:
     """
 
     def __init__(self, most: int) -> None:
-        self._hold(torch.full((slots_of(most), 2), -1, dtype=torch.int64), 0)
+        slots = slots_of(most)
+        # an id may be anywhere: with small pages the search for its page takes a third of the time
+        memory = private_memory(16 * slots)
+        self._hold(memory.view(torch.int64).view(slots, 2).fill_(-1), 0)
 
     @classmethod
     def over(cls, table: Tensor) -> IdMap:

@@ -10,7 +10,7 @@ is a function of the ids of all steps, of the table's settings and of the seed a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,17 +91,21 @@ class Dynamic(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What happened to the ids of a shard since the start of the process.
+    """What happened to the ids of a shard in training, since it was last told.
 
     Attributes:
         admitted: rows that were given to ids.
         evicted: rows that were taken back.
         refused: times that an id was to get a row, and its block had none to give.
+        looked_up: ids of all bags, those of read-only features as well.
+        unknown: those of them that had no row.
     """
 
     admitted: int = 0
     evicted: int = 0
     refused: int = 0
+    looked_up: int = 0
+    unknown: int = 0
 
 
 @dataclass(slots=True)
@@ -114,7 +118,7 @@ class DynamicRows:
         shard: rows between borders of blocks.
         begin: writes first values into rows, and clears the state of their optimizer.
         allocate: gives memory for the columns; what lies there is gone on with.
-        tally: what happened so far.
+        tally: what happened since `take_counts`.
     """
 
     table: BaseEmbeddingConfig
@@ -137,6 +141,13 @@ class DynamicRows:
             self._columns[name] = columns
             self._keys[name] = BlockedKeys(columns, size, blocks, first, eviction, rule.ttl_steps)
 
+    def copy(self, begin: Begin) -> DynamicRows:
+        """Return the same ids for a copy of the rows, which `begin` writes into."""
+        twin = DynamicRows(self.table, self.seed, self.shard, begin, tally=replace(self.tally))
+        for name, column in twin.tensors().items():
+            column.copy_(self.tensors()[name])
+        return twin
+
     def tensors(self) -> dict[str, Tensor]:
         """Return (R,) columns of the rows, live, for who saves, restores or moves them."""
         return {
@@ -146,39 +157,71 @@ class DynamicRows:
         }
 
     def call_before(self, touch: Touch) -> None:
-        """Have a function called with rows, each once, whose columns or values are to change.
+        """Have a function called with rows, maybe twice, whose columns or values will change.
 
         Of a row that is looked up and known only its columns change here.
         """
         for keys in self._keys.values():
             keys.touch = touch
 
-    def held(self, step: int) -> int:
-        """Return the number of ids that have a row after a step."""
+    def take_counts(self, step: int) -> dict[str, int]:
+        """Return how many ids have a row after a step ("held"), how many are "candidates", and the
+        numbers of the tally, which begins anew.
+        """
         self._refresh()
-        return self._keys["id"].held(step)
+        held = {name: keys.held(step) for name, keys in self._keys.items()}
+        counts = {"held": held["id"], "candidates": held.get("candidate", 0), **asdict(self.tally)}
+        self.tally = Tally()
+        return counts
 
     def find(self, ids: Tensor, step: int) -> Tensor:
         """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
         self._refresh()
-        keys = np.ascontiguousarray(ids.numpy())
-        rows = self._keys["id"].find(keys)
-        known = rows != ABSENT
-        rows[known] = np.where(self._keys["id"].fresh(rows[known], step), rows[known], ABSENT)
-        return torch.from_numpy(rows)
+        return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), step))
 
-    def admit(self, ids: Tensor, step: int) -> Tensor:
+    def admit(self, ids: Tensor, step: int, read_only: Tensor | None = None) -> Tensor:
         """Count the (N,) ids of a step, admit and evict, and return their (N,) rows, or -1.
 
         Args:
             step: greater than at every call before.
+            read_only: (N,) bool, ids that are found after all others, and change nothing.
         """
         self._refresh()
-        keys, inverse, counts = np.unique(ids.numpy(), return_inverse=True, return_counts=True)
-        rows, _, fresh = self._keys["id"].meet(keys, counts, step)
+        keys = np.ascontiguousarray(ids.numpy())
+        if read_only is None:
+            rows = self._admit_all(keys, step)
+        else:
+            rows, only = np.empty(len(keys), np.int64), read_only.numpy()
+            rows[~only] = self._admit_all(keys[~only], step)
+            rows[only] = self._find(keys[only], step)
+        self.tally.looked_up += len(rows)
+        self.tally.unknown += int(np.count_nonzero(rows == ABSENT))
+        return torch.from_numpy(rows)
+
+    def _find(self, keys: Ints, step: int) -> Ints:
+        rows = self._keys["id"].find(keys)
+        known = rows != ABSENT
+        rows[known] = np.where(self._keys["id"].fresh(rows[known], step), rows[known], ABSENT)
+        return rows
+
+    def _admit_all(self, keys: Ints, step: int) -> Ints:
+        """Count (N,) ids, admit and evict, and return their (N,) rows."""
+        # most ids have a row, and are counted as often as they occur: to sort them costs more
+        rows, _, fresh = self._keys["id"].meet(keys, step)
+        (others,) = np.nonzero(~fresh)
+        if len(others):
+            rows[others] = self._admit_repeated(keys[others], rows[others], step)
+        return rows
+
+    def _admit_repeated(self, keys: Ints, old_rows: Ints, step: int) -> Ints:
+        """Return rows of (N,) ids that are unknown and may be there several times."""
+        found = torch.unique(torch.from_numpy(keys), return_inverse=True, return_counts=True)
+        different, inverse, counts = (part.numpy() for part in found)
         # an id that comes back after its time is a new one, which has its old row at hand
-        rows[~fresh] = self._admit(keys[~fresh], counts[~fresh], rows[~fresh], step)
-        return torch.from_numpy(rows[inverse])
+        olds = np.empty(len(different), np.int64)
+        olds[inverse] = old_rows
+        rows: Ints = self._admit(different, counts, olds, step)[inverse]
+        return rows
 
     def _admit(self, keys: Ints, counts: Ints, old_rows: Ints, step: int) -> Ints:
         """Return rows of (N,) different ids without a row, or with an outlived one in `old_rows`.
@@ -193,11 +236,11 @@ class DynamicRows:
         rows[outlived] = old_rows[outlived]
         self._keys["id"].restart(rows[outlived], step, counts[outlived])
         new = wanted[old_rows[wanted] == ABSENT]
-        rows[new], evicted = self._keys["id"].place(keys[new], counts[new], step)
+        rows[new], freed = self._keys["id"].place(keys[new], counts[new], step)
         (given,) = np.nonzero(rows != ABSENT)
         refused = new[rows[new] == ABSENT]
         self.tally.admitted += len(given)
-        self.tally.evicted += evicted
+        self.tally.evicted += len(freed)
         self.tally.refused += len(refused)
         self._wait_on(keys[refused], counts[refused], step)
         if len(given):
@@ -212,7 +255,7 @@ class DynamicRows:
         if threshold == 1:
             return np.ones(len(keys), bool)
         candidates = self._keys["candidate"]
-        places, known, fresh = candidates.meet(keys, counts, step)
+        places, known, fresh = candidates.meet(keys, step, counts)
         outlived = known & ~fresh
         candidates.restart(places[outlived], step, counts[outlived])
         total = counts.copy()

@@ -7,6 +7,7 @@ given to ids when they are admitted, and taken back when a block is full. Standa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,10 @@ class DynamicConfig:
             "none".
         ttl_steps: an id, or candidate, that was not seen for more steps than this is unknown again;
             None keeps it.
+        read_only_features: features of the table whose ids are looked up and otherwise left alone:
+            they are never admitted or counted, nor kept for longer. Ids that have a row through
+            other features are trained as usual; the others are zeros. It is for candidates and
+            negatives, which say little about who matters.
         blocks: a power of two that divides num_embeddings; None takes the largest, up to 1,024,
             whose blocks have 4,096 rows or more.
     Raises:
@@ -45,6 +50,7 @@ class DynamicConfig:
     admission_probability: float = 1.0
     eviction: Literal["step", "lfu", "none"] = "step"
     ttl_steps: int | None = None
+    read_only_features: tuple[str, ...] = ()
     blocks: int | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +77,19 @@ class DynamicConfig:
         of two.
         """
         return 150 * (1 if self.admission_threshold == 1 else 2)
+
+    def check_features(self, table: str, features: Sequence[str]) -> None:
+        """Check the names of features against those of the table.
+
+        Raises:
+            ConfigError: names the feature that does not look up the table.
+        """
+        for name in self.read_only_features:
+            if name not in features:
+                raise ConfigError(
+                    f"table {table!r} has {name!r} among read_only_features, and no feature of "
+                    f"that name; name some of {list(features)}, or leave it out."
+                )
 
     def block_rows(self, num_embeddings: int) -> int:
         """Return the rows of a block of a table.

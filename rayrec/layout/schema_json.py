@@ -32,6 +32,8 @@ class _Table:
     dynamic: DynamicConfig | None = None
 
     def config(self) -> EmbeddingBagConfig:
+        if self.dynamic is not None:
+            self.dynamic.check_features(self.name, self.features)
         return EmbeddingBagConfig(
             self.num_embeddings,
             self.embedding_dim,

@@ -221,7 +221,8 @@ def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Check that names are present and unique and that every table has a feature.
+    """Check that names are present and unique, that every table has a feature, and that a dynamic
+    one has those that it names as read only.
 
     Raises:
         ConfigError: names the table and the contradiction.
@@ -242,4 +243,6 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
                 f"table {table.name!r} has no feature_names; name at least one feature that looks "
                 "it up."
             )
+        if table.dynamic is not None:
+            table.dynamic.check_features(table.name, table.feature_names)
         seen.add(table.name)

@@ -28,6 +28,9 @@ class ProgressReport:
         learning_rates: "sparse" and "dense", of the window's last step.
         memory_bytes: resident memory of the process, by rank.
         step_s: mean seconds of a step of the window by part, of rank 0; empty on GPUs.
+        ids: of every dynamic table, how many of its "rows" are "held" by ids and how many ids are
+            "candidates" now; and of the window the ids that were "looked_up" and were "unknown",
+            and how many were "admitted", "evicted" and "refused".
     """
 
     step: int
@@ -41,6 +44,7 @@ class ProgressReport:
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: tuple[int, ...] = ()
     step_s: Mapping[str, float] = field(default_factory=dict)
+    ids: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -178,6 +178,10 @@ class RankRun:
         """Write a checkpoint, and return its path; see `Checkpoints.save`."""
         return self._loop.checkpoints.save(path)
 
+    def id_lines(self) -> list[str]:
+        """Return a line for each dynamic table: how many ids have a row, came and went."""
+        return self._loop.reports.ids.lines(self._live.model)
+
     def final_scores(
         self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
     ) -> dict[str, float] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rayrec.errors import InputError
 from rayrec.train.events import ProgressReport
+from rayrec.train.id_counts import IdCounts
 from rayrec.train.run_state import LiveRun
 from rayrec.train.scoring import first_of
 from rayrec.train.window import Window, WindowSum, even_length, next_length
@@ -14,10 +15,12 @@ class Reports:
 
     Attributes:
         loss: mean loss over the rows of the last window; None before the first.
+        ids: counts of the dynamic tables.
     """
 
     def __init__(self, live: LiveRun) -> None:
         self._live, self._steps = live, 1
+        self.ids = IdCounts()
         self.loss: float | None = None
 
     def next_step(self, due: int) -> int:
@@ -60,5 +63,6 @@ class Reports:
             learning_rates=window.rates,
             memory_bytes=merged.memory_bytes,
             step_s=dict(window.step_s),
+            ids=self.ids.take(live.model),
         )
         live.announce(report)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
 from rayrec.train.config import TrainSpec
-from rayrec.train.id_counts import id_lines
 from rayrec.train.loop import RankTrainer
 from rayrec.train.outcome import FitOutcome as FitOutcome
 from rayrec.train.predictions import PredictionConfig
@@ -51,7 +50,7 @@ class FitTask:
             try:
                 stopped = trainer.run(context.should_stop, context.report, at_step)
                 times = trainer.times()
-                for line in id_lines(trainer.model):
+                for line in trainer.id_lines():
                     context.note(line)
                 metrics = {} if stopped else self._scores(trainer, context)
             except Exception as error:

@@ -47,6 +47,7 @@ def charts_of(runs: Sequence[DrawnRun]) -> list[Chart]:
         _chart("Step", "ms", runs, "step_ms", from_zero=True),
         _chart("Waiting for data, slowest rank", "percent", runs, "data_wait/max", from_zero=True),
         _memory(runs),
+        *_ids(runs),
         *(
             _chart(f"Learning rate: {optimizer}", "number", runs, f"learning_rate/{optimizer}")
             for optimizer in _named(runs, "learning_rate/")
@@ -132,6 +133,15 @@ def _memory(runs: Sequence[DrawnRun]) -> Chart:
         series.append(Series(name=run.name, run=number, points=points, band=band))
     title = "Memory, fullest rank and the range of all"
     return Chart(title=title, unit="bytes", series=series, from_zero=True)
+
+
+def _ids(runs: Sequence[DrawnRun]) -> Iterator[Chart]:
+    """Two charts for every dynamic table."""
+    for curve in _named(runs, "ids/"):
+        table, _, name = curve.rpartition("/")
+        title = {"fill": "Rows with an id", "unknown_share": "Look-ups without a row"}.get(name)
+        if title is not None:
+            yield _chart(f"{title}: {table}", "percent", runs, f"ids/{curve}", from_zero=True)
 
 
 def _named(runs: Sequence[DrawnRun], prefix: str) -> list[str]:

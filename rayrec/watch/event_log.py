@@ -80,6 +80,9 @@ class EventLog(EventCallback):
         """Write a line."""
         # a recovery goes back, and lines of later steps follow once more
         self._step = step if kind == "recovery" else max(self._step, step)
+        if not values.get("ids", True):
+            # so that an older rayrec reads what runs without dynamic tables write
+            values = {name: value for name, value in values.items() if name != "ids"}
         if self._file is not None:
             self._file.add(self._line(kind, step, values), kind != "window")
 

@@ -31,12 +31,24 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
             ranks = [value for value in values[field] if value is not None]
             if ranks:
                 named |= {f"{field}/max": max(ranks), f"{field}/mean": sum(ranks) / len(ranks)}
+        for table, counts in values["ids"].items():
+            named |= {f"ids/{table}/{name}": value for name, value in _id_numbers(counts).items()}
     elif kind == "evaluation":
         named = {f"eval/{name}": value for name, value in only_scores(values["scores"]).items()}
         named["eval/seconds"] = values["seconds"]
     elif kind == "checkpoint":
         named = {"checkpoint/seconds": values["seconds"]}
     return finite(named)
+
+
+def _id_numbers(counts: Mapping[str, int]) -> dict[str, float]:
+    """The counts of a dynamic table in a window, and the shares that they say."""
+    shares = (("fill", "held", "rows"), ("unknown_share", "unknown", "looked_up"))
+    found: dict[str, float] = dict(counts)
+    for share, part, whole in shares:
+        if counts.get(whole):
+            found[share] = counts[part] / counts[whole]
+    return found
 
 
 def train_scores(window: Mapping[str, Any]) -> dict[str, float]:

@@ -86,6 +86,7 @@ _IN_JSON: dict[Any, Any] = {
     tuple[int, ...]: list[Number],
     tuple[float, ...]: list[Number],
     Mapping[str, float]: dict[str, Number],
+    Mapping[str, Mapping[str, int]]: dict[str, dict[str, int]],
 }
 
 

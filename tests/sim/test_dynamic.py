@@ -4,19 +4,18 @@ ranks and plans where ids come and go.
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from rayrec.comm import SimulatedWorld
-from rayrec.distributed import shard_embeddings
+from rayrec.distributed import DistributedModelParallel, shard_embeddings
 from rayrec.distributed.dynamic_tables import check_dynamic
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions
@@ -24,189 +23,32 @@ from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.dynamic.first_values import first_values
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import (
-    BaseEmbeddingConfig,
     DynamicConfig,
     EmbeddingBagConfig,
-    EmbeddingConfig,
-    Layout,
-    PoolingType,
     ShardingPlan,
     TablePlacement,
-    column_wise,
-    data_parallel,
-    grid_shard,
     row_wise,
     table_wise,
 )
-from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
-from rayrec.sparse import KeyedJaggedTensor
-
-SEED = 3
-KEYS = ("f", "g")
-SAME = {"rtol": 2e-5, "atol": 2e-6}
-OPTIMIZERS: tuple[SparseOptimizer, ...] = (
-    RowWiseAdagrad(lr=0.1, eps=1e-2),
-    Adagrad(lr=0.1, eps=1e-2),
-    SGD(lr=0.1),
-    Adam(lr=0.1, eps=1e-2),
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD
+from tests.sim.dynamic_worlds import (
+    KEYS,
+    SAME,
+    SEED,
+    TWO_ROWS,
+    Model,
+    alone,
+    check_equal,
+    drifting,
+    joined,
+    kjt_of,
+    random_model,
+    random_plan,
+    random_rule,
+    random_steps,
+    train,
 )
-Bags = dict[str, list[list[int]]]  # key -> bags of a rank
-
-
-@dataclass(frozen=True)
-class Model:
-    """Tables of one collection, with the plan that cuts them."""
-
-    tables: tuple[BaseEmbeddingConfig, ...]
-    plan: ShardingPlan
-    optimizer: SparseOptimizer
-
-    def collection(self, device: str) -> torch.nn.Module:
-        if isinstance(self.tables[0], EmbeddingConfig):
-            return EmbeddingCollection(tables=list(self.tables), device=device)
-        return EmbeddingBagCollection(tables=list(self.tables), device=device)
-
-
-def kjt_of(bags: Bags) -> KeyedJaggedTensor:
-    lengths = [len(bag) for key in KEYS for bag in bags[key]]
-    ids = [one for key in KEYS for bag in bags[key] for one in bag]
-    return KeyedJaggedTensor(
-        list(KEYS),
-        torch.tensor(ids, dtype=torch.int64),
-        lengths=torch.tensor(lengths, dtype=torch.int32),
-        stride=len(bags["f"]),
-    )
-
-
-def joined(step: list[Bags]) -> Bags:
-    """The batches of all ranks as that of one."""
-    return {key: [bag for bags in step for bag in bags[key]] for key in KEYS}
-
-
-def rows_of(model: Model, module: torch.nn.Module, bags: Bags) -> Tensor:
-    """Outputs of all bags or ids as (rows, width), rows of a rank one after the other."""
-    output = module(kjt_of(bags))
-    if isinstance(output, dict):
-        return torch.cat([part.values() for part in output.values()])
-    return output.values()
-
-
-def train(
-    model: Model,
-    steps: list[list[Bags]],
-    plans: dict[int, ShardingPlan] | None = None,
-    start: dict[str, Tensor] | None = None,
-) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
-    """Outputs by step and rank, and per table what is known of every id.
-
-    Args:
-        plans: plan to go over to before a step.
-        start: first rows of static tables.
-    """
-
-    def rank_main(exchange: Any) -> Any:
-        torch.set_num_threads(1)
-        module = model.collection("meta" if start is None else "cpu")
-        for name, rows in (start or {}).items():
-            weight = dict(module.named_parameters())
-            next(w for n, w in weight.items() if n.endswith(f"{name}.weight")).data.copy_(rows)
-        module, engine = shard_embeddings(
-            module,
-            model.plan,
-            exchange,
-            model.optimizer,
-            torch.device("cpu"),
-            SEED,
-            EngineOptions(share_tables=False),
-        )
-        outputs = []
-        for number, step in enumerate(steps):
-            if plans and number in plans:
-                engine.reshard(plans[number])
-            bags = step[exchange.rank]
-            output = rows_of(model, module, bags)
-            # the engine divides the sum over ranks by their number
-            loss = (output * output).sum() / 8 + output.sum() / 4
-            (exchange.world_size * loss).backward()
-            with torch.no_grad():
-                outputs.append((output.detach().clone(), rows_of(model, module, bags).clone()))
-        return outputs, engine.shard_states()
-
-    torch.manual_seed(0)
-    ranks = SimulatedWorld(model.plan.world_size).run(rank_main)
-    known: dict[str, dict[int, Any]] = {}
-    for _, states in ranks:
-        for state in states:
-            part = known.setdefault(state.shard.table, {})
-            keys = state.ids["id_key"] if state.ids else torch.tensor(state.shard.rows)
-            for row, key in enumerate(keys.tolist()):
-                if key != -1:
-                    told = part.setdefault(key, {})
-                    told |= {c: state.weight[row, i].item() for i, c in enumerate(state.shard.cols)}
-                    for name, column in state.ids.items():
-                        told[name] = column[row].item() if name.startswith("id") else 0
-    return [list(outputs) for outputs, _ in ranks], known
-
-
-def check_equal(found: dict[str, dict[int, Any]], wanted: dict[str, dict[int, Any]]) -> None:
-    assert found.keys() == wanted.keys()
-    for table, rows in wanted.items():
-        assert found[table].keys() == rows.keys()
-        for key, told in rows.items():
-            other = found[table][key]
-            assert other.keys() == told.keys()
-            for name, value in told.items():
-                assert other[name] == (
-                    value if isinstance(value, int) else pytest.approx(value, rel=1e-4, abs=1e-5)
-                )
-
-
-def random_plan(
-    tables: tuple[BaseEmbeddingConfig, ...],
-    ranks: int,
-    rng: random.Random,
-    optimizer: SparseOptimizer,
-) -> ShardingPlan:
-    everyone = list(range(ranks))
-    kinds: list[Callable[[BaseEmbeddingConfig], Layout]] = [
-        lambda t: table_wise(t, rng.choice(everyone)),
-        lambda t: row_wise(t, everyone),
-        lambda t: data_parallel(t, everyone),
-    ]
-    # its sums of squares are one value per row and column block: columns stay whole
-    if optimizer.name != "rowwise_adagrad":
-        kinds.append(lambda t: column_wise(t, everyone))
-        kinds.append(lambda t: grid_shard(t, [everyone]))
-    layouts = {table.name: TablePlacement(rng.choice(kinds)(table)) for table in tables}
-    return ShardingPlan(world_size=ranks, tables=layouts)
-
-
-def random_model(
-    rng: random.Random, ranks: int, rules: tuple[DynamicConfig, DynamicConfig], rows: int
-) -> Model:
-    sequence = rng.random() < 0.4
-    kind = EmbeddingConfig if sequence else EmbeddingBagConfig
-    tables = []
-    for i, features in enumerate((["f", "g"], ["g"])):
-        more = {} if sequence else {"pooling": rng.choice([PoolingType.SUM, PoolingType.MEAN])}
-        tables.append(kind(rows, 8, f"t{i}", feature_names=features, dynamic=rules[i], **more))
-    optimizer = rng.choice(OPTIMIZERS)
-    return Model(tuple(tables), random_plan(tuple(tables), ranks, rng, optimizer), optimizer)
-
-
-def random_steps(rng: random.Random, ranks: int, ids: list[int], steps: int) -> list[list[Bags]]:
-    def bags() -> list[list[int]]:
-        return [rng.choices(ids, k=rng.randint(0, 4)) for _ in range(rng.choice([0, 1, 3, 6]))]
-
-    found = []
-    for _ in range(steps):
-        step = []
-        for _ in range(ranks):
-            own = bags()
-            step.append({"f": own, "g": [rng.choices(ids, k=rng.randint(0, 2)) for _ in own]})
-        found.append(step)
-    return found
 
 
 @pytest.mark.seeds(range(30))
@@ -245,32 +87,11 @@ def test_a_dynamic_table_with_room_trains_as_a_static_one(seed: int) -> None:
             )
 
 
-def random_rule(rng: random.Random, blocks: int) -> DynamicConfig:
-    return DynamicConfig(
-        admission_threshold=rng.choice([1, 1, 2, 3]),
-        admission_probability=rng.choice([1.0, 0.7]),
-        eviction=rng.choice(["step", "lfu", "none"]),
-        ttl_steps=rng.choice([None, 2, 6]),
-        blocks=blocks,
-    )
-
-
-def drifting(rng: random.Random, ranks: int, steps: int) -> list[list[Bags]]:
-    """Ids whose favourites move on."""
-    names = [rng.randint(-(2**63), 2**63 - 1) for _ in range(steps * 8 + 40)]
-    names = [name for name in names if name != -1]
-    found = []
-    for step in range(steps):
-        found += random_steps(rng, ranks, names[step * 8 : step * 8 + 40], 1)
-    return found
-
-
 @pytest.mark.seeds(range(40))
 def test_ids_come_and_go_alike_on_any_ranks_and_plans(seed: int) -> None:
     rng = random.Random(seed)
     ranks, blocks = rng.randint(2, 4), rng.choice([2, 4, 8])
-    rule = random_rule(rng, blocks)
-    rules = rule, random_rule(rng, blocks)
+    rules = random_rule(rng, blocks, read_only=(rng.choice(KEYS),)), random_rule(rng, blocks)
     model = random_model(rng, ranks, rules, blocks * rng.choice([2, 5, 12]))
     steps = drifting(rng, ranks, 10)
     plans = {
@@ -323,23 +144,6 @@ def test_where_rows_would_be_wrong_dynamic_tables_are_refused(
             check_dynamic([spec], EngineOptions(), torch.device(device), replicas)
 
 
-def alone(
-    table: BaseEmbeddingConfig, act: Callable[[torch.nn.Module, ShardedEmbeddings], None]
-) -> None:
-    """Call `act` with a collection of one table on one rank."""
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
-    model = Model((table,), plan, SGD(lr=1.0))
-
-    def rank_main(exchange: Any) -> None:
-        parts = model.optimizer, torch.device("cpu"), SEED
-        act(*shard_embeddings(model.collection("meta"), plan, exchange, *parts))
-
-    SimulatedWorld(1).run(rank_main)
-
-
-TWO_ROWS = EmbeddingBagConfig(2, 8, "t", feature_names=["f", "g"], dynamic=DynamicConfig(blocks=1))
-
-
 def test_a_table_is_not_looked_up_again_before_its_gradient_has_come() -> None:
     def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
         first = module(kjt_of({"f": [[10, 11]], "g": [[]]})).values()
@@ -370,6 +174,31 @@ def test_evaluation_admits_no_id_with_gradients_or_without() -> None:
         assert engine.id_steps == {"t": 1}
 
     alone(TWO_ROWS, act)
+
+
+def test_a_copy_of_a_model_has_ids_and_rows_of_its_own() -> None:
+    def step(model: torch.nn.Module, ids: list[int]) -> None:
+        model(kjt_of({"f": [ids], "g": [[]]})).values().sum().backward()
+
+    def told(model: DistributedModelParallel) -> list[torch.Tensor]:
+        (state,) = model.shard_states()
+        return [column.clone() for column in state.tensors().values()]
+
+    def made() -> DistributedModelParallel:
+        bags = EmbeddingBagCollection(tables=[TWO_ROWS], device="meta")
+        return DistributedModelParallel(bags, sparse_optimizer=SGD(lr=1.0), seed=SEED)
+
+    model, wanted = made(), made()
+    for one in (model, wanted):
+        step(one, [10])
+    twin = copy.deepcopy(model)
+    before = told(model)
+    for one in (twin, wanted):
+        step(one, [11])
+        step(one, [12, 12])  # takes a row back
+    assert all(map(torch.equal, told(model), before))
+    assert all(map(torch.equal, told(twin), told(wanted)))
+    assert (model.id_steps, twin.id_steps) == ({"t": 1}, {"t": 3})
 
 
 def test_rows_by_number_are_not_loaded() -> None:

@@ -15,7 +15,7 @@ from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import DynamicConfig
 from rayrec.shards.named_memory import MemoryHere
 from rayrec.shards.undo import Point
-from tests.sim.test_dynamic import SEED, Bags, Model, random_model, random_steps, rows_of
+from tests.sim.dynamic_worlds import SEED, Bags, Model, random_model, random_steps, rows_of
 
 STEPS, ROWS = 6, 16
 RULES = (

@@ -103,6 +103,9 @@ def test_the_curves_are_those_of_the_events(page: str, three: list[Path]):
     assert fullest["values"] == [2.1e9] * 20
     assert curves(page, "Step")[0]["values"] == [pytest.approx(12)] * 20
     assert curves(page, "Learning rate: dense")[2]["values"] == [0.001] * 20
+    fills = curves(page, "Rows with an id: user")[0]["values"]
+    assert fills == [float(f"{(200 + step) / 800:.6g}") for step in steps]
+    assert curves(page, "Look-ups without a row: user")[0]["values"] == [0.4] * 20
 
 
 def test_what_happened_is_marked_and_told(page: str):

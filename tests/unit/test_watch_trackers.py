@@ -61,6 +61,9 @@ def test_tensorboard_shows_every_curve(tmp_path: Path):
     assert curves["memory_bytes/max"][0][1] == pytest.approx(2.1e9)
     for name in ("train/click/auc", "learning_rate/dense", "step_s/lookup", "data_wait/mean"):
         assert [step for step, _ in curves[name]] == steps
+    assert curves["ids/user/held"] == [(step, 200 + step) for step in steps]
+    assert curves["ids/user/fill"] == [(s, pytest.approx((200 + s) / 800)) for s in steps]
+    assert curves["ids/user/unknown_share"] == [(step, pytest.approx(0.4)) for step in steps]
 
 
 def test_tensorboard_forgets_what_a_later_life_takes_back(tmp_path: Path):

@@ -130,7 +130,7 @@ class GroupLookup:
                 "drop the output first; look-ups under torch.no_grad() or after eval() are free."
             )
         else:
-            rows = ids.admit(routed.ids, clock.steps)
+            rows = ids.admit(routed.ids, clock.steps, routed.read_only)
         known = rows >= 0
         if bool(known.all()):
             return GroupIds(rows, routed.offsets, routed.weights)
@@ -163,7 +163,13 @@ class GroupLookup:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
         memo[id(self)] = twin = object.__new__(GroupLookup)
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        own = self.__dict__ | {"ids": None, "_pending": _never}
+        twin.__dict__.update(copy.deepcopy(own, memo))
+        if self.ids is not None:
+            # ids know the rows into which they write first values
+            twin.ids = self.ids.copy(rows_of(twin.kernel.shard_states()[0]))
+            if twin.stamps is not None:
+                twin.ids.call_before(twin.stamps.touch_rows)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -26,11 +26,13 @@ class GroupIds:
             all shards one after the other.
         offsets: (bags + 1,) int64.
         weights: (N,) float32, or None when the group is unweighted.
+        read_only: (N,) bool, ids that are not admitted to their dynamic table; None where all are.
     """
 
     ids: Tensor
     offsets: Tensor
     weights: Tensor | None
+    read_only: Tensor | None = None
 
 
 def bag_offsets(lengths: Tensor) -> Tensor:

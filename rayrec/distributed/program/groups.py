@@ -45,7 +45,11 @@ class CollectionSpec:
 
 @dataclass(frozen=True)
 class Use:
-    """One feature looked up in one table: `width` columns of the output of `collection`."""
+    """One feature looked up in one table: `width` columns of the output of `collection`.
+
+    Attributes:
+        read_only: the feature gives no id a row of its dynamic table.
+    """
 
     index: int  # within its collection
     collection: int
@@ -53,6 +57,7 @@ class Use:
     feature: str
     column: int  # the first one
     width: int
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,11 @@ class LookupGroup:
         """Return per slot the index of its shard, ascending."""
         index = {shard: i for i, shard in enumerate(self.shards)}
         return tuple(index[slot.shard] for slot in self.slots)
+
+    @cached_property
+    def has_read_only(self) -> bool:
+        """Return True if some slot gives no id a row; see `Use`."""
+        return any(slot.use.read_only for slot in self.slots)
 
     @cached_property
     def width(self) -> int:

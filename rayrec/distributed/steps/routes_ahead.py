@@ -136,7 +136,9 @@ class RoutesAhead:
 def _tensors(routed: RoutedIds) -> Iterator[Tensor]:
     """Return what a later step reads of routed ids."""
     found = [
-        t for group in routed.groups.values() for t in (group.ids, group.offsets, group.weights)
+        t
+        for group in routed.groups.values()
+        for t in (group.ids, group.offsets, group.weights, group.read_only)
     ]
     found += [
         t

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.kernels.ids import GroupIds, bag_offsets
-from rayrec.distributed.program.groups import LookupGroup, Piece
+from rayrec.distributed.program.groups import LookupGroup, Piece, Slot
 from rayrec.distributed.program.slots import Sizes
 from rayrec.sparse.ops import offsets_of, to_device
 
@@ -55,10 +55,12 @@ def pooled_ids(group: LookupGroup, rows: Sequence[int], arrived: Sequence[Arrive
     weights = None
     if group.key.weighted:
         weights = torch.cat([source.weights[piece] for piece in pieces for source in arrived])
+    parts = [source.ids[piece] for piece in pieces for source in arrived]
     return GroupIds(
-        ids=torch.cat([source.ids[piece] for piece in pieces for source in arrived]),
+        ids=torch.cat(parts),
         offsets=bag_offsets(_padded(arrived, pieces, rows, group.gaps)),
         weights=weights,
+        read_only=_read_only(group, [slot for slot in group.slots for _ in arrived], parts),
     )
 
 
@@ -88,6 +90,7 @@ def sequence_ids(group: LookupGroup, arrived: Sequence[Arrived]) -> GroupIds:
     The ids are rows of the shards of the group, one shard below the other.
     """
     parts = [source.ids[slot.piece] for source in arrived for slot in group.slots]
+    read_only = _read_only(group, group.slots * len(arrived), parts)
     merged = torch.cat(parts)
     if len(group.shards) > 1:
         firsts = offsets_of(len(shard.rows) for shard in group.shards)
@@ -95,4 +98,17 @@ def sequence_ids(group: LookupGroup, arrived: Sequence[Arrived]) -> GroupIds:
         shift = to_device(of_slots * len(arrived), merged.device)
         sizes = to_device([part.numel() for part in parts], merged.device)
         merged = merged + shift.repeat_interleave(sizes, output_size=merged.numel())
-    return GroupIds(merged, torch.arange(merged.numel() + 1, device=merged.device), None)
+    offsets = torch.arange(merged.numel() + 1, device=merged.device)
+    return GroupIds(merged, offsets, None, read_only)
+
+
+def _read_only(group: LookupGroup, slots: Sequence[Slot], parts: Sequence[Tensor]) -> Tensor | None:
+    """Return (N,) which of the ids of some parts are read only; None where the group has none.
+
+    Args:
+        slots: of each part.
+    """
+    if not group.has_read_only:
+        return None
+    flags = torch.tensor([slot.use.read_only for slot in slots])
+    return flags.repeat_interleave(torch.tensor([part.numel() for part in parts]))

@@ -1,0 +1,160 @@
+"""A dynamic table in plain Python, by the rules as the documents say them, and ids that drift."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rayrec.data.hashing import mix, mix_int
+from rayrec.dynamic.blocks import blocks_of
+from rayrec.layout import EmbeddingBagConfig
+
+SEED = 5
+
+
+def mixed(number: int) -> int:
+    return int(mix(np.array([number], np.int64).view(np.uint64))[0])
+
+
+@dataclass
+class Known:
+    """An id with a place: when it was last seen, and how often."""
+
+    seen: int
+    count: int
+
+
+@dataclass
+class Place:
+    """The ids of one block, in dicts."""
+
+    size: int
+    eviction: str
+    ttl: int | None
+    ids: dict[int, Known] = field(default_factory=dict)
+
+    def is_known(self, one: int, step: int) -> bool:
+        known = self.ids.get(one)
+        return known is not None and (self.ttl is None or known.seen + self.ttl >= step)
+
+    def put(self, wanted: dict[int, int], step: int) -> tuple[list[int], int]:
+        """Place ids; returns those that got a place, and how many lost theirs."""
+        evicted = 0
+        missing = len(wanted) - (self.size - len(self.ids))
+        if missing > 0:
+            may_go = [one for one, known in self.ids.items() if known.seen < step]
+            if self.eviction == "none":
+                may_go = [one for one in may_go if not self.is_known(one, step)]
+
+            def score(one: int) -> tuple[bool, int, int, int]:
+                known = self.ids[one]
+                first, second = known.seen, known.count
+                if self.eviction == "lfu":
+                    first, second = second, first
+                return self.is_known(one, step), first, second, mixed(one)
+
+            for one in sorted(may_go, key=score)[: max(missing, self.size // 8)]:
+                del self.ids[one]
+                evicted += 1
+        order = sorted(wanted, key=lambda one: (-wanted[one], mixed(one)))
+        placed = order[: self.size - len(self.ids)]
+        for one in placed:
+            self.ids[one] = Known(step, wanted[one])
+        return placed, evicted
+
+
+class Twin:
+    """A whole dynamic table in plain Python."""
+
+    def __init__(self, table: EmbeddingBagConfig) -> None:
+        assert table.dynamic is not None
+        self.rule, self.size = table.dynamic, table.row_multiple
+        self.blocks = table.num_embeddings // self.size
+        ttl = self.rule.ttl_steps
+        self.rows = [Place(self.size, self.rule.eviction, ttl) for _ in range(self.blocks)]
+        self.waiting = [Place(self.size, "step", ttl) for _ in range(self.blocks)]
+        self.counts: Counter[str] = Counter()
+
+    def is_known(self, one: int, step: int) -> bool:
+        return self.rows[self._block(one)].is_known(one, step)
+
+    def step(self, ids: list[int], step: int) -> None:
+        counts = Counter(ids)
+        for one, count in counts.items():
+            if self.is_known(one, step):
+                known = self.rows[self._block(one)].ids[one]
+                known.seen, known.count = step, known.count + count
+        for block in range(self.blocks):
+            here = {one: n for one, n in counts.items() if self._block(one) == block}
+            self._admit(block, {o: n for o, n in here.items() if not self._seen_now(o, step)}, step)
+
+    def told(self, step: int) -> dict[str, int]:
+        """The counts so far, and of the moment."""
+        waiting = [
+            one
+            for place in self.waiting
+            for one, known in place.ids.items()
+            if known.count and place.is_known(one, step)
+        ]
+        held = [one for place in self.rows for one in place.ids if place.is_known(one, step)]
+        return {**self.counts, "held": len(held), "candidates": len(waiting)}
+
+    def _seen_now(self, one: int, step: int) -> bool:
+        known = self.rows[self._block(one)].ids.get(one)
+        return known is not None and known.seen == step
+
+    def _admit(self, block: int, counts: dict[int, int], step: int) -> None:
+        rows, waiting = self.rows[block], self.waiting[block]
+        enter = {one: n for one, n in counts.items() if self._may_enter(one)}
+        threshold = self.rule.admission_threshold
+        if threshold > 1:
+            fresh = {}
+            enough = {}
+            for one, count in enter.items():
+                known = waiting.ids.get(one)
+                if known is not None:
+                    before = known.count if waiting.is_known(one, step) else 0
+                    known.seen, known.count = step, before + count
+                total = count if known is None else known.count
+                if total >= threshold:
+                    enough[one] = count
+                elif known is None:
+                    fresh[one] = count
+            waiting.put(fresh, step)
+            enter = enough
+        outlived = {one: n for one, n in enter.items() if one in rows.ids}
+        for one, count in outlived.items():
+            rows.ids[one] = Known(step, count)
+        placed, evicted = rows.put({o: n for o, n in enter.items() if o not in outlived}, step)
+        refused = enter.keys() - outlived.keys() - set(placed)
+        self.counts["admitted"] += len(placed) + len(outlived)
+        self.counts["evicted"] += evicted
+        self.counts["refused"] += len(refused)
+        if threshold > 1:
+            waiting.put({o: enter[o] for o in refused if o not in waiting.ids}, step)
+        for one in [*placed, *outlived]:
+            if one in waiting.ids:
+                waiting.ids[one] = Known(0, 0)
+
+    def _may_enter(self, one: int) -> bool:
+        salted = (one & (2**64 - 1)) ^ mix_int(SEED, 1)
+        drawn = int(mix(np.array([salted], np.uint64))[0]) >> 11
+        return drawn < int(self.rule.admission_probability * 2**53)
+
+    def _block(self, one: int) -> int:
+        return int(blocks_of(np.array([one], np.int64), self.blocks)[0])
+
+
+def drifting(rng: random.Random, steps: int) -> list[list[int]]:
+    """Ids of some steps: a window of favourites moves over all numbers of 64 bits."""
+    names = [rng.randint(-(2**63), 2**63 - 1) for _ in range(400)]
+    names = [one for one in names if one != -1] + [0, 1, 2**63 - 1, -(2**63)]
+    found = []
+    for step in range(steps):
+        first = step * 2
+        window = names[first : first + rng.randint(5, 120)] or names
+        found.append([rng.choice(window) for _ in range(rng.randint(0, 60))])
+    return found
