@@ -19,7 +19,7 @@ taken from the working directory of the command.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,11 +123,34 @@ class RunFile:
             plan=read("plan", PlanSection),
             source=_name(settings),
         )
+        whole._check_used(settings.source_of)
         planted = whole.data.planted
         if planted is None or "seed" in tables["data"]["planted"]:
             return whole
         planted = replace(planted, seed=whole.run.seed)
         return replace(whole, data=replace(whole.data, planted=planted))
+
+    def _check_used(self, source_of: Callable[[tuple[str, ...]], str]) -> None:
+        """Check that the model uses what is said of it.
+
+        Raises:
+            ConfigError: names the key.
+        """
+        ignored = []
+        if isinstance(self.model, TwoTowerModel):
+            ignored = [("run", "tasks", "click models have tasks, and two_tower has none")]
+            ignored = ignored if self.run.tasks else []
+        elif self.model.model != "dcn":
+            why = f"it is of model 'dcn', and the run's is {self.model.model!r}"
+            keys = [
+                key
+                for key in ("cross_layers", "cross_rank")
+                if getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
+            ]
+            ignored = [("model", key, why) for key in keys]
+        for section, key, why in ignored:
+            where = source_of((section, key))
+            raise ConfigError(f"{where}: [{section}] {key} would have no effect: {why}.")
 
     def to_toml(self) -> str:
         """Return the complete effective run as TOML; reading it gives the same run.

@@ -165,6 +165,10 @@ def test_what_is_printed_is_read_as_the_same_run(
         (['model.over_layers=[8, "x"]'], r"\[model\.over_layers\] item 2 is 'x'"),
         (["model.over_layers=[0]"], r"\[model\] over_layers has the size=0; .* at least 1|between"),
         (["model.schema=x"], r"\[model\] has schema;"),
+        (
+            ["model.model=dlrm", "model.cross_rank=3"],
+            r"^--set model\.cross_rank=3: \[model\] cross_rank would have no effect: .* 'dcn'",
+        ),
         (['run.sparse_schedule=[{policy = "lin"}]'], r"item 1\] policy is 'lin'; .*'linear'"),
         (['run.sparse_schedule={decay = "poly"}'], r"\[run\.sparse_schedule\] decay is 'poly'"),
         (["run.sparse_schedule=[{max_iters = 0}]"], r"item 1\] WarmupStage\(max_iters=0\)"),
@@ -189,6 +193,14 @@ def test_a_wrong_setting_is_named_with_what_is_wanted(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         RunFile.read("run.toml", changes)
+
+
+def test_tasks_that_towers_do_not_have_are_refused(tmp_path: Path) -> None:
+    towers = '[model]\nmodel = "two_tower"\nquery = ["user"]\ncandidate = ["item"]\n'
+    path = tmp_path / "towers.toml"
+    path.write_text(towers + '[[run.tasks]]\nname = "click"\n')
+    with pytest.raises(ConfigError, match=r"towers\.toml: \[run\] tasks would have no effect"):
+        RunFile.read(str(path))
 
 
 @pytest.mark.parametrize(
