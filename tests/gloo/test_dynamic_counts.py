@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from rayrec.checkpoint import CheckpointManager, load_table
+from rayrec.driver.planning import find_tables
+from rayrec.layout import ShardingPlan, TablePlacement, column_wise, data_parallel, row_wise
 from rayrec.train import RankTrainer
 from rayrec.train.events import Event, ProgressReport
 from tests.dynamic_clicks import RULE, TABLE, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
 
+KINDS = {"row_wise": row_wise, "column_wise": column_wise, "data_parallel": data_parallel}
 NOW = ("rows", "held", "candidates")  # the others are sums
 Told = tuple[list[dict[str, int]], list[str]]
 
 
-def counted(rank: int, world_size: int, data: Path, folder: Path) -> Told:
-    """Counts of either half of the steps, and the lines of the end."""
+def counted(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> Told:
+    """Counts of either half of the steps, and the lines of the end, under a plan of one kind."""
+    whole = spec(data, world_size, folder)
+    (table,) = find_tables(whole.model)
+    placement = TablePlacement(KINDS[kind](table, list(range(world_size))))
+    plan = ShardingPlan(world_size=world_size, tables={table.name: placement})
     reports: list[ProgressReport] = []
 
     def hear(event: Event) -> None:
         if isinstance(event, ProgressReport):
             reports.append(event)
 
-    with RankTrainer(spec(data, world_size, folder)) as trainer:
+    with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run(on_event=hear)
         lines = trainer.id_lines()
@@ -38,8 +46,9 @@ def counted(rank: int, world_size: int, data: Path, folder: Path) -> Told:
 
 def test_a_run_tells_the_same_counts_on_any_ranks(ranks: RankPool, tmp_path: Path) -> None:
     data = write(tmp_path / "data", TABLE | {"dynamic": RULE})
-    halves, lines = told = counted(0, 1, data, tmp_path / "one")
-    assert ranks.run(2, counted, data, tmp_path / "two") == [told, told]
+    halves, lines = told = counted(0, 1, data, tmp_path / "one", "row_wise")
+    for kind in KINDS:
+        assert ranks.run(2, counted, data, tmp_path / kind, kind) == [told, told]
     assert all(half[name] for half in halves for name in half if name != "refused")
     assert [half["rows"] for half in halves] == [TABLE["num_embeddings"]] * 2
     (line,) = lines

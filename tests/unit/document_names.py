@@ -87,9 +87,9 @@ class Name(NamedTuple):
 def names_of(page: str, text: str) -> list[Name]:
     """Everything in backticks of a page, without its blocks of code.
 
-    The names of TorchRec, in the first column of a table that says so and in the part that lists
-    what rayrec lacks, are left out: nothing here knows them. They count where the next column
-    says that rayrec has the same.
+    The names of TorchRec and DynamicEmb, in the first column of a table that says so and in the
+    part that lists what rayrec lacks, are left out: nothing here knows them. They count where the
+    next column says that rayrec has the same.
     """
     text = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(
@@ -98,7 +98,7 @@ def names_of(page: str, text: str) -> list[Name]:
     lines = []
     foreign = False
     for line in text.splitlines():
-        if line.startswith("| TorchRec |"):
+        if line.startswith(("| TorchRec |", "| DynamicEmb |")):
             foreign = True
         elif not line.startswith("|"):
             foreign = False
