@@ -41,6 +41,15 @@ def over(slow: str, fast: str) -> Callable[[Results], float]:
     return lambda results: float(results[slow]["ms"]["median"] / results[fast]["ms"]["median"])
 
 
+def dynamic(case: str) -> Callable[[Results], float]:
+    """Speed of a step of dynamic tables against that of static ones on two ranks."""
+
+    def read(results: Results) -> float:
+        return 1 / float(results["step"]["found"][case]["ratio"]["median"])
+
+    return read
+
+
 STEP = "pooling 1, rayrec "
 MARKS = (
     Mark(
@@ -74,6 +83,8 @@ MARKS = (
         shipped("data parallel, 2 x 1e6 rows, rayrec data_parallel"),
     ),
     Mark("sequences, table-wise", "step", 5.0, shipped("sequence, rayrec sequence")),
+    Mark("dynamic tables against static ones", "dynamic", 0.8, dynamic("pooled, rayrec dynamic")),
+    Mark("the same, sequences", "dynamic", 0.8, dynamic("sequence, rayrec sequence_dynamic")),
     Mark(
         "two ranks against one, the same global batch",
         "step",

@@ -23,18 +23,20 @@ from benchmarks.workload import Workload
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixed")
-VARIANTS = ("pipeline", "fp16", "int8", "sequence", "sequence_dedup")
+VARIANTS = ("pipeline", "fp16", "int8", "exchanged", "dynamic")
+VARIANTS += tuple(f"sequence{what}" for what in ("", "_dedup", "_exchanged", "_dynamic"))
 
 
 def rayrec_step(
     work: Workload, rank: int, world_size: int, batches: Batches, variant: str = "table_wise"
 ) -> Step:
     """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise
-    variant; with " far", over `FarExchange`.
+    variant; with " far", over `FarExchange`. Ranks that are "exchanged" do not read each other's
+    tables in place; those of dynamic tables never do.
     """
     from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel
-    from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
+    from rayrec.layout import DynamicConfig, EmbeddingBagConfig, EmbeddingConfig
     from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
     from rayrec.observe.timer import span
     from rayrec.optim import RowWiseAdagrad
@@ -44,8 +46,9 @@ def rayrec_step(
     variant = variant.removesuffix(" far")
     sequence = variant.startswith("sequence")
     make_table = EmbeddingConfig if sequence else EmbeddingBagConfig
+    rule = DynamicConfig() if "dynamic" in variant else None
     tables = [
-        make_table(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]])
+        make_table(n, work.dim, name=f"t{i}", feature_names=[work.keys[i]], dynamic=rule)
         for i, n in enumerate(work.rows)
     ]
     collection = (
@@ -62,6 +65,7 @@ def rayrec_step(
         qcomms=QCommsConfig(precision, precision),
         prefetch=variant == "pipeline",
         dedup_sequences=variant == "sequence_dedup",
+        share_tables="exchanged" not in variant,
     )
     if far:
         put_far(model)

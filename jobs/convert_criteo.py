@@ -4,10 +4,10 @@ The rows are streamed block by block, label, I1-13 and C1-26 as text, beside the
 Reads tab-separated files without a header (the Kaggle and Terabyte layout) and comma-separated ones
 with a header, where an Id column may come first. Counts become log(1 + x), negatives and missing 0.
 The 8 hex digits of a category become a 32-bit number, hashed into buckets
-(`hashing.hash_integers`); text that is not hex is refused; a missing category is an empty bag. A
-row goes to eval/ when the hash of (seed, its number) falls below the fraction: the split does not
-depend on the order or size of blocks. Cost: about 1 s per million values on one core, most of it in
-pyarrow's CSV reader; memory is a few blocks.
+(`hashing.hash_integers`), or with `dynamic` an id as it is; text that is not hex is refused; a
+missing category is an empty bag. A row goes to eval/ when the hash of (seed, its number) falls
+below the fraction: the split does not depend on the order or size of blocks. Cost: about 1 s per
+million values on one core, most of it in pyarrow's CSV reader; memory is a few blocks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from rayrec.command import run_command
 from rayrec.data.converted import PartsWriter, new_data_set, one_table_per_column
 from rayrec.data.hashing import hash_integers, mix_int, random_bits
 from rayrec.errors import ConfigError, InputError
+from rayrec.layout import DynamicConfig
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+NUM_BUCKETS = 100_000  # where nothing else is said
 MAX_BUCKETS = 2**31 - 1  # ids are written as int32
 _COLUMNS = ("label", *DENSE, *CATEGORIES)
 _HEX = np.full(256, 255, np.uint8)  # byte -> value of the digit
@@ -48,6 +50,7 @@ _HEX[list(b"ABCDEF")] = range(10, 16)
     examples="""
 python -m jobs.convert_criteo train.txt data/criteo
 python -m jobs.convert_criteo day_0.gz day_1.gz data/criteo --num-buckets 1000000 --dim 32
+python -m jobs.convert_criteo day_0.gz day_1.gz data/criteo --dynamic 1048576
 """,
 )
 @click.argument("sources", type=PATH, nargs=-1, required=True, metavar="SOURCE...")
@@ -55,9 +58,7 @@ python -m jobs.convert_criteo day_0.gz day_1.gz data/criteo --num-buckets 100000
 @click.option(
     "--num-buckets",
     type=count(1, MAX_BUCKETS),
-    default=100_000,
-    show_default=True,
-    help="ids per categorical column, by hash",
+    help=f"ids per categorical column, by hash; {NUM_BUCKETS} unless given",
 )
 @options("rows", "rows held out, drawn per row")
 def command(**given: Any) -> None:
@@ -82,10 +83,11 @@ def convert_criteo(
     sources: Sequence[str | Path],
     out: str | Path,
     *,
-    num_buckets: int = 100_000,
+    num_buckets: int | None = None,
     dim: int = 16,
     eval_fraction: float = 0.1,
     seed: int = 0,
+    dynamic: int | None = None,
     overwrite: bool = False,
 ) -> Converted:
     """Convert Criteo text files, in the order given.
@@ -93,27 +95,41 @@ def convert_criteo(
     Args:
         sources: files, plain or compressed (.gz, .bz2, .zst).
         out: gets train/, eval/ and schema.json.
-        num_buckets: rows of each of the 26 tables.
+        num_buckets: rows of each of the 26 tables; None takes 100,000.
+        dynamic: rows of each of the tables, which are dynamic; None hashes into buckets.
         eval_fraction: expected share of rows that go to eval/, by seed and row number.
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number
             or no hex; names file and value. Or every row is held out.
-        ConfigError: a number out of range, or `out` holds data already.
+        ConfigError: a number out of range, buckets for dynamic tables, or `out` holds data already.
     """
     seed_number("seed", seed)
-    whole_number("num_buckets", num_buckets, 1, MAX_BUCKETS)
+    if dynamic is not None and num_buckets is not None:
+        raise ConfigError(
+            f"num_buckets={num_buckets} and dynamic={dynamic}: dynamic tables take ids as they "
+            "are. Leave one of the two out."
+        )
+    buckets = NUM_BUCKETS if num_buckets is None else num_buckets
+    whole_number("num_buckets", buckets, 1, MAX_BUCKETS)
     if not 0 <= eval_fraction < 1:
         raise ConfigError(f"eval_fraction={eval_fraction}; it must be in [0, 1).")
-    schema = one_table_per_column(dict.fromkeys(CATEGORIES, num_buckets), dim, dense=DENSE)
+    rows, rule = (buckets, None) if dynamic is None else (dynamic, DynamicConfig())
+    sizes = dict.fromkeys(CATEGORIES, rows)
+    schema = one_table_per_column(sizes, dim, dense=DENSE, dynamic=rule)
+    hashed = buckets if dynamic is None else None
     with new_data_set(out, overwrite) as folder:
-        rows_train, rows_eval = _split(sources, folder, num_buckets, eval_fraction, seed)
+        rows_train, rows_eval = _split(sources, folder, hashed, eval_fraction, seed)
         schema.save(folder / "schema.json")
     return converted(out, rows_train, rows_eval)
 
 
 def _split(
-    sources: Sequence[str | Path], folder: Path, num_buckets: int, eval_fraction: float, seed: int
+    sources: Sequence[str | Path],
+    folder: Path,
+    buckets: int | None,
+    eval_fraction: float,
+    seed: int,
 ) -> tuple[int, int]:
     """Write train/ and eval/ below `folder`; the rows of each."""
     train, evaluation = PartsWriter(folder / "train", 16), PartsWriter(folder / "eval", 16)
@@ -123,7 +139,7 @@ def _split(
     try:
         for source in sources:
             for block in _blocks(Path(source)):
-                table = _convert(block, num_buckets, Path(source))
+                table = _convert(block, buckets, Path(source))
                 # by the row's number, so that blocks may have any size
                 held_out = random_bits(mix_int(seed), row, row + len(table)) < threshold
                 row += len(table)
@@ -182,7 +198,7 @@ def _layout(first: str, path: Path) -> tuple[list[str], str, int]:
     return names, delimiter, int(header)
 
 
-def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
+def _convert(block: pa.Table, buckets: int | None, path: Path) -> pa.Table:
     label = block["label"].combine_chunks()
     values = label.to_numpy(zero_copy_only=False)
     if label.null_count or not np.isin(values, (0.0, 1.0)).all():
@@ -208,8 +224,9 @@ def _convert(block: pa.Table, num_buckets: int, path: Path) -> pa.Table:
         known = text.is_valid().to_numpy(zero_copy_only=False)
         numbers = parse_hex(text.drop_null(), f"column {name} of {path}")
         # Ids below a null are never read: the mask makes an empty bag of the row.
-        ids[known] = hash_integers(numbers, num_buckets)
-        columns[name] = pa.array(ids.astype(np.int32), mask=~known)
+        ids[known] = numbers if buckets is None else hash_integers(numbers, buckets)
+        kind = np.int64 if buckets is None else np.int32
+        columns[name] = pa.array(ids.astype(kind), mask=~known)
     return pa.table(columns)
 
 

@@ -4,9 +4,10 @@ The label says whether a user rates a film 4 or 5. Users and items become ids by
 file, genres, occupations, the first two characters of the zip code, age buckets and release years
 by their place among the sorted values: side information that is known before any rating. The rating
 itself and its time stay beside the label, for a second task and for splits; the schema does not
-read them. The title is left out. A tenth of the ratings is held out, exactly: a random one by seed,
-whatever else changes, or the latest. Everything fits in memory: 100,000 ratings. `movielens_files`
-reads the files.
+read them. With `dynamic` users, items and all text stay as they are, and nothing is numbered. The
+title is left out. A tenth of the ratings is held out, exactly: a random one by seed, whatever else
+changes, or the latest. Everything fits in memory: 100,000 ratings. `movielens_files` reads the
+files.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rayrec.command import run_command
 from rayrec.data.converted import new_data_set, one_table_per_column
 from rayrec.data.hashing import mix_int, permutation
 from rayrec.errors import ConfigError, InputError
+from rayrec.layout import DynamicConfig
 
 # small initial values: a DLRM reaches AUC 0.786 on the held-out tenth, against 0.777 from the
 # tables' default bounds
@@ -45,6 +47,7 @@ _AGE_BUCKETS = (18, 25, 35, 45, 50, 56)  # the first bucket is under 18
     examples="""
 python -m jobs.convert_movielens ml-100k data/films
 python -m jobs.convert_movielens ml-100k data/films --dim 32 --split time
+python -m jobs.convert_movielens ml-100k data/films --dynamic 4096
 """,
 )
 @click.argument("source", type=PATH, metavar="SOURCE")
@@ -84,6 +87,7 @@ def convert_movielens(
     seed: int = 0,
     eval_fraction: float = 0.1,
     split: str = "random",
+    dynamic: int | None = None,
     overwrite: bool = False,
 ) -> Converted:
     """Convert a folder with MovieLens-100k.
@@ -94,6 +98,7 @@ def convert_movielens(
         out: gets train/, eval/ and schema.json.
         seed: which ratings are held out, and the order of rows.
         split: "random", or "time": the latest ratings are held out.
+        dynamic: rows of each of the tables, which are dynamic; None numbers the ids.
         overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file or column is missing, or a rating names an unknown user or item.
@@ -105,7 +110,7 @@ def convert_movielens(
         raise ConfigError(f"split={split!r} is unknown; use {' or '.join(SPLITS)}.")
     if not 0 < eval_fraction < 1:
         raise ConfigError(f"eval_fraction={eval_fraction}; it must lie between 0 and 1.")
-    table, sizes, ratings = _join_columns(Path(source))
+    table, sizes, ratings = _join_columns(Path(source), dynamic is not None)
     rows, times = table.num_rows, table["time"].to_numpy()
     held_out = round(rows * eval_fraction)
     if not 0 < held_out < rows:
@@ -119,7 +124,9 @@ def convert_movielens(
     is_eval = np.zeros(rows, bool)
     is_eval[kept[rows - held_out :]] = True
     parts = {"eval": order[is_eval[order]], "train": order[~is_eval[order]]}
-    schema = one_table_per_column(sizes, dim, means=("genres",), bound=_BOUND)
+    rule = None if dynamic is None else DynamicConfig()
+    sizes = sizes if dynamic is None else dict.fromkeys(sizes, dynamic)
+    schema = one_table_per_column(sizes, dim, means=("genres",), bound=_BOUND, dynamic=rule)
     with new_data_set(out, overwrite) as folder:
         for name, places in parts.items():
             (folder / name).mkdir()
@@ -129,13 +136,15 @@ def convert_movielens(
     return converted(out, rows - held_out, held_out)
 
 
-def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
+def _join_columns(root: Path, as_they_are: bool) -> tuple[pa.Table, dict[str, int], Path]:
     """Join ratings, users and items.
 
+    Args:
+        as_they_are: text stays text.
     Returns:
         one row per rating with its label, the rating itself and its time, and user, item and their
-        side information, all as ids; the number of rows of each embedding table, by column; and the
-        path of the ratings' file.
+        side information, all as ids; the number of different ids, by column; and the path of the
+        ratings' file.
     """
     *paths, ratings, users, items = read_films(root)
     user = _place(ratings["user_id"], users["user_id"], paths[0], "user_id")
@@ -143,12 +152,12 @@ def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
     ages = np.searchsorted(_AGE_BUCKETS, _numbers(users, "age", paths[1]), side="right")
     stars = _numbers(ratings, "rating", paths[0])
     words = pc.split_pattern(items["class"].fill_null(""), " ").combine_chunks()
-    genres, num_genres = _as_ids(words.flatten())
+    genres, num_genres = _as_ids(words.flatten(), as_they_are)
     columns = {
         "label": pa.array((stars >= 4.0).astype(np.int8)),
-        "user": pa.array(user),
-        "item": pa.array(item),
-        "genres": pa.ListArray.from_arrays(words.offsets, pa.array(genres)).take(pa.array(item)),
+        "user": ratings["user_id"] if as_they_are else pa.array(user),
+        "item": ratings["item_id"] if as_they_are else pa.array(item),
+        "genres": pa.ListArray.from_arrays(words.offsets, genres).take(pa.array(item)),
         "age": pa.array(ages[user]),
     }
     sizes = {"user": len(users), "item": len(items), "genres": num_genres}
@@ -156,20 +165,24 @@ def _join_columns(root: Path) -> tuple[pa.Table, dict[str, int], Path]:
     zips = pc.utf8_slice_codeunits(users["zip_code"], 0, 2)
     of_users = {"gender": users["gender"], "occupation": users["occupation"], "zip": zips}
     for name, column in of_users.items():
-        ids, sizes[name] = _as_ids(column)
-        columns[name] = pa.array(ids[user])
-    years, sizes["year"] = _as_ids(items["release_year"])
-    columns["year"] = pa.array(years[item])
+        ids, sizes[name] = _as_ids(column, as_they_are)
+        columns[name] = ids.take(pa.array(user))
+    years, sizes["year"] = _as_ids(items["release_year"], as_they_are)
+    columns["year"] = years.take(pa.array(item))
     columns["rating"] = pa.array(stars.astype(np.float32))
     columns["time"] = pa.array(_numbers(ratings, "timestamp", paths[0]).astype(np.int64))
     return pa.table(columns), sizes, paths[0]
 
 
-def _as_ids(column: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, int]:
-    """Text as ids, which are places in the sorted distinct values, and the number of those."""
-    texts = column.fill_null("").to_numpy(zero_copy_only=False).astype(str)
-    words, ids = np.unique(texts, return_inverse=True)
-    return ids.astype(np.int64), len(words)
+def _as_ids(column: pa.Array | pa.ChunkedArray, as_they_are: bool) -> tuple[pa.Array, int]:
+    """Text as ids, and the number of different ones.
+
+    They are places in the sorted distinct values, or the text as it is.
+    """
+    filled = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    filled = filled.fill_null("")
+    words, ids = np.unique(filled.to_numpy(zero_copy_only=False).astype(str), return_inverse=True)
+    return filled if as_they_are else pa.array(ids.astype(np.int64)), len(words)
 
 
 def _numbers(table: pa.Table, column: str, path: Path) -> np.ndarray:

@@ -40,6 +40,12 @@ def options(held_out: str, drawn: str) -> Callable[[F], F]:
     found = [
         click.option("--dim", type=count(), default=16, help="width of every table", **shown),
         click.option(
+            "--dynamic",
+            type=count(),
+            metavar="ROWS",
+            help="write ids as they are, for dynamic tables of so many rows each",
+        ),
+        click.option(
             "--seed", type=SEED, default=0, help=f"which {held_out} are held out", **shown
         ),
         click.option(

@@ -95,14 +95,14 @@ def check_optimizer(manifest: Manifest, table: str, wanted: object, where: str) 
 def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
     """Check that a saved file holds every wanted tensor, in a shape and type that convert."""
     saved = {column.name: column for column in entry.columns}
-    if (IDS in saved) != bool(state.ids):
-        kinds = "dynamic", "not dynamic"
-        theirs, ours = kinds if IDS in saved else kinds[::-1]
+    if IDS in saved and not state.ids:
         raise CheckpointError(
-            f"{where}: table {entry.table!r} was saved as one that is {theirs}, and the model's is "
-            f"{ours}. Give the table the `dynamic` that it had."
+            f"{where}: table {entry.table!r} was saved as one that is dynamic, and the model's is "
+            "not dynamic. Give the table the `dynamic` that it had."
         )
-    for name, tensor in state.tensors().items():
+    # the ids of a table that was not dynamic are the numbers of its rows
+    ids = state.ids if IDS in saved else {}
+    for name, tensor in {WEIGHT: state.weight, **ids, **state.optimizer}.items():
         if name not in saved and name in state.ids:
             raise CheckpointError(
                 f"{where}: table {entry.table!r} was saved with admission_threshold=1, without "

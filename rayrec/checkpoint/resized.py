@@ -1,7 +1,8 @@
-"""Restore of a dynamic table into one of another size, or of other blocks.
+"""Restore of a dynamic table from one of another size, of other blocks, or that was not dynamic.
 
 The rows of an id lie elsewhere then, so every rank reads the ids of the whole table, finds where
-they belong, and takes the rows of its own.
+they belong, and takes the rows of its own. The ids of a table that was not dynamic are the numbers
+of its rows, which were never seen.
 
     # P rows of the saved table
 """
@@ -19,14 +20,14 @@ from rayrec.dynamic.blocks import NO_KEY, IdColumns
 from rayrec.dynamic.resize import places_in
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
-from rayrec.shards.state import IDS, ShardState
+from rayrec.shards.state import HITS, IDS, SEEN, ShardState
 
 _KINDS = "id", "candidate"  # rows belong to ids; candidates have places of their own
 
 
 def is_resized(table: BaseEmbeddingConfig, saved: TableEntry) -> bool:
-    """Return True if a dynamic table was saved with another size or other blocks."""
-    if table.dynamic is None or saved.blocks is None:
+    """Return True if a dynamic table was saved with another size or blocks, or was not dynamic."""
+    if table.dynamic is None:
         return False
     now = table.num_embeddings, table.num_embeddings // table.row_multiple
     return now != (saved.num_embeddings, saved.blocks)
@@ -55,7 +56,7 @@ def fill_resized(
     files, names = chain.base.files_by_table()[table.name], list(states[0].ids)
     saved, places, left_out = _columns(chain, files, names, verify), dict[str, Tensor](), 0
     for kind in _KINDS:
-        if f"{kind}_key" in names:
+        if f"{kind}_key" in saved:
             own = IdColumns(*(saved[f"{kind}_{column}"] for column in IdColumns._fields))
             # candidates always make room by when they were seen
             eviction = table.dynamic.eviction if kind == "id" else "step"
@@ -65,8 +66,9 @@ def fill_resized(
     for state in states:
         _clear(state)
         for name, column in state.ids.items():
-            own_rows, chosen = _inside(places[name.split("_")[0]], state)
-            column[own_rows] = saved[name][chosen]
+            if name in saved:
+                own_rows, chosen = _inside(places[name.split("_")[0]], state)
+                column[own_rows] = saved[name][chosen]
     for entry in files:
         near = [state for state in states if _shares_columns(entry, state)]
         rectangle = chain.open(entry, verify=verify) if near else None
@@ -88,9 +90,13 @@ def fill_resized(
 def _columns(
     chain: Chain, files: Sequence[FileEntry], names: Sequence[str], verify: bool
 ) -> Mapping[str, Tensor]:
-    """Read (P,) columns of a table."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    """Read those of some (P,) columns that were saved of a table."""
     first = [entry for entry in files if entry.cols.start == 0]
+    held = {column.name for entry in first for column in entry.columns}
+    if IDS not in held:
+        rows = torch.arange(max(entry.rows.stop for entry in first))
+        return dict(zip((IDS, SEEN, HITS), (rows, *torch.zeros(2, len(rows)).int()), strict=True))
+    parts: dict[str, list[Tensor]] = {name: [] for name in names if name in held}
     for entry in sorted(first, key=lambda entry: entry.rows.start):
         rectangle = chain.open(entry, verify=verify)
         for batch in range(len(entry.marks) - 1):

@@ -16,6 +16,7 @@ from rayrec.cli.values import PATH, SEED, count
     examples="""
 rayrec make-data data/clicks --rows 100000
 rayrec train --data data/clicks
+rayrec make-data data/drift --rows 500000 --lifetime 100000
 """,
 )
 @click.argument("out", type=PATH, metavar="DIR")
@@ -34,6 +35,12 @@ rayrec train --data data/clicks
     "--dim", type=count(), default=16, show_default=True, metavar="D", help="width of every table"
 )
 @click.option(
+    "--lifetime",
+    type=count(),
+    metavar="ROWS",
+    help="ids are born and die, and live for so many rows; tables are dynamic",
+)
+@click.option(
     "--seed",
     type=SEED,
     default=0,
@@ -41,7 +48,9 @@ rayrec train --data data/clicks
     help="other seeds make other rows of the same kind",
 )
 @click.option("--overwrite", is_flag=True, help="replace data in DIR, and leave other files")
-def command(out: str, rows: int, eval_rows: int, dim: int, seed: int, overwrite: bool) -> None:
+def command(
+    out: str, rows: int, eval_rows: int, dim: int, lifetime: int | None, seed: int, overwrite: bool
+) -> None:
     """Write click data whose best possible scores are known.
 
     DIR gets train/, eval/, schema.json and truth.json.
@@ -50,7 +59,9 @@ def command(out: str, rows: int, eval_rows: int, dim: int, seed: int, overwrite:
     from rayrec.data.planted import SyntheticConfig
     from rayrec.data.synthetic import write_synthetic
 
-    config = SyntheticConfig(rows_train=rows, rows_eval=eval_rows, dim=dim, seed=seed)
+    config = SyntheticConfig(
+        rows_train=rows, rows_eval=eval_rows, dim=dim, lifetime=lifetime, seed=seed
+    )
     # The parts move into DIR when all of them are written, so nobody reads half of a file.
     with new_data_set(out, overwrite) as folder:
         write_synthetic(folder, config)

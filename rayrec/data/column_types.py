@@ -36,7 +36,8 @@ def check_columns(
     if with_labels:
         problems += [group_problem(types[name], name) for name in schema.groups]
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
-    problems += [id_problem(types[f.column], f) for f in schema.features]
+    unbounded = schema.unbounded()
+    problems += [id_problem(types[f.column], f, f.name in unbounded) for f in schema.features]
     for feature in schema.features:
         if feature.weights is not None:
             kind = types[feature.weights]
@@ -93,24 +94,29 @@ def is_text(kind: pa.DataType) -> bool:
     return t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind)
 
 
-def id_problem(kind: pa.DataType, feature: Feature) -> str | None:
-    """Why a column of this type cannot serve the feature, with the remedy; None when it can."""
+def id_problem(kind: pa.DataType, feature: Feature, unbounded: bool) -> str | None:
+    """Why a column of this type cannot serve the feature, with the remedy; None when it can.
+
+    Args:
+        unbounded: all tables of the feature are dynamic.
+    """
     leaf = kind.value_type if is_list(kind) else kind
     if pa.types.is_dictionary(leaf):
         leaf = leaf.value_type
     if pa.types.is_integer(leaf) or pa.types.is_null(leaf):
         return None
     if is_text(leaf):
-        if feature.hash_buckets is not None:
+        if feature.hash_buckets is not None or unbounded:
             return None
         return (
             f"column {feature.column!r} of feature {feature.name!r} holds {kind}. Set hash_buckets "
-            "on the feature to hash it into ids."
+            "on the feature to hash it into rows of its tables, or make all of its tables dynamic, "
+            "which take every hash of 64 bits as an id."
         )
     return (
         f"column {feature.column!r} of feature {feature.name!r} has type {kind}; ids are "
-        "integers, or strings with hash_buckets, or lists of either. Cast the column to int64 or "
-        "list<int64>."
+        "integers, or strings with hash_buckets or of dynamic tables, or lists of either. Cast the "
+        "column to int64 or list<int64>."
     )
 
 

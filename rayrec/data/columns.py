@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.data.column_types import group_problem, id_problem, is_list, missing
-from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets
+from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets, to_ids
 from rayrec.data.numeric import (
     Labels,
     Where,
@@ -109,12 +109,13 @@ def read_columns(
             raise InputError(missing(name, batch.schema, where(0)))
         return arrays[number]
 
-    bags = []
+    bags, unbounded = [], schema.unbounded()
     for feature in schema.features:
         array = column(feature.column)
         bag = _plain_bags(array, feature)
         if bag is None:
-            bag = _bags(array, feature.column, partial(_ids, feature=feature), where)
+            ids = partial(_ids, feature=feature, unbounded=feature.name in unbounded)
+            bag = _bags(array, feature.column, ids, where)
         if feature.weights is not None:
             use = f"weights of feature {feature.name!r}:"
             leaf = partial(floats, column=feature.weights, use=use)
@@ -194,9 +195,9 @@ def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
     return out
 
 
-def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
+def _ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[Any]:
     """Ids of non-null leaves: integers as they are or hashed, text hashed."""
-    problem = id_problem(leaf.type, feature)
+    problem = id_problem(leaf.type, feature, unbounded)
     if problem is not None:
         raise InputError(problem)
     if pa.types.is_null(leaf.type) or not len(leaf):
@@ -208,7 +209,8 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
                 "dictionary. Encode nulls as nulls."
             )
         # Each word of the dictionary is hashed once, however often it occurs.
-        return _ids(leaf.dictionary, feature)[leaf.indices.to_numpy(zero_copy_only=False)]
+        words = _ids(leaf.dictionary, feature, unbounded)
+        return words[leaf.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_integer(leaf.type):
         values = leaf.to_numpy()
         if values.dtype == np.uint64:
@@ -217,7 +219,8 @@ def _ids(leaf: pa.Array, feature: Feature) -> NDArray[Any]:
         if feature.hash_buckets is None:
             return values
         return hash_integers(values, feature.hash_buckets)
-    assert feature.hash_buckets is not None
+    if feature.hash_buckets is None:
+        return to_ids(_text_hashes(leaf))
     return to_buckets(_text_hashes(leaf), feature.hash_buckets)
 
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from rayrec.checks import absolute_path, is_uri
 from rayrec.errors import ConfigError
+from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
@@ -151,6 +152,7 @@ def one_table_per_column(
     hashed: Container[str] = (),
     means: Container[str] = (),
     bound: float | None = None,
+    dynamic: DynamicConfig | None = None,
 ) -> FeatureSchema:
     """A schema in which every column is a feature with a table `t_<column>` of its own.
 
@@ -158,6 +160,7 @@ def one_table_per_column(
         hashed: columns whose values are hashed into the rows of their tables.
         means: columns of lists that are pooled by their mean; others are summed.
         bound: initial values lie in [-bound, bound]; the tables' default when None.
+        dynamic: the rules of all tables by which ids get rows; None numbers the rows.
     """
     features, tables = [], []
     for name, size in sizes.items():
@@ -165,6 +168,7 @@ def one_table_per_column(
         features.append(Feature(name=name, column=name, hash_buckets=buckets))
         pooling = PoolingType.MEAN if name in means else PoolingType.SUM
         table = EmbeddingBagConfig(size, dim, f"t_{name}", feature_names=[name], pooling=pooling)
+        table = replace(table, dynamic=dynamic)
         if bound is not None:
             table = replace(table, weight_init_min=-bound, weight_init_max=bound)
         tables.append(table)

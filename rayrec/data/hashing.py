@@ -5,10 +5,11 @@ DEFINITION. mix(x) is the output function of splitmix64, modulo 2**64:
     0x94D049BB133111EB; return x ^ x>>31
 An integer i (two's complement, 64 bit) hashes to mix(i). A string of n bytes (UTF-8 for text)
 hashes to h after h = mix(n) and h = mix(h ^ w) for each of its little-endian 8-byte words w, the
-last padded with zeros. The bucket is the hash modulo the buckets. Cost: one pass per 8 bytes of the
-longest string over the strings that are that long, and one padded copy of the bytes. The same mix
-makes the seeds and permutations of `order`. numpy's generators promise no fixed streams; this
-definition does.
+last padded with zeros. The bucket is the hash modulo the buckets. The id of a string in a dynamic
+table is its whole hash as a signed number, and -2 in place of -1, which is no id. Cost: one pass
+per 8 bytes of the longest string over the strings that are that long, and one padded copy of the
+bytes. The same mix makes the seeds and permutations of `order`. numpy's generators promise no fixed
+streams; this definition does.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def hash_integers(ids: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
 def to_buckets(hashes: U64, buckets: int) -> NDArray[np.int64]:
     """(N,) uint64 -> (N,) int64, modulo `buckets` >= 1."""
     return (hashes % np.uint64(buckets)).view(np.int64)
+
+
+def to_ids(hashes: U64) -> NDArray[np.int64]:
+    """(N,) uint64 -> (N,) int64 ids of a dynamic table: the same bits, but -2 for -1."""
+    ids = hashes.view(np.int64)
+    return np.where(ids == -1, np.int64(-2), ids)
 
 
 def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:

@@ -4,7 +4,9 @@ The rows look like Criteo's: skewed ids (Zipf) over columns of its cardinalities
 list columns, dense columns. Each row's logit is b + signal * z, and z joins four standardized terms
 by their shares of variance: one effect per id ("main"), an inner product of user and item factors
 ("low_rank"), a free table over two small columns ("cross"), a smooth function of the dense columns
-("dense"). Rows are drawn in chunks, each a pure function of (config, part, chunk).
+("dense"). Rows are drawn in chunks, each a pure function of (config, part, chunk). With a
+`lifetime` the rows are events in the order of time, evaluation last, and ids come and go
+(`drifting`).
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.data.converted import one_table_per_column
-from rayrec.data.hashing import mix_int, permutation
+from rayrec.data.drifting import Drift
+from rayrec.data.hashing import mix, mix_int, permutation
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.schema import FeatureSchema
 
 F64 = NDArray[np.float64]
@@ -44,6 +48,8 @@ class SyntheticConfig:
         signal: standard deviation of the true logits; 1.65 makes a Bayes AUC near 0.84.
         base_rate: share of clicks.
         low_rank, cross, dense: shares of the logit's variance; the main effects have the rest.
+        lifetime: rows for which an id lives; ids are then numbers of 64 bits, of which a column
+            has at most `cap` at a time, and tables are dynamic. None keeps ids for ever.
         shuffle_labels: permute labels over the rows of each chunk.
     Raises:
         ConfigError: a value out of range.
@@ -61,6 +67,7 @@ class SyntheticConfig:
     low_rank: float = 0.05
     cross: float = 0.05
     dense: float = 0.15
+    lifetime: int | None = None
     shuffle_labels: bool = False
     seed: int = 0
 
@@ -71,6 +78,8 @@ class SyntheticConfig:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least {low}.")
+        if self.lifetime is not None and self.lifetime < 1:
+            raise ConfigError(f"lifetime={self.lifetime}; it must be at least 1.")
         # The truth needs a user, an item and two small columns of single ids.
         if self.num_lists > self.num_features - 4:
             raise ConfigError(
@@ -127,6 +136,8 @@ class Planted:
         self._factors = [rng.standard_normal((sizes[f], 2)) for f in (self.user, self.item)]
         self._cross = rng.standard_normal([sizes[f] for f in self.small])
         self._linear, self._curved = rng.standard_normal((2, config.num_dense))
+        lifetime = config.lifetime
+        self._drift = None if lifetime is None else Drift(config.seed, lifetime, sizes)
         self._means, self._stds, self.bias = np.zeros(4), np.ones(4), 0.0
         dense, ids = self._draw(_REFERENCE, 0, CHUNK)
         terms = self._terms(dense, ids)
@@ -151,7 +162,7 @@ class Planted:
         # the seed keeps these numbers apart from those of the labels and of the truth.
         rng = np.random.Generator(np.random.Philox(mix_int(self.config.seed, 3, part, index)))
         dense = rng.standard_normal((rows, self.config.num_dense), dtype=np.float32)
-        ids = []
+        ids, times = [], self._times(part, index, rows)
         for f, (cdf, popular) in enumerate(zip(self._cdf, self._popular, strict=True)):
             offsets, n = None, rows
             if f >= self.config.num_features - self.config.num_lists:
@@ -160,20 +171,46 @@ class Planted:
                 n = int(offsets[-1])
             # The inverse of the Zipf law gives a rank of popularity; `popular` says which id has
             # that rank.
-            ids.append(Ids(popular[np.searchsorted(cdf, rng.random(n), side="right")], offsets))
+            values = popular[np.searchsorted(cdf, rng.random(n), side="right")]
+            if self._drift is not None:
+                of_ids = times if offsets is None else np.repeat(times, np.diff(offsets))
+                values = self._drift.ids(f, values, of_ids)
+            ids.append(Ids(values, offsets))
         return dense, ids
+
+    def _times(self, part: int, index: int, rows: int) -> NDArray[np.int64]:
+        """(rows,) the places of the rows of a chunk in the order of time."""
+        c, numbers = self.config, np.arange(rows, dtype=np.int64)
+        if part == _REFERENCE:
+            # over all times, as no generation of ids shall decide on the size of a term
+            return numbers * max(1, (c.rows_train + c.rows_eval) // rows)
+        return numbers + index * CHUNK + part * c.rows_train
 
     def _terms(self, dense: NDArray[np.float32], ids: list[Ids]) -> F64:
         """(4, rows): main, low rank, cross and dense terms, not yet standardized."""
         main = np.zeros(len(dense))
-        for effects, column in zip(self._effects, ids, strict=True):
-            main += _bag_means(effects[column.values], column.offsets)
-        user = self._factors[0][ids[self.user].values]
-        item = self._factors[1][ids[self.item].values]
-        cross = self._cross[ids[self.small[0]].values, ids[self.small[1]].values]
+        for f, column in enumerate(ids):
+            main += _bag_means(self._effects_of(f, column.values), column.offsets)
+        user, item, cross = self._pairs(ids)
         bent = np.tanh(dense.astype(np.float64)) ** 2
         smooth = _times(dense, self._linear) + 0.5 * _times(bent, self._curved)
         return np.stack([main, (user * item).sum(1), cross, smooth])
+
+    def _effects_of(self, f: int, ids: NDArray[np.int64]) -> F64:
+        """(N,) main effects of (N,) ids of a column."""
+        if self._drift is None:
+            return self._effects[f][ids]
+        return self._drift.normals(f, ids) * self.cardinalities[f] ** -0.3
+
+    def _pairs(self, ids: list[Ids]) -> tuple[F64, F64, F64]:
+        """(rows, 2) factors of users and of items, and (rows,) values of the crossed columns."""
+        user, item, *small = (ids[f].values for f in (self.user, self.item, *self.small))
+        if self._drift is None:
+            return self._factors[0][user], self._factors[1][item], self._cross[small[0], small[1]]
+        n, normals = len(ids), self._drift.normals
+        factors = [np.stack([normals(n, who), normals(n + 1, who)], 1) for who in (user, item)]
+        both = mix(small[0].view(np.uint64)) ^ small[1].view(np.uint64)
+        return factors[0], factors[1], normals(n + 2, both.view(np.int64))
 
     def _z(self, dense: NDArray[np.float32], ids: list[Ids]) -> F64:
         # (rows,) the sum of the standardized terms. A term times the root of its share has that
@@ -190,7 +227,11 @@ class Planted:
         lists = names[self.config.num_features - self.config.num_lists :]
         sizes = dict(zip(names, self.cardinalities, strict=True))
         dense = [f"d_{i}" for i in range(self.config.num_dense)]
-        return one_table_per_column(sizes, self.config.dim, dense=dense, means=lists)
+        rule = None
+        if self.config.lifetime is not None:
+            # the dead leave their rows when others need them, so there is room for both
+            sizes, rule = {name: 2 * size for name, size in sizes.items()}, DynamicConfig()
+        return one_table_per_column(sizes, self.config.dim, dense=dense, means=lists, dynamic=rule)
 
 
 def _zipf_cdf(size: int, exponent: float) -> F64:

@@ -24,6 +24,7 @@ from rayrec.data.listing import DataFile
 from rayrec.data.readers import FileReader, column_statistics
 from rayrec.data.selected import ROW
 from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.tables import UNBOUNDED
 
 FLOAT32_MAX = 3.4028234663852886e38
 MAX_COLUMNS = 200_000  # column chunks looked at; about a second
@@ -120,6 +121,11 @@ def _is_bad(
             continue
         if not statistics.has_min_max or not isinstance(statistics.min, int):
             continue
-        if statistics.min < 0 or statistics.max >= limits[feature.name]:
+        limit = limits[feature.name]
+        if limit == UNBOUNDED:
+            # a range that spans -1 does not say that it occurs
+            if -1 in (statistics.min, statistics.max):
+                return True
+        elif statistics.min < 0 or statistics.max >= limit:
             return True
     return False

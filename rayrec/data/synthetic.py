@@ -66,13 +66,15 @@ def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None
 def check_room(directory: str | Path, config: SyntheticConfig) -> None:
     """Check that a folder has room for the rows, before hours are spent on writing them.
 
-    Dense values take 4 bytes each, for they do not compress, and ids about one.
+    Dense values take 4 bytes each, for they do not compress, and ids about one; those of 64 bits
+    about 4.
 
     Raises:
         ConfigError: it has not, by a cautious estimate.
     """
     rows = config.rows_train + config.rows_eval
-    needed = rows * (4 * config.num_dense + config.num_features)
+    of_ids = config.num_features * (1 if config.lifetime is None else 4)
+    needed = rows * (4 * config.num_dense + of_ids)
     folder = Path(directory).absolute()
     while not folder.exists():
         folder = folder.parent
@@ -124,7 +126,8 @@ def _write_part(planted: Planted, folder: Path, part: int, rows: int) -> Iterato
             columns: dict[str, pa.Array] = {"label": pa.array(chunk.labels)}
             columns |= {f"d_{i}": pa.array(chunk.dense[:, i]) for i in range(chunk.dense.shape[1])}
             for f, (values, offsets) in enumerate(chunk.ids):
-                column = pa.array(values.astype(np.int32))
+                kind = np.int32 if planted.config.lifetime is None else np.int64
+                column = pa.array(values.astype(kind))
                 if offsets is not None:
                     column = pa.ListArray.from_arrays(pa.array(offsets), column)
                 columns[f"cat_{f}"] = column

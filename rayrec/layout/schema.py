@@ -16,7 +16,7 @@ from pathlib import Path
 from rayrec.errors import ConfigError
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.schema_json import parse_schema, schema_text
-from rayrec.layout.tables import EmbeddingBagConfig
+from rayrec.layout.tables import UNBOUNDED, EmbeddingBagConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +187,11 @@ class FeatureSchema:
             for name in table.feature_names:
                 out[name] = min(out.get(name, table.id_limit), table.id_limit)
         return out
+
+    def unbounded(self) -> frozenset[str]:
+        """The features whose tables are all dynamic, so that any number of 64 bits is an id."""
+        limits = self.limits().items()
+        return frozenset(name for name, limit in limits if limit == UNBOUNDED)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Fresh copies of the tables, to build a model from."""

@@ -33,7 +33,8 @@ class Feature:
     Attributes:
         name: key of the feature in the batch; unique.
         column: column of integers, strings or lists of them.
-        hash_buckets: None takes integers as they are; a number hashes integers, strings or bytes
+        hash_buckets: None takes integers as they are, and strings or bytes, which only dynamic
+            tables take then, by their hash of 64 bits; a number hashes integers, strings or bytes
             into [0, hash_buckets).
         weights: column of per-id weights of the same shape as `column`, or None for weight 1.
     """

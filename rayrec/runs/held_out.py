@@ -18,6 +18,7 @@ from torch import Tensor
 from rayrec.data import FeatureSchema
 from rayrec.data.column_types import missing
 from rayrec.errors import ConfigError, InputError
+from rayrec.layout.tables import refuse_dynamic
 from rayrec.storage import one_line
 
 IdArray = NDArray[np.int64]
@@ -102,7 +103,7 @@ class IdColumn:
     """Ids of a feature with one per row, and how many there can be.
 
     Raises:
-        ConfigError: the schema has no such feature, or hashes it.
+        ConfigError: the schema has no such feature, or hashes it, or its table is dynamic.
     """
 
     def __init__(self, schema: FeatureSchema, feature: str) -> None:
@@ -112,8 +113,11 @@ class IdColumn:
                 f"feature {feature!r} is not in the schema, or is hashed; it must hold ids, one "
                 "per row."
             )
+        tables = [table for table in schema.tables if feature in table.feature_names]
+        why = "recall needs ids that number its rows; number them and leave out 'dynamic'"
+        refuse_dynamic(tables, why)
         self.feature, self.column = feature, named[0].column
-        self.size = max(t.num_embeddings for t in schema.tables if feature in t.feature_names)
+        self.size = max(table.num_embeddings for table in tables)
 
     def ids(self, table: pa.Table) -> IdArray:
         """Return the id in each row.

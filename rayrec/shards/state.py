@@ -19,7 +19,8 @@ from rayrec.layout.geometry import Shard
 
 T = TypeVar("T")
 IDS = "id_key"  # the column of a dynamic table that says whose a row is
-SEEN = "id_seen"  # and that which says in which step its id was last seen
+SEEN = "id_seen"  # that which says in which step its id was last seen
+HITS = "id_hits"  # and how often since it has the row
 WEIGHT = "weight"  # the name of the weight's column; no optimizer state may have it
 
 

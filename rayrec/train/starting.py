@@ -111,7 +111,7 @@ def _tell_left_out(saved: RestoredCheckpoint, note: Note) -> None:
     told = gather_objects(dict(saved.left_out))
     for table in sorted({table for own in told for table in own}):
         if ids := max(own.get(table, 0) for own in told):
-            note(f"table {table!r} is smaller than it was: {ids} ids have no row any more")
+            note(f"table {table!r}: {ids} ids of the checkpoint have no row, since blocks are full")
 
 
 def _read_weights(live: LiveRun, path: str, *, optimizer_state: bool = False) -> RestoredCheckpoint:

@@ -6,24 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from plain_hashes import MASK, scalar_hash, scalar_mix
 
 from rayrec.data.hashing import hash_bytes, hash_integers, mix, mix_int, permutation, random_bits
-
-MASK = (1 << 64) - 1
-
-
-def scalar_mix(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
-    return x ^ x >> 31
-
-
-def scalar_hash(text: bytes) -> int:
-    h = scalar_mix(len(text))
-    for i in range(0, len(text), 8):
-        h = scalar_mix(h ^ int.from_bytes(text[i : i + 8].ljust(8, b"\0"), "little"))
-    return h
 
 
 @pytest.mark.seeds(range(20))

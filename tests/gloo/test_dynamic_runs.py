@@ -140,7 +140,7 @@ def test_a_table_goes_on_with_other_rows_and_blocks(
     assert kept.keys() <= fresh
     lost = fresh - kept.keys()
     assert bool(lost) == (rows < 64)
-    line = f"table 't_user' is smaller than it was: {len(lost)} ids have no row any more"
+    line = f"table 't_user': {len(lost)} ids of the checkpoint have no row, since blocks are full"
     assert (line in told) == bool(lost)
     ranks.run(3, resumed, clicks, path, tmp_path / "three", HALF + 2)
     assert table_of(tmp_path / "three" / "begun") == kept

@@ -21,6 +21,8 @@ COMMON = [
     ("--dim=-4", "--dim|x>=1"),
     ("--dim 2.5", "--dim|integer"),
     ("--dim x", "--dim|integer"),
+    ("--dynamic 0", "--dynamic|x>=1"),
+    ("--dynamic x", "--dynamic|integer"),
     ("--eval-fraction 1", "--eval-fraction|x<1"),
     ("--eval-fraction 2", "--eval-fraction|x<1"),
     ("--eval-fraction=-0.1", "--eval-fraction|0<=x"),
@@ -39,11 +41,13 @@ OF_CRITEO = [
     ("--num-buckets x", "--num-buckets|integer"),
     ("--num-buckets 3000000000", "--num-buckets|2147483647"),
     ("--num-buckets 1" + "0" * 30, "--num-buckets|2147483647"),
+    ("--dynamic 64", "num_buckets=100 and dynamic=64"),
     ("--eval-fraction 0.9999999", "no row to train on"),
 ]
 
 OF_FILMS = [
     ("--eval-fraction 0", "eval_fraction=0.0|between 0 and 1"),
+    ("--dynamic 1" + "0" * 20, "t_user|elements"),
     ("--eval-fraction 0.00001", "holds out 0"),
     ("--eval-fraction 0.99999", "holds out 1500"),
 ]

@@ -22,6 +22,7 @@ SLOW = {
     "README",
     "walkthrough",
     "cli",
+    "dynamic",
     "own-loop",
     "pipelining",
     "serving",

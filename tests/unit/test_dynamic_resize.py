@@ -113,7 +113,13 @@ def _ends(part: range) -> tuple[int, int]:
     return part.start, part.stop
 
 
-def save(path: str, table: EmbeddingBagConfig, plan: ShardingPlan, whole: dict) -> None:
+def save(
+    path: str,
+    table: EmbeddingBagConfig,
+    plan: ShardingPlan,
+    whole: dict,
+    id_steps: dict[str, int] | None = None,
+) -> None:
     def body(rank: int, gather) -> None:
         save_checkpoint(
             path,
@@ -125,7 +131,7 @@ def save(path: str, table: EmbeddingBagConfig, plan: ShardingPlan, whole: dict) 
             gather=gather,
             dense={},
             step=STEP,
-            extras={"id_steps": {"t": STEP}},
+            extras={"id_steps": {"t": STEP} if id_steps is None else id_steps},
         )
 
     Ranks(plan.world_size).run(body).all()
@@ -181,6 +187,40 @@ def check(state: ShardState, places: dict[int, int], whole: dict, keys: list[int
             assert state.ids[name][own] == whole[name][old]
     free = [at for at in range(len(state.weight)) if at + first not in found.values()]
     assert not state.weight[free].any()
+
+
+@pytest.mark.seeds(range(20))
+def test_a_table_that_was_not_dynamic_becomes_one(seed: int, tmp_path: Path) -> None:
+    """Its row numbers are ids, which go first when others need rows."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    new = random_table(rng, rng.choice([None, 3]), "step")
+    old = replace(new, num_embeddings=rng.randint(1, 40), dynamic=None)
+    rows = old.num_embeddings
+    whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
+    whole["sums"] = torch.rand(rows)
+    path = CheckpointManager(str(tmp_path)).path(STEP)
+    save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole, id_steps={})
+    none = torch.zeros(rows, dtype=torch.int32)
+    saved = IdColumns(torch.arange(rows), none, none)
+    places, left_out = kept_by(
+        replace(new, dynamic=replace(new.dynamic, ttl_steps=None)), saved, ""
+    )
+    plan = random_plan(rng, new, 2)
+    shape = (new.num_embeddings, WIDTH)
+    empty = {"weight": torch.full(shape, 7.0), "squares": torch.full(shape, 7.0)}
+    empty["sums"] = torch.full(shape[:1], 7.0)
+    for kind in ("id", "candidate"):
+        columns = random_columns(rng, new)._asdict().items()
+        empty |= {f"{kind}_{name}": torch.full_like(column, 7) for name, column in columns}
+    whole |= {"id_seen": none, "id_hits": none}
+    for rank in range(plan.world_size):
+        states = states_of(new, plan, rank, empty)
+        restored = restore_checkpoint(path, states, tables=[new])
+        assert restored.left_out == ({"t": left_out} if states else {})
+        for state in states:
+            check(state, places, whole, list(range(rows)))
+            assert (state.ids["candidate_key"] == -1).all()
 
 
 def test_another_width_is_refused(tmp_path: Path) -> None:
