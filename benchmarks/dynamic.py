@@ -95,7 +95,7 @@ def admit(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     for first in range(0, args.rows, 20 * BATCH):
         step += 1
         rows.admit(keys_of(np.arange(first, min(first + 20 * BATCH, args.rows))), step)
-    assert rows.held(step) == args.rows, "no block is full"
+    assert rows.take_counts(step)["held"] == args.rows, "no block is full"
     rng, steps = np.random.default_rng(1), iter(range(step + 1, 10**9))
     batches = [keys_of(zipf_ids(rng, args.rows, BATCH, ZIPF)) for _ in range(60)]
     found = timed(lambda ids: rows.admit(ids, next(steps)), batches)
