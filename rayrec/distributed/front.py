@@ -94,8 +94,7 @@ class EngineFront(NamedAsInner):
 
     def dynamic_rows(self) -> list[DynamicRows]:
         """Return the ids of this rank's shards of dynamic tables."""
-        found = (lookup.ids for lookup in self._engine.lookups.values())
-        return [ids for ids in found if ids is not None]
+        return [ids for lookup in self._engine.lookups.values() for ids in lookup.ids]
 
     @property
     def id_steps(self) -> dict[str, int]:

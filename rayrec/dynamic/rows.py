@@ -78,13 +78,14 @@ class IdClock:
 
 
 class Dynamic(NamedTuple):
-    """A dynamic table as its kernel gets it.
+    """Dynamic tables as their kernel gets them.
 
     Attributes:
+        tables: of the shards of the kernel.
         seed: of first values and of the hash that admits a share of ids.
     """
 
-    table: BaseEmbeddingConfig
+    tables: tuple[BaseEmbeddingConfig, ...]
     seed: int
     clock: IdClock
 

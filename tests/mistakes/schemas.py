@@ -138,5 +138,5 @@ MISTAKES = [
     *_of_training(),
     *_of_planning(),
     *mistakes("rayrec train", "towers, own schema", IN_TOWERS),
-    *mistakes("evaluate", "score", IN_SCORES),
+    *mistakes("rayrec evaluate", "scores", IN_SCORES),
 ]

@@ -12,6 +12,7 @@ import pytest
 from tests.mistakes.__main__ import try_all
 from tests.mistakes.case import faults
 from tests.mistakes.report import outcome
+from tests.mistakes.sound import COMMANDS, LINES
 from tests.mistakes.tables import MISTAKES
 
 EVERY = 110  # a default run tries one in so many
@@ -47,3 +48,8 @@ def test_there_are_mistakes_at_every_command():
         and {"train_dlrm", "rayrec train", "rayrec evaluate", "rayrec plan", "rayrec make-data"}
         <= commands
     )
+
+
+def test_every_mistake_is_made_at_a_sound_line():
+    assert {mistake.command for mistake in MISTAKES} <= COMMANDS.keys()
+    assert {mistake.base for mistake in MISTAKES} <= {*LINES, ""}

@@ -9,7 +9,9 @@ ids, and the merged table takes the kernel's fast path also where features share
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 from weakref import ref
 
@@ -44,10 +46,10 @@ class GroupLookup:
         clock: clock of the stamps of touched rows; None keeps none.
         memory: memory on the CPU of the rows, their state and the log of undo, besides those of
             `space`; None takes memory of this process, and nothing can be undone.
-        dynamic: the dynamic table of the group's one shard, or None.
+        dynamic: the tables of the group's shards, where they are dynamic; else None.
     Attributes:
         group, space: the arguments of these names.
-        ids: ids of the rows of a dynamic table, or None.
+        ids: ids of the rows of every shard, where the tables are dynamic; else nothing.
         stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
     """
@@ -63,7 +65,7 @@ class GroupLookup:
         dynamic: Dynamic | None = None,
     ) -> None:
         self.group, self.space = group, space
-        self.ids: DynamicRows | None = None
+        self.ids: list[DynamicRows] = []
         self._id_clock = IdClock()
         # the hook of the last look-up that trains, while its backward pass may come
         self._pending: Callable[[], object] = _never
@@ -82,9 +84,11 @@ class GroupLookup:
         allocate = private_memory if memory is None else memory.next
         self.kernel = make_lookup(group, group.key.optimizer, device, workers, space, allocate)
         if dynamic is not None:
-            (shard,) = self.group.shards
-            begin = rows_of(self.kernel.shard_states()[0])
-            self.ids = DynamicRows(dynamic.table, dynamic.seed, shard, begin, allocate)
+            placed = zip(dynamic.tables, self.kernel.shard_states(), strict=True)
+            self.ids = [
+                DynamicRows(table, dynamic.seed, shard, rows_of(state), allocate)
+                for shard, (table, state) in zip(self.group.shards, placed, strict=True)
+            ]
             self._id_clock = dynamic.clock
         self.undo: UndoLog | None = None
         if memory is not None and clock is not None:
@@ -96,17 +100,22 @@ class GroupLookup:
         self.stamps = (
             None if clock is None else _stamps(whole, self._bases, clock, device, self.undo)
         )
-        if self.ids is not None and self.stamps is not None:
-            self.ids.call_before(self.stamps.touch_rows)
+        self._stamp_changes()
+
+    def _stamp_changes(self) -> None:
+        """Have rows stamped that get other ids."""
+        if self.stamps is not None:
+            for number, ids in enumerate(self.ids):
+                ids.call_before(partial(self.stamps.touch_rows, number))
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
         float32; its backward updates the rows.
         """
-        if self.ids is not None:
-            routed = self._with_rows(self.ids, routed)
+        if self.ids:
+            routed = self._with_rows(routed)
         rows = self.kernel(routed)
-        if self.ids is not None and rows.requires_grad:
+        if self.ids and rows.requires_grad:
             self._wait_for_backward(rows)
         if self.stamps is not None and rows.requires_grad:
             stamps = self.stamps
@@ -114,23 +123,30 @@ class GroupLookup:
             rows.register_hook(lambda _: stamps.touch(routed.ids, routed.offsets))
         return rows
 
-    def _with_rows(self, ids: DynamicRows, routed: GroupIds) -> GroupIds:
+    def _with_rows(self, routed: GroupIds) -> GroupIds:
         """Return the rows of ids; ids without one are left out of their bags.
 
         Raises:
             ConfigError: rows of an earlier step still wait for their gradient.
         """
-        clock = self._id_clock
-        if not clock.trains:
-            rows = ids.find(routed.ids, clock.steps)
-        elif self._pending() is not None:
+        if self._id_clock.trains and self._pending() is not None:
             raise ConfigError(
-                f"table {ids.table.name!r} is dynamic, and was looked up again before the backward "
-                "pass of its last look-up, whose rows may be another id's by then. Run backward or "
-                "drop the output first; look-ups under torch.no_grad() or after eval() are free."
+                f"table {self.ids[0].table.name!r} is dynamic, and was looked up again before the "
+                "backward pass of its last look-up, whose rows may be another id's by then. Run "
+                "backward or drop the output first; look-ups under torch.no_grad() or after eval() "
+                "are free."
             )
+        if len(self.ids) == 1:
+            rows = self._rows_of(self.ids[0], routed.ids, routed.read_only)
         else:
-            rows = ids.admit(routed.ids, clock.steps, routed.read_only)
+            rows = torch.empty_like(routed.ids)
+            for ids, own in zip(self.ids, self._spans(routed.offsets), strict=True):
+                only = None if routed.read_only is None else _joined(routed.read_only, own)
+                found = self._rows_of(ids, _joined(routed.ids, own), only)
+                for span, part in zip(
+                    own, found.split([s.stop - s.start for s in own]), strict=True
+                ):
+                    rows[span] = part
         known = rows >= 0
         if bool(known.all()):
             return GroupIds(rows, routed.offsets, routed.weights)
@@ -138,6 +154,24 @@ class GroupLookup:
         torch.cumsum(known, 0, out=before[1:])
         weights = None if routed.weights is None else routed.weights[known]
         return GroupIds(rows[known], before[routed.offsets], weights)
+
+    def _rows_of(self, ids: DynamicRows, of_step: Tensor, read_only: Tensor | None) -> Tensor:
+        """Return the rows of all ids of a step in one shard, or -1."""
+        clock = self._id_clock
+        if clock.trains:
+            return ids.admit(of_step, clock.steps, read_only)
+        return ids.find(of_step, clock.steps)
+
+    def _spans(self, offsets: Tensor) -> list[list[slice]]:
+        """Return per shard where the ids of its slots lie."""
+        lanes = self.group.lanes
+        bags = (offsets.numel() - 1) // len(lanes)
+        bounds = offsets[::bags].tolist() if bags else [0] * (len(lanes) + 1)
+        spans: list[list[slice]] = [[] for _ in self.ids]
+        for shard, (start, stop) in zip(lanes, pairwise(bounds), strict=True):
+            if shard is not None:
+                spans[shard].append(slice(start, stop))
+        return spans
 
     def _wait_for_backward(self, rows: Tensor) -> None:
         """Remember that a backward pass may come, for as long as something holds its graph."""
@@ -163,13 +197,15 @@ class GroupLookup:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
         memo[id(self)] = twin = object.__new__(GroupLookup)
-        own = self.__dict__ | {"ids": None, "_pending": _never}
+        own = self.__dict__ | {"ids": [], "_pending": _never}
         twin.__dict__.update(copy.deepcopy(own, memo))
-        if self.ids is not None:
+        if self.ids:
             # ids know the rows into which they write first values
-            twin.ids = self.ids.copy(rows_of(twin.kernel.shard_states()[0]))
-            if twin.stamps is not None:
-                twin.ids.call_before(twin.stamps.touch_rows)
+            states = twin.kernel.shard_states()
+            twin.ids = [
+                ids.copy(rows_of(state)) for ids, state in zip(self.ids, states, strict=True)
+            ]
+        twin._stamp_changes()
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,9 +239,11 @@ class GroupLookup:
     def shard_states(self) -> list[ShardState]:
         """Return live views of the rows and optimizer state of every shard."""
         states = self.kernel.shard_states()
-        if self.ids is not None:
-            (state,), (shard,) = states, self.group.shards
-            return [ShardState(shard, state.weight, state.optimizer, self.ids.tensors())]
+        if self.ids:
+            return [
+                ShardState(shard, state.weight, state.optimizer, ids.tensors())
+                for shard, state, ids in zip(self.group.shards, states, self.ids, strict=True)
+            ]
         if not self.group.key.sequence:
             return states
         (whole,) = states
@@ -250,8 +288,10 @@ def _stamps(
         stamps = torch.zeros(rows, dtype=torch.int32, device=device)
     if group.key.sequence:
         return RowStamps(group.shards, clock, stamps, bases=bases, undo=undo)
-    # A gap before a slot is a lane of its own, whose bags are empty; see `unpack.pooled_ids`.
-    lanes: list[int | None] = []
-    for shard, gap in zip(group.slot_shards, group.gaps, strict=True):
-        lanes += [None, shard] if gap else [shard]
-    return RowStamps(group.shards, clock, stamps, lanes, undo=undo)
+    return RowStamps(group.shards, clock, stamps, group.lanes, undo=undo)
+
+
+def _joined(whole: Tensor, spans: Sequence[slice]) -> Tensor:
+    if len(spans) == 1:
+        return whole[spans[0]]
+    return torch.cat([whole[span] for span in spans])

@@ -92,7 +92,8 @@ class GroupKey:
             rows with a cache. It is 0 elsewhere.
         part: tells groups of one carrier apart that are alike otherwise.
         odd: widths are no multiples of 4, which FBGEMM's kernels for GPUs need.
-        dynamic: the shard of a dynamic table, which has a kernel of its own; else None.
+        dynamic: the tables are dynamic.
+        alone: the shard of a sequence of a dynamic table, which has a kernel of its own; else None.
     """
 
     collection: int
@@ -105,7 +106,8 @@ class GroupKey:
     width: int = 0
     part: int = 0
     odd: bool = False
-    dynamic: Shard | None = None
+    dynamic: bool = False
+    alone: Shard | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -174,6 +176,18 @@ class LookupGroup:
         """Return per slot the index of its shard, ascending."""
         index = {shard: i for i, shard in enumerate(self.shards)}
         return tuple(index[slot.shard] for slot in self.slots)
+
+    @cached_property
+    def lanes(self) -> tuple[int | None, ...]:
+        """Return the index of the shard of every lane of pooled ids.
+
+        A gap before a slot is a lane of its own, None, whose bags are empty; see
+        `unpack.pooled_ids`.
+        """
+        lanes: list[int | None] = []
+        for shard, gap in zip(self.slot_shards, self.gaps, strict=True):
+            lanes += [None, shard] if gap else [shard]
+        return tuple(lanes)
 
     @cached_property
     def has_read_only(self) -> bool:

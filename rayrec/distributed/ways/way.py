@@ -73,17 +73,13 @@ class World:
         object.__setattr__(self, "id_clocks", clocks)
 
     def dynamic(self, group: LookupGroup) -> Dynamic | None:
-        """Return the dynamic table of a group; None for other groups."""
-        shard = group.key.dynamic
-        if shard is None:
+        """Return the dynamic tables of a group; None for other groups."""
+        if not group.key.dynamic:
             return None
-        number, table = next(
-            (number, table)
-            for number, spec in enumerate(self.specs)
-            for table in spec.tables
-            if table.name == shard.table
-        )
-        return Dynamic(table, self.options.seed, self.id_clocks[number])
+        number = group.key.collection
+        by_name = {table.name: table for table in self.specs[number].tables}
+        tables = tuple(by_name[shard.table] for shard in group.shards)
+        return Dynamic(tables, self.options.seed, self.id_clocks[number])
 
     def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""
