@@ -292,7 +292,14 @@ def parse() -> argparse.Namespace:
     add("--dense-layers", type=int, nargs="*", default=[64])
     add("--over-layers", type=int, nargs="*", default=[64, 32])
     add("--write", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for kill in args.kills:
+        if on := [every for every in args.every if kill % every == 0]:
+            parser.error(
+                f"--kills {kill} falls on a point of --every {on[0]}, after which no step is done "
+                "again; take another step."
+            )
+    return args
 
 
 if __name__ == "__main__":
