@@ -158,12 +158,15 @@ def even_cuts(size: int, blocks: int, multiple: int = 1) -> tuple[int, ...]:
     return (*(units * i // parts * multiple for i in range(parts)), size)
 
 
-def weighted_cuts(size: int, weights: Sequence[float]) -> tuple[int, ...]:
+def weighted_cuts(size: int, weights: Sequence[float], multiple: int = 1) -> tuple[int, ...]:
     """Cuts of `size` into one block per weight, each as large as its share but never empty.
 
     Args:
-        size: at least the number of weights.
+        size: a multiple of `multiple`, and at least so many of it as there are weights.
+        multiple: sizes of blocks are multiples of it.
     """
+    if multiple > 1:
+        return tuple(cut * multiple for cut in weighted_cuts(size // multiple, weights))
     total, blocks = sum(weights), len(weights)
     cuts, below = [0], 0.0
     for i, weight in enumerate(weights[:-1], start=1):

@@ -110,8 +110,8 @@ def _one_kind(
         # table_row_wise.
         for parts in _parts(world) if len(sites.hosts) <= 1 else [world]:
             yield Candidate(kind, shapes.row_wise(table, range(parts)), everywhere)
-        if sites.memory and table.num_embeddings >= world:
-            cuts = weighted_cuts(table.num_embeddings, sites.memory)
+        if sites.memory and table.num_embeddings >= world * table.row_multiple:
+            cuts = weighted_cuts(table.num_embeddings, sites.memory, table.row_multiple)
             column = tuple((position,) for position in range(world))
             template = TableLayout(cuts, (0, table.embedding_dim), column)
             yield Candidate(kind, template, everywhere)

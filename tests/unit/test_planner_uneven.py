@@ -10,9 +10,16 @@ from itertools import pairwise
 
 import pytest
 
-from rayrec.layout import EmbeddingBagConfig, Layout, TableLayout, TablePlacement, Topology
+from rayrec.layout import (
+    DynamicConfig,
+    EmbeddingBagConfig,
+    Layout,
+    TableLayout,
+    TablePlacement,
+    Topology,
+)
 from rayrec.layout.geometry import weighted_cuts
-from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
+from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manual_plan
 from rayrec.planner.costs import CostModel
 from rayrec.planner.estimate import estimate_ranks
 from rayrec.planner.request import PlanRequest
@@ -120,14 +127,37 @@ def test_rows_follow_the_memory_of_unequal_ranks() -> None:
     )
 
 
+@pytest.mark.seeds(range(20))
+def test_dynamic_tables_are_cut_between_blocks_for_ranks_of_unequal_memory(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = rng.randint(2, 4)
+    hosts = rng.choice([(tuple(range(ranks)),), tuple((rank,) for rank in range(ranks))])
+    memory = tuple(rng.randint(1, 3) * 100_000_000 + rank for rank in range(ranks))
+    topology = Topology(hosts=hosts, memory_bytes=memory)
+    tables = []
+    for number in range(4):
+        blocks = rng.choice([1, 2, 8])
+        rule = DynamicConfig(blocks=blocks)
+        rows = blocks * rng.randint(100, 9000)
+        name = f"t{number}"
+        tables.append(EmbeddingBagConfig(rows, 16, name, feature_names=[name], dynamic=rule))
+    for plan in (
+        manual_plan(tables, "row_wise", topology),
+        EmbeddingShardingPlanner(topology, 64, kinds=["row_wise", "table_wise"]).plan(tables),
+    ):
+        plan.check(tables, ranks)
+
+
 @pytest.mark.seeds(range(50))
 def test_weighted_cuts_tile_and_follow_the_weights(seed: int) -> None:
     rng = random.Random(seed)
     weights = [rng.choice([0, 1, 5, 100]) + rng.random() for _ in range(rng.randrange(1, 9))]
-    size = rng.randrange(len(weights), 1000)
-    sizes = [b - a for a, b in pairwise(weighted_cuts(size, weights))]
+    multiple = rng.choice([1, 1, 7])
+    size = rng.randrange(len(weights), 1000) * multiple
+    sizes = [b - a for a, b in pairwise(weighted_cuts(size, weights, multiple))]
     assert len(sizes) == len(weights) and sum(sizes) == size and min(sizes) >= 1
+    assert not any(one % multiple for one in sizes)
     assert all(
-        abs(got - size * weight / sum(weights)) <= len(weights) + 1
+        abs(got - size * weight / sum(weights)) <= (len(weights) + 1) * multiple
         for got, weight in zip(sizes, weights, strict=True)
     )
