@@ -15,13 +15,14 @@ RULE = {"blocks": 4, "admission_threshold": 2, "ttl_steps": 5}
 TABLE = {"name": "t_user", "num_embeddings": 64, "embedding_dim": 8, "features": ["user"]}
 
 
-def write(folder: Path, table: dict[str, Any]) -> Path:
-    """Clicks of users with numbers of 64 bits, whose favourites move on."""
+def write(folder: Path, table: dict[str, Any], text: bool = False) -> Path:
+    """Clicks of users with numbers of 64 bits, or names, whose favourites move on."""
     rng = np.random.default_rng(0)
     names = rng.integers(-(2**63), 2**63 - 1, 400)
     at = (np.arange(ROWS) // 10 + rng.zipf(1.5, ROWS)) % 400
     label = (names[at] % 3 == 0).astype(np.int8)
-    rows = pa.table({"label": label, "d": rng.random(ROWS), "user": names[at]})
+    users = [f"user {name}" for name in names[at]] if text else names[at]
+    rows = pa.table({"label": label, "d": rng.random(ROWS), "user": users})
     for part in ("train", "eval"):
         (folder / part).mkdir(parents=True)
         pq.write_table(rows, folder / part / "part.parquet")

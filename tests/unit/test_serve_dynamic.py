@@ -19,9 +19,12 @@ from tests.unit.running_replica import running
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("users"))
+
+
+def trained(folder: Path, text: bool = False) -> Path:
     """Data, a run of a model with one dynamic table, and the scores of its last checkpoint."""
-    folder = tmp_path_factory.mktemp("users")
-    write(folder / "data", TABLE | {"dynamic": RULE})
+    write(folder / "data", TABLE | {"dynamic": RULE}, text)
     small = ["--set", "model.dense_layers=[8]", "--set", "run.global_batch_size=100"]
     words = ["--data", str(folder / "data"), "--local"]
     assert main(["train", *words, "--checkpoint-dir", str(folder / "run"), *small]) == 0
@@ -76,6 +79,17 @@ def test_a_file_of_ids_that_is_not_sound_is_refused(folder: Path) -> None:
         Predictor.load(out)
     with pytest.raises(ArtifactError, match="gives two rows to one id"):
         Predictor.load(out, verify=False)
+
+
+def test_text_is_scored_at_a_server_as_the_run_evaluates_it(tmp_path: Path) -> None:
+    folder = trained(tmp_path, text=True)
+    rows = pq.read_table(folder / "data" / "eval" / "part.parquet").slice(0, 40)
+    wanted = pq.read_table(folder / "scores")["score"].to_numpy()[:40]
+    predictor = Predictor.load(served(folder, "text", "--dtype", "fp32"))
+    with running(predictor) as server, server.client() as client:
+        got = client.predict(rows)
+    assert np.abs(np.asarray(got) - wanted).max() < 1e-6
+    assert rows["user"].type == "string" and np.ptp(wanted) > 0.02
 
 
 def test_a_server_counts_ids_without_a_row(folder: Path) -> None:
