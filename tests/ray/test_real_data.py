@@ -8,13 +8,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from jobs import convert_criteo, convert_movielens, train_dlrm
 from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
 from rayrec.layout import KINDS, ShardingPlan, TablePlacement, row_wise, table_wise
+from rayrec.serve import Predictor
 from tests.unit.documents import BLOCKS
+from tests.unit.running_replica import running
 from tests.words import sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -144,14 +148,29 @@ def test_two_ranks_train_raw_ids_by_the_run_file_of_the_page(
     """The page says what MovieLens reaches; Criteo's 185 held-out rows say only that they score."""
     (block,) = [b for b in BLOCKS if b.page.stem == "dynamic" and b.language == "toml"]
     (tmp_path / "dynamic.toml").write_text(block.code)
-    words = [f"{tmp_path}/dynamic.toml", "--data", str(dynamic[name])]
-    assert main(["train", *words, "--result", f"{tmp_path}/result.json"]) == 0
+    run = ["--checkpoint-dir", f"{tmp_path}/run", "--result", f"{tmp_path}/result.json"]
+    words = [f"{tmp_path}/dynamic.toml", "--data", str(dynamic[name]), *run]
+    assert main(["train", *words]) == 0
     result = json.loads((tmp_path / "result.json").read_text())
     printed = capsys.readouterr().out
     assert result["ranks"] == 2 and result["eval"]["rows"] == {"movielens": 10_000}.get(name, 185)
     if name == "movielens":
-        assert "table 't_user': 943 ids have a row; 943 were admitted, 0 evicted" in printed
+        assert "table 't_user': 943 ids have a row and 0 are candidates; 943 were" in printed
         assert result["eval"]["auc"] >= 0.78, result["eval"]
     else:
         assert "table 't_C9': 2 ids have a row" in printed
         assert 0.4 < result["eval"]["auc"] < 0.8, result["eval"]
+    check_served(dynamic[name], tmp_path)
+
+
+def check_served(data: Path, folder: Path) -> None:
+    """A server answers each held-out row with the score of its evaluation."""
+    model = f"{folder}/run@latest"
+    rows, scores, served = str(data / "eval"), f"{folder}/scores", f"{folder}/served"
+    assert main(["predict", model, "--data", rows, "--out", scores, "--local"]) == 0
+    assert main(["export", model, served, "--data", str(data), "--dtype", "fp32"]) == 0
+    wanted = pq.read_table(scores)["score"].to_numpy()
+    with running(Predictor.load(served)) as server, server.client() as client:
+        asked = pq.read_table(rows)
+        parts = [client.predict(asked.slice(at, 500)) for at in range(0, len(asked), 500)]
+    assert np.abs(np.concatenate(parts) - wanted).max() < 1e-5
