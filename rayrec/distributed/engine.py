@@ -27,7 +27,7 @@ from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
 from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
-from rayrec.dynamic.rows import IdClock
+from rayrec.dynamic.clock import IdClock
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import span

@@ -25,7 +25,8 @@ from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, Slot
-from rayrec.dynamic.rows import Dynamic, DynamicRows, IdClock, rows_of
+from rayrec.dynamic.clock import Dynamic, IdClock
+from rayrec.dynamic.rows import DynamicRows, rows_of
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer

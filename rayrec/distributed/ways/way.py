@@ -27,7 +27,7 @@ from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGr
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.dynamic.rows import Dynamic, IdClock
+from rayrec.dynamic.clock import Dynamic, IdClock
 from rayrec.layout import Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
