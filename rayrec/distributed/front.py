@@ -94,7 +94,8 @@ class EngineFront(NamedAsInner):
 
     def dynamic_rows(self) -> list[DynamicRows]:
         """Return the ids of this rank's shards of dynamic tables."""
-        return [ids for lookup in self._engine.lookups.values() for ids in lookup.ids]
+        kernels = (lookup.ids for lookup in self._engine.lookups.values())
+        return [ids for kernel in kernels if kernel is not None for ids in kernel.of_shards]
 
     @property
     def id_steps(self) -> dict[str, int]:

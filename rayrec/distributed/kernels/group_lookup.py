@@ -9,24 +9,20 @@ ids, and the merged table takes the kernel's fast path also where features share
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import make_huge, private_memory
+from rayrec.distributed.kernels.dynamic_ids import DynamicIds
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import FusedLookup, make_lookup
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, Slot
-from rayrec.dynamic.clock import Dynamic, IdClock
-from rayrec.dynamic.rows import DynamicRows, rows_of
+from rayrec.dynamic.clock import Dynamic
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
 from rayrec.optim import SparseOptimizer
@@ -50,7 +46,7 @@ class GroupLookup:
         dynamic: the tables of the group's shards, where they are dynamic; else None.
     Attributes:
         group, space: the arguments of these names.
-        ids: ids of the rows of every shard, where the tables are dynamic; else nothing.
+        ids: ids of the rows, where the tables are dynamic; else None.
         stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
     """
@@ -66,10 +62,7 @@ class GroupLookup:
         dynamic: Dynamic | None = None,
     ) -> None:
         self.group, self.space = group, space
-        self.ids: list[DynamicRows] = []
-        self._id_clock = IdClock()
-        # the hook of the last look-up that trains, while its backward pass may come
-        self._pending: Callable[[], object] = _never
+        self.ids: DynamicIds | None = None
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
@@ -85,12 +78,8 @@ class GroupLookup:
         allocate = private_memory if memory is None else memory.next
         self.kernel = make_lookup(group, group.key.optimizer, device, workers, space, allocate)
         if dynamic is not None:
-            placed = zip(dynamic.tables, self.kernel.shard_states(), strict=True)
-            self.ids = [
-                DynamicRows(table, dynamic.seed, shard, rows_of(state), allocate)
-                for shard, (table, state) in zip(self.group.shards, placed, strict=True)
-            ]
-            self._id_clock = dynamic.clock
+            parts = dynamic, self.group, self._bases, self._own_states()
+            self.ids = DynamicIds(*parts, allocate)
         self.undo: UndoLog | None = None
         if memory is not None and clock is not None:
             states = self.shard_states()
@@ -101,87 +90,23 @@ class GroupLookup:
         self.stamps = (
             None if clock is None else _stamps(whole, self._bases, clock, device, self.undo)
         )
-        self._stamp_changes()
-
-    def _stamp_changes(self) -> None:
-        """Have rows stamped that get other ids."""
-        if self.stamps is not None:
-            for number, ids in enumerate(self.ids):
-                ids.call_before(partial(self.stamps.touch_rows, number))
+        if self.ids is not None and self.stamps is not None:
+            self.ids.stamp_by(self.stamps)
 
     def __call__(self, routed: GroupIds) -> Tensor:
         """Pooled: (bags of all ranks, sum of slot widths); sequence: (ids of all ranks, width).
         float32; its backward updates the rows.
         """
-        if self.ids:
-            routed = self._with_rows(routed)
+        if self.ids is not None:
+            routed = self.ids.with_rows(routed)
         rows = self.kernel(routed)
-        if self.ids and rows.requires_grad:
-            self._wait_for_backward(rows)
+        if self.ids is not None and rows.requires_grad:
+            self.ids.wait_for_gradient(rows)
         if self.stamps is not None and rows.requires_grad:
             stamps = self.stamps
             # The kernel updates its rows right after this, in the same backward pass.
             rows.register_hook(lambda _: stamps.touch(routed.ids, routed.offsets))
         return rows
-
-    def _with_rows(self, routed: GroupIds) -> GroupIds:
-        """Return the rows of ids; ids without one are left out of their bags.
-
-        Raises:
-            ConfigError: rows of an earlier step still wait for their gradient.
-        """
-        if self._id_clock.trains and self._pending() is not None:
-            raise ConfigError(
-                f"table {self.ids[0].table.name!r} is dynamic, and was looked up again before the "
-                "backward pass of its last look-up, whose rows may be another id's by then. Run "
-                "backward or drop the output first; look-ups under torch.no_grad() or after eval() "
-                "are free."
-            )
-        if len(self.ids) == 1:
-            rows = self._rows_of(self.ids[0], routed.ids, routed.read_only)
-        else:
-            rows = torch.empty_like(routed.ids)
-            for ids, own in zip(self.ids, self._spans(routed.offsets), strict=True):
-                only = None if routed.read_only is None else _joined(routed.read_only, own)
-                found = self._rows_of(ids, _joined(routed.ids, own), only)
-                for span, part in zip(
-                    own, found.split([s.stop - s.start for s in own]), strict=True
-                ):
-                    rows[span] = part
-        known = rows >= 0
-        if bool(known.all()):
-            return GroupIds(rows, routed.offsets, routed.weights)
-        before = torch.zeros(rows.numel() + 1, dtype=torch.int64)
-        torch.cumsum(known, 0, out=before[1:])
-        weights = None if routed.weights is None else routed.weights[known]
-        return GroupIds(rows[known], before[routed.offsets], weights)
-
-    def _rows_of(self, ids: DynamicRows, of_step: Tensor, read_only: Tensor | None) -> Tensor:
-        """Return the rows of all ids of a step in one shard, or -1."""
-        clock = self._id_clock
-        if clock.trains:
-            return ids.admit(of_step, clock.steps, read_only)
-        return ids.find(of_step, clock.steps)
-
-    def _spans(self, offsets: Tensor) -> list[list[slice]]:
-        """Return per shard where the ids of its slots lie."""
-        lanes = self.group.lanes
-        bags = (offsets.numel() - 1) // len(lanes)
-        bounds = offsets[::bags].tolist() if bags else [0] * (len(lanes) + 1)
-        spans: list[list[slice]] = [[] for _ in self.ids]
-        for shard, (start, stop) in zip(lanes, pairwise(bounds), strict=True):
-            if shard is not None:
-                spans[shard].append(slice(start, stop))
-        return spans
-
-    def _wait_for_backward(self, rows: Tensor) -> None:
-        """Remember that a backward pass may come, for as long as something holds its graph."""
-
-        def arrived(grad: Tensor) -> None:
-            self._pending = _never
-
-        rows.register_hook(arrived)
-        self._pending = ref(arrived)
 
     def update_in_place(self, grad: Tensor, routed: GroupIds) -> None:
         """Update rows that every rank reads in place; `grad` is that of the collection's output,
@@ -198,15 +123,11 @@ class GroupLookup:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GroupLookup:
         memo[id(self)] = twin = object.__new__(GroupLookup)
-        own = self.__dict__ | {"ids": [], "_pending": _never}
-        twin.__dict__.update(copy.deepcopy(own, memo))
-        if self.ids:
-            # ids know the rows into which they write first values
-            states = twin.kernel.shard_states()
-            twin.ids = [
-                ids.copy(rows_of(state)) for ids, state in zip(self.ids, states, strict=True)
-            ]
-        twin._stamp_changes()
+        twin.__dict__.update(copy.deepcopy(self.__dict__ | {"ids": None}, memo))
+        if self.ids is not None:
+            twin.ids = self.ids.copy(twin._own_states(), memo)
+            if twin.stamps is not None:
+                twin.ids.stamp_by(twin.stamps)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -238,13 +159,18 @@ class GroupLookup:
         self.kernel.set_learning_rate(lr)
 
     def shard_states(self) -> list[ShardState]:
-        """Return live views of the rows and optimizer state of every shard."""
+        """Return live views of the rows, their ids and their optimizer state of every shard."""
+        states = self._own_states()
+        if self.ids is None:
+            return states
+        return [
+            ShardState(state.shard, state.weight, state.optimizer, ids.tensors())
+            for state, ids in zip(states, self.ids.of_shards, strict=True)
+        ]
+
+    def _own_states(self) -> list[ShardState]:
+        """Return the rows and optimizer state of every shard."""
         states = self.kernel.shard_states()
-        if self.ids:
-            return [
-                ShardState(shard, state.weight, state.optimizer, ids.tensors())
-                for shard, state, ids in zip(self.group.shards, states, self.ids, strict=True)
-            ]
         if not self.group.key.sequence:
             return states
         (whole,) = states
@@ -259,10 +185,6 @@ class GroupLookup:
                 )
             )
         return found
-
-
-def _never() -> None:
-    """Stand for the backward pass of no look-up."""
 
 
 def _merged(group: LookupGroup, rows: int) -> LookupGroup:
@@ -290,9 +212,3 @@ def _stamps(
     if group.key.sequence:
         return RowStamps(group.shards, clock, stamps, bases=bases, undo=undo)
     return RowStamps(group.shards, clock, stamps, group.lanes, undo=undo)
-
-
-def _joined(whole: Tensor, spans: Sequence[slice]) -> Tensor:
-    if len(spans) == 1:
-        return whole[spans[0]]
-    return torch.cat([whole[span] for span in spans])

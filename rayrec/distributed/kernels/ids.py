@@ -27,12 +27,14 @@ class GroupIds:
         offsets: (bags + 1,) int64.
         weights: (N,) float32, or None when the group is unweighted.
         read_only: (N,) bool, ids that are not admitted to their dynamic table; None where all are.
+        parts: of sequences of dynamic tables, the ids of every slot from every rank, in order.
     """
 
     ids: Tensor
     offsets: Tensor
     weights: Tensor | None
     read_only: Tensor | None = None
+    parts: tuple[int, ...] = ()
 
 
 def bag_offsets(lengths: Tensor) -> Tensor:

@@ -134,7 +134,6 @@ def compile_slots(
                     width=len(shard.cols) if one_width else 0,
                     odd=len(shard.cols) % COLUMN_MULTIPLE > 0,
                     dynamic=config.dynamic is not None,
-                    alone=shard if config.dynamic is not None and spec.sequence else None,
                 )
                 block = 0
                 if address.cuts is not None and isinstance(layout, TableLayout):

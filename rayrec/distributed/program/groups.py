@@ -93,7 +93,6 @@ class GroupKey:
         part: tells groups of one carrier apart that are alike otherwise.
         odd: widths are no multiples of 4, which FBGEMM's kernels for GPUs need.
         dynamic: the tables are dynamic.
-        alone: the shard of a sequence of a dynamic table, which has a kernel of its own; else None.
     """
 
     collection: int
@@ -107,7 +106,6 @@ class GroupKey:
     part: int = 0
     odd: bool = False
     dynamic: bool = False
-    alone: Shard | None = None
 
     def __hash__(self) -> int:
         return self._hash

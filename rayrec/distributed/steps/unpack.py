@@ -87,19 +87,21 @@ def _padded(
 def sequence_ids(group: LookupGroup, arrived: Sequence[Arrived]) -> GroupIds:
     """Return for each source the ids of all slots, each a bag of its own.
 
-    The ids are rows of the shards of the group, one shard below the other.
+    The ids are rows of the shards of the group, one shard below the other; those of dynamic tables
+    stay as they are.
     """
     parts = [source.ids[slot.piece] for source in arrived for slot in group.slots]
     read_only = _read_only(group, group.slots * len(arrived), parts)
     merged = torch.cat(parts)
-    if len(group.shards) > 1:
+    if len(group.shards) > 1 and not group.key.dynamic:
         firsts = offsets_of(len(shard.rows) for shard in group.shards)
         of_slots = [firsts[i] for i in group.slot_shards]
         shift = to_device(of_slots * len(arrived), merged.device)
         sizes = to_device([part.numel() for part in parts], merged.device)
         merged = merged + shift.repeat_interleave(sizes, output_size=merged.numel())
     offsets = torch.arange(merged.numel() + 1, device=merged.device)
-    return GroupIds(merged, offsets, None, read_only)
+    sizes_of = tuple(part.numel() for part in parts) if group.key.dynamic else ()
+    return GroupIds(merged, offsets, None, read_only, sizes_of)
 
 
 def _read_only(group: LookupGroup, slots: Sequence[Slot], parts: Sequence[Tensor]) -> Tensor | None:
