@@ -38,7 +38,7 @@ SERVES = [
     (SERVE + "--host 192.0.2.1", "cannot listen at 192.0.2.1|a host of this machine"),
     (SERVE + "--max-batch-rows 0", "--max-batch-rows|x>=1"),
     (SERVE + "--queue-rows 1.5", "--queue-rows|'1.5'"),
-    (SERVE + "--drain 0", "--drain|x>0"),
+    (SERVE + "--drain 0", "--drain|0<x"),
     (SERVE + "--drain", "Option '--drain' requires an argument"),
     (SERVE + "--follow {data}/runs/clicks", "ARTIFACT|--follow RUN|not both"),
     (SERVE + "--poll 2", "--poll has no effect without --follow"),
@@ -46,7 +46,7 @@ SERVES = [
     ("serve --follow {data}/runs/clicks --port 0", "holds no base to begin with"),
     ("serve --follow {own}/nothing --port 0", "nothing holds no base"),
     ("serve --follow s3://b/run --port 0", "another file system"),
-    ("serve --follow {data}/runs/clicks --poll 0 --port 0", "--poll|x>0"),
+    ("serve --follow {data}/runs/clicks --poll 0 --port 0", "--poll|0<x"),
     (SERVE + "--workers 2", "No such option '--workers'"),
 ]
 

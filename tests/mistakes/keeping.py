@@ -189,12 +189,12 @@ FILE = [
 OWN_ROWS = [
     (
         "--data {own}/train --out {own}/train/part-00000.parquet",
-        "among the data|part-00000.parquet",
+        "lies in the folder of --data|part-00000.parquet",
         copied("clicks/train", "train"),
     ),
     (
         "--data {own}/train --out {own}/train/scores.parquet",
-        "among the data",
+        "lies in the folder of --data",
         copied("clicks/train", "train"),
     ),
 ]

@@ -76,7 +76,7 @@ PREDICTIONS = [
     ("--keys cat_0,cat_0", "--keys|twice"),
     ("--keys nothing", "nothing"),
     ("--out {data}", "--out|folder"),
-    ("--out {data}/clicks/eval/scores.parquet", "among the data"),
+    ("--out {data}/clicks/eval/scores.parquet", "lies in the folder of --data"),
     ("--columns d_0 --keys d_0", "--columns|--keys|the same"),
     ("--workers 2", "--ranks|--local"),
     ("--workers 0", "--workers|x>=1"),

@@ -103,7 +103,7 @@ BARE = [
     ("--local --set data.eval={data}/clicks/eval", "[data] needs train"),
     ("--local --set data.train={data}/clicks/train", "[data] needs schema"),
     ("--local --set data.planted.rows_train=0", "rows_train=0|at least 1"),
-    (f"--local --set data.planted.rows_train={HUGE}", "free"),
+    (f"--local --set data.planted.rows_train={HUGE}", "64 bits"),
     ("--local --set data.planted.rows_train=10000000000000", "free"),
     (f"{FEW} --set data.planted.rows_eval=1", "rows_eval=1|at least 2"),
     (f"{FEW} --set data.planted.rows_eval=10000000000000", "free"),
