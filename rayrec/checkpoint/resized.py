@@ -121,6 +121,6 @@ def _shares_columns(entry: FileEntry, state: ShardState) -> bool:
 def _clear(state: ShardState) -> None:
     for tensor in state.tensors().values():
         tensor.zero_()
-    for name, column in state.ids.items():
-        if name.endswith(IDS.removeprefix("id")):
-            column.fill_(NO_KEY)
+    for kind in _KINDS:
+        if f"{kind}_key" in state.ids:
+            state.ids[f"{kind}_key"].fill_(NO_KEY)
