@@ -168,8 +168,16 @@ class ShardedEmbeddings:
 
     @id_steps.setter
     def id_steps(self, steps: Mapping[str, int]) -> None:
-        for table, clock in self._id_clocks():
-            clock.steps = steps.get(table, 0)
+        world = self.deployed.world
+        for number, clock in world.id_clocks.items():
+            names = [table.name for table in world.specs[number].tables]
+            clock.steps = max((steps[name] for name in names if name in steps), default=0)
+        # rows of a table that was not dynamic were in use, though nobody knows when
+        clocks = dict(self._id_clocks())
+        for lookup in self.lookups.values():
+            for ids in () if lookup.ids is None else lookup.ids.of_shards:
+                if ids.table.name not in steps:
+                    ids.see_all(clocks[ids.table.name].steps)
 
     def _id_clocks(self) -> Iterator[tuple[str, IdClock]]:
         world = self.deployed.world

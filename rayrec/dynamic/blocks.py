@@ -191,9 +191,9 @@ class BlockedKeys:
             return np.ones(len(seen), bool)
         return seen.astype(np.int64) + self._ttl >= step
 
-    def held(self, step: int) -> int:
-        """Return the number of keys that are known in a step, and have been counted."""
-        counted = self._hits > 0  # which free places have not
+    def held(self, step: int, least: int = 0) -> int:
+        """Return the number of keys that are known in a step, and were seen so often at least."""
+        counted = (self._key != NO_KEY) & (self._hits >= least)
         if self._ttl is not None:
             counted &= self._seen >= step - self._ttl
         return int(np.count_nonzero(counted))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rayrec.comm.pages import Allocate, private_memory
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import BlockedKeys, IdColumns, Ints, Touch
+from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, IdColumns, Ints, Touch
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
@@ -136,10 +136,16 @@ class DynamicRows:
         numbers of the tally, which begins anew.
         """
         self._refresh()
-        held = {name: keys.held(step) for name, keys in self._keys.items()}
+        # a candidate that got a row keeps its place for a while, with a count of none
+        held = {name: keys.held(step, int(name != "id")) for name, keys in self._keys.items()}
         counts = {"held": held["id"], "candidates": held.get("candidate", 0), **asdict(self.tally)}
         self.tally = Tally()
         return counts
+
+    def see_all(self, step: int) -> None:
+        """Let all ids that have a row have been seen last in a step."""
+        columns = self._columns["id"]
+        columns.seen[columns.key != NO_KEY] = step
 
     def find(self, ids: Tensor, step: int) -> Tensor:
         """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""

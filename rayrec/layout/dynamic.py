@@ -15,6 +15,7 @@ from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
 MOST_BLOCKS = 1024
+MOST = 2**31 - 1  # steps and counts are kept in 32 bits
 BLOCK_ROWS = 4096  # and more: then blocks fill alike, within 2%
 
 
@@ -60,8 +61,10 @@ class DynamicConfig:
             ("ttl_steps", self.ttl_steps),
             ("blocks", self.blocks),
         ):
-            if value is not None and value < 1:
-                raise ConfigError(f"DynamicConfig has {name}={value}; it must be at least 1.")
+            if value is not None and not 1 <= value <= MOST:
+                raise ConfigError(
+                    f"DynamicConfig has {name}={value}; it must be at least 1 and at most {MOST}."
+                )
         if not 0 < self.admission_probability <= 1:
             raise ConfigError(
                 f"DynamicConfig has admission_probability={self.admission_probability}; it must be "

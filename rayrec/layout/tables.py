@@ -139,7 +139,10 @@ class BaseEmbeddingConfig:
                 "give one of the two."
             )
         if self.dynamic is not None:
-            self.dynamic.block_rows(self.num_embeddings)  # checks
+            try:
+                self.dynamic.block_rows(self.num_embeddings)
+            except ConfigError as error:
+                raise ConfigError(f"table {self.name!r}: {error}") from None
             if self.init_fn is not None:
                 raise ConfigError(
                     f"table {self.name!r} has init_fn and dynamic: rows of a dynamic table begin "

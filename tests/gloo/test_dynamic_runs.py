@@ -4,14 +4,19 @@ where their tables do not fit.
 
 from __future__ import annotations
 
+import json
+import shutil
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from rayrec.checkpoint import CheckpointManager, load_table
+from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.comm.kept_memory import end_keepers
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError
@@ -224,3 +229,46 @@ def test_sync_points_put_ids_back(ranks: RankPool, data: Path, tmp_path: Path) -
         for run in ("calm", "shaken")
     )
     assert shaken.equals(calm)
+
+
+def two_tables(folder: Path, data: Path, second: dict[str, Any]) -> Path:
+    """The same clicks, with a second table of which the first is not the last."""
+    shutil.copytree(data, folder)
+    schema = json.loads((data / "schema.json").read_text())
+    place = {"name": "day", "column": "day"}
+    schema["features"].append(place)
+    table = {"name": "t_day", "num_embeddings": 40, "embedding_dim": 8, "features": ["day"]}
+    schema["tables"].insert(0, table | second)
+    (folder / "schema.json").write_text(json.dumps(schema))
+    for part in ("train", "eval"):
+        rows = pq.read_table(folder / part / "part.parquet")
+        days = pa.array(np.arange(len(rows)) // 10 % 40)
+        pq.write_table(rows.append_column("day", days), folder / part / "part.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_second_table_becomes_dynamic_and_the_clock_goes_on(
+    data: Path, tmp_path: Path, first: bool
+) -> None:
+    static = two_tables(tmp_path / "static", data, {})
+    rule = {"blocks": 1, "ttl_steps": 3}
+    dynamic = two_tables(tmp_path / "dynamic", data, {"dynamic": rule})
+    if not first:
+        for folder in (static, dynamic):
+            path = folder / "schema.json"
+            schema = json.loads(path.read_text())
+            path.write_text(json.dumps(schema | {"tables": schema["tables"][::-1]}))
+    run(0, 1, static, tmp_path / "run")
+    path = CheckpointManager(str(tmp_path / "run")).path(HALF)
+    resumed(0, 1, dynamic, path, tmp_path / "on", HALF + 1)
+    saved = read_manifest(CheckpointManager(str(tmp_path / "on")).path(HALF + 1))
+    assert saved.extras["id_steps"] == {"t_user": HALF + 1, "t_day": HALF + 1}
+    begun = load_table(str(tmp_path / "on" / "begun"), "t_day").to_pydict()
+    before = load_table(path, "t_day").to_pydict()
+    assert set(begun["id_seen"]) == {HALF} and set(begun["id_hits"]) == {0}
+    weights = dict(zip(begun["id_key"], begun["weight"], strict=True))
+    assert weights == dict(zip(before["row"], before["weight"], strict=True))
+    after = load_table(CheckpointManager(str(tmp_path / "on")).path(HALF + 1), "t_day").to_pydict()
+    known = dict(zip(after["id_key"], after["weight"], strict=True))
+    assert len(known) == 40 and sum(known[key] == weights[key] for key in known) > 10

@@ -142,6 +142,11 @@ def test_blocks_fill_alike() -> None:
         ({"ttl_steps": 0}, "ttl_steps=0"),
         ({"blocks": 3}, "blocks=3; it must be a power of two"),
         ({"eviction": "random"}, "eviction"),
+        (
+            {"ttl_steps": 2**63 - 1},
+            "ttl_steps=9223372036854775807; it must be .* at most 2147483647",
+        ),
+        ({"admission_threshold": 2**31}, "at most 2147483647"),
         ({"read_only_features": "negatives"}, "read_only_features"),
     ],
 )
@@ -151,8 +156,9 @@ def test_rules_out_of_range_are_refused(options: dict[str, object], says: str) -
 
 
 def test_read_only_features_are_features_of_the_table() -> None:
-    text = """{"label": "click", "features": [{"name": "item", "column": "item"}], "tables": [
-        {"name": "t", "num_embeddings": 8, "embedding_dim": 4, "features": ["item"],
+    text = """{"label": "click", "features": [{"name": "item", "column": "item"},
+        {"name": "seen", "column": "seen"}], "tables": [
+        {"name": "t", "num_embeddings": 8, "embedding_dim": 4, "features": ["item", "seen"],
          "dynamic": {"read_only_features": ["%s"]}}]}"""
     (table,) = FeatureSchema.from_json(text % "item").tables
     assert table.dynamic == DynamicConfig(read_only_features=("item",))
@@ -169,7 +175,7 @@ def test_read_only_features_are_features_of_the_table() -> None:
 def test_blocks_divide_the_rows() -> None:
     assert EmbeddingBagConfig(1 << 20, 4, "t", dynamic=DynamicConfig()).row_multiple == 4096
     assert EmbeddingBagConfig(10_007, 4, "t", dynamic=DynamicConfig()).row_multiple == 10_007
-    with pytest.raises(ConfigError, match="blocks=4, which does not divide num_embeddings=10"):
+    with pytest.raises(ConfigError, match=r"table 't': DynamicConfig has blocks=4, which does not"):
         EmbeddingBagConfig(10, 4, "t", dynamic=DynamicConfig(blocks=4))
     with pytest.raises(ConfigError, match="init_fn and dynamic"):
         EmbeddingBagConfig(8, 4, "t", dynamic=DynamicConfig(), init_fn=torch.nn.init.zeros_)
