@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -133,8 +134,13 @@ def record_batch(columns: Mapping[str, Any], source: str = REQUEST) -> pa.Record
                 "array with a value for each row."
             )
         try:
-            array = values if isinstance(values, pa.Array) else pa.array(values)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            array = values if isinstance(values, pa.Array) else _array_of(values)
+        except OverflowError as error:
+            raise InputError(
+                f"column {name!r} of {source} holds a number beyond 64 bits, or both numbers below "
+                "0 and numbers of 2**63 or more; ids have 64 bits, with a sign or without."
+            ) from error
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise InputError(
                 f"column {name!r} of {source} holds values of several types: {one_line(error)}. "
                 "Give all rows the same."
@@ -147,6 +153,22 @@ def record_batch(columns: Mapping[str, Any], source: str = REQUEST) -> pa.Record
             )
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _array_of(values: Any) -> pa.Array:
+    """Return values as Arrow takes them; whole numbers, or lists of them, may have no sign.
+
+    Raises:
+        OverflowError: a number has no type of 64 bits, or not one with the others.
+        ArrowException, TypeError, ValueError: they have no type in common.
+    """
+    try:
+        return pa.array(values)
+    except OverflowError:
+        for kind in (pa.uint64(), pa.list_(pa.uint64())):
+            with suppress(pa.ArrowException, OverflowError, TypeError, ValueError):
+                return pa.array(values, kind)
+        raise
 
 
 def _is_unicode(text: str) -> bool:

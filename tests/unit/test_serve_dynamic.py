@@ -65,6 +65,11 @@ def test_an_unknown_id_is_a_row_of_zeros(folder: Path) -> None:
     assert torch.equal(pooled[4], collection.packed.unpacked(0)[row])
     with pytest.raises(InputError, match="any number of 64 bits but -1"):
         predictor.predict([{"d": 0.5, "user": -1}])
+    unsigned = predictor.predict([{"d": 0.5, "user": 2**63 + 5}])
+    assert torch.equal(unsigned, predictor.predict([{"d": 0.5, "user": 5 - 2**63}]))
+    for users in ([2**64], [2**63, -5]):
+        with pytest.raises(InputError, match="'user' of .* holds a number beyond 64 bits"):
+            predictor.predict([{"d": 0.5, "user": one} for one in users])
 
 
 def test_a_file_of_ids_that_is_not_sound_is_refused(folder: Path) -> None:
