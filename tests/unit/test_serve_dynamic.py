@@ -68,7 +68,7 @@ def test_an_unknown_id_is_a_row_of_zeros(folder: Path) -> None:
     unsigned = predictor.predict([{"d": 0.5, "user": 2**63 + 5}])
     assert torch.equal(unsigned, predictor.predict([{"d": 0.5, "user": 5 - 2**63}]))
     for users in ([2**64], [2**63, -5]):
-        with pytest.raises(InputError, match="'user' of .* holds a number beyond 64 bits"):
+        with pytest.raises(InputError, match=r"'user' of .* holds a number beyond 64 bits"):
             predictor.predict([{"d": 0.5, "user": one} for one in users])
 
 
