@@ -104,6 +104,25 @@ class Chain:
         """
         return Rectangle(self, entry, verify)
 
+    def whole_columns(self, table: str, names: Sequence[str], *, verify: bool) -> dict[str, Tensor]:
+        """Read columns of one value per row, such as the ids of a dynamic table.
+
+        Returns:
+            name -> (num_embeddings,), in its type.
+        Raises:
+            CheckpointError, DamagedCheckpointError: the errors of `Rectangle.read`.
+        """
+        # every column block has them
+        files = [file for file in self.base.files_by_table()[table] if file.cols.start == 0]
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for file in sorted(files, key=lambda file: file.rows.start):
+            rectangle = self.open(file, verify=verify)
+            for number in range(len(file.marks) - 1):
+                data = rectangle.read(number)
+                for name, part in parts.items():
+                    part.append(data[name].clone())
+        return {name: torch.cat(part) for name, part in parts.items()}
+
 
 class Rectangle:
     """One rectangle of a chain, read by the record batches of its base; see `Chain.open`."""

@@ -2,7 +2,7 @@
 
 The rows of an id lie elsewhere then, so every rank reads the ids of the whole table, finds where
 they belong, and takes the rows of its own. The ids of a table that was not dynamic are the numbers
-of its rows, which were never seen.
+of its rows, which nobody has counted.
 
     # P rows of the saved table
 """
@@ -20,7 +20,7 @@ from rayrec.dynamic.blocks import NO_KEY, IdColumns
 from rayrec.dynamic.resize import places_in
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
-from rayrec.shards.state import HITS, IDS, SEEN, ShardState
+from rayrec.shards.state import HITS, IDS, SEEN, WEIGHT, ShardState
 
 _KINDS = "id", "candidate"  # rows belong to ids; candidates have places of their own
 
@@ -54,7 +54,8 @@ def fill_resized(
     """
     assert table.dynamic is not None, "the table is dynamic"
     files, names = chain.base.files_by_table()[table.name], list(states[0].ids)
-    saved, places, left_out = _columns(chain, files, names, verify), dict[str, Tensor](), 0
+    saved = _columns(chain, table.name, files, names, verify)
+    places, left_out = dict[str, Tensor](), 0
     for kind in _KINDS:
         if f"{kind}_key" in saved:
             own = IdColumns(*(saved[f"{kind}_{column}"] for column in IdColumns._fields))
@@ -71,39 +72,33 @@ def fill_resized(
                 column[own_rows] = saved[name][chosen]
     for entry in files:
         near = [state for state in states if _shares_columns(entry, state)]
-        rectangle = chain.open(entry, verify=verify) if near else None
-        for batch in range(len(entry.marks) - 1 if rectangle else 0):
+        if not near:
+            continue
+        rectangle = chain.open(entry, verify=verify)
+        for batch in range(len(entry.marks) - 1):
             rows = entry.batch_range(batch)
             here = places["id"][rows.start : rows.stop]
             if not (here >= 0).any():
                 continue
-            assert rectangle is not None
             data = rectangle.read(batch)
             for state in near:
                 own_rows, chosen = _inside(here, state)
-                values = ShardState(state.shard, state.weight, state.optimizer)
-                part = {name: data[name][chosen] for name in values.tensors()}
-                writer.put_rows(own_rows, entry.cols, part, state, values.tensors())
+                values = {WEIGHT: state.weight, **state.optimizer}
+                part = {name: data[name][chosen] for name in values}
+                writer.put_rows(own_rows, entry.cols, part, state, values)
     return left_out
 
 
 def _columns(
-    chain: Chain, files: Sequence[FileEntry], names: Sequence[str], verify: bool
+    chain: Chain, table: str, files: Sequence[FileEntry], names: Sequence[str], verify: bool
 ) -> Mapping[str, Tensor]:
     """Read those of some (P,) columns that were saved of a table."""
-    first = [entry for entry in files if entry.cols.start == 0]
-    held = {column.name for entry in first for column in entry.columns}
-    if IDS not in held:
-        rows = torch.arange(max(entry.rows.stop for entry in first))
-        return dict(zip((IDS, SEEN, HITS), (rows, *torch.zeros(2, len(rows)).int()), strict=True))
-    parts: dict[str, list[Tensor]] = {name: [] for name in names if name in held}
-    for entry in sorted(first, key=lambda entry: entry.rows.start):
-        rectangle = chain.open(entry, verify=verify)
-        for batch in range(len(entry.marks) - 1):
-            data = rectangle.read(batch)
-            for name, part in parts.items():
-                part.append(data[name].clone())
-    return {name: torch.cat(part) for name, part in parts.items()}
+    held = {column.name for column in files[0].columns}
+    if IDS in held:
+        return chain.whole_columns(table, [name for name in names if name in held], verify=verify)
+    rows = torch.arange(max(entry.rows.stop for entry in files))
+    none = torch.zeros(len(rows), dtype=torch.int32)
+    return {IDS: rows, SEEN: none, HITS: none}
 
 
 def _inside(places: Tensor, state: ShardState) -> tuple[Tensor, Tensor]:

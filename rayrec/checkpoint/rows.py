@@ -77,15 +77,8 @@ class TableReader:
         Raises:
             CheckpointError, DamagedCheckpointError: the errors of `read`.
         """
-        parts: list[list[Tensor]] = [[] for _ in columns]
-        files = [file for file in self._files[table] if file.cols.start == 0]
-        for file in sorted(files, key=lambda file: file.rows.start):
-            rectangle = self._chain.open(file, verify=True)
-            for number in range(len(file.marks) - 1):
-                data = rectangle.read(number)
-                for part, column in zip(parts, columns, strict=True):
-                    part.append(data[column].clone())
-        return [torch.cat(part) for part in parts]
+        found = self._chain.whole_columns(table, columns, verify=True)
+        return [found[column] for column in columns]
 
     def _close_all_but(self, table: str) -> None:
         kept = {file.path for file in self._files[table]}

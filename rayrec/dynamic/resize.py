@@ -14,6 +14,7 @@ import numpy as np
 from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import NO_KEY, IdColumns, Ints, blocks_of
 from rayrec.dynamic.id_map import ABSENT
+from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
 
 
@@ -40,12 +41,8 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step:
         saved: (P,) columns.
         eviction: by what ids are compared, "lfu" or else by the step in which they were seen.
     """
-    assert table.dynamic is not None, "the table is dynamic"
     key, seen, hits = (column.numpy() for column in saved)
-    known, ttl = key != NO_KEY, table.dynamic.ttl_steps
-    if ttl is not None:
-        known &= seen.astype(np.int64) + ttl >= step
-    (old,) = np.nonzero(known)
+    (old,) = np.nonzero(known_keys(table, saved.key, saved.seen, step).numpy() != NO_KEY)
     size = table.row_multiple
     block = blocks_of(key[old], table.num_embeddings // size)
     score = (seen, hits) if eviction == "lfu" else (hits, seen)
