@@ -16,13 +16,11 @@ from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.entries import FileEntry, TableEntry
-from rayrec.dynamic.blocks import NO_KEY, IdColumns
-from rayrec.dynamic.resize import places_in
+from rayrec.dynamic.blocks import IdColumns
+from rayrec.dynamic.resize import KINDS, begin_anew, places_in, put_values
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
-from rayrec.shards.state import HITS, IDS, SEEN, WEIGHT, ShardState
-
-_KINDS = "id", "candidate"  # rows belong to ids; candidates have places of their own
+from rayrec.shards.state import HITS, IDS, SEEN, ShardState
 
 
 def is_resized(table: BaseEmbeddingConfig, saved: TableEntry) -> bool:
@@ -56,7 +54,7 @@ def fill_resized(
     files, names = chain.base.files_by_table()[table.name], list(states[0].ids)
     saved = _columns(chain, table.name, files, names, verify)
     places, left_out = dict[str, Tensor](), 0
-    for kind in _KINDS:
+    for kind in KINDS:
         if f"{kind}_key" in saved:
             own = IdColumns(*(saved[f"{kind}_{column}"] for column in IdColumns._fields))
             # candidates always make room by when they were seen
@@ -64,28 +62,17 @@ def fill_resized(
             moved = places_in(table, own, eviction, step)
             places[kind] = torch.from_numpy(moved.places)
             left_out += moved.left_out if kind == "id" else 0
-    for state in states:
-        _clear(state)
-        for name, column in state.ids.items():
-            if name in saved:
-                own_rows, chosen = _inside(places[name.split("_")[0]], state)
-                column[own_rows] = saved[name][chosen]
+    begin_anew(states, places, saved)
     for entry in files:
-        near = [state for state in states if _shares_columns(entry, state)]
+        near = [state for state in states if _overlap(entry.cols, state.shard.cols)]
         if not near:
             continue
         rectangle = chain.open(entry, verify=verify)
         for batch in range(len(entry.marks) - 1):
             rows = entry.batch_range(batch)
             here = places["id"][rows.start : rows.stop]
-            if not (here >= 0).any():
-                continue
-            data = rectangle.read(batch)
-            for state in near:
-                own_rows, chosen = _inside(here, state)
-                values = {WEIGHT: state.weight, **state.optimizer}
-                part = {name: data[name][chosen] for name in values}
-                writer.put_rows(own_rows, entry.cols, part, state, values)
+            if (here >= 0).any():
+                put_values(here, entry.cols, rectangle.read(batch), near, writer)
     return left_out
 
 
@@ -101,21 +88,5 @@ def _columns(
     return {IDS: rows, SEEN: none, HITS: none}
 
 
-def _inside(places: Tensor, state: ShardState) -> tuple[Tensor, Tensor]:
-    """Return the rows of a shard that some places are, and which of the places these are."""
-    rows = state.shard.rows
-    (chosen,) = ((places >= rows.start) & (places < rows.stop)).nonzero(as_tuple=True)
-    return places[chosen] - rows.start, chosen
-
-
-def _shares_columns(entry: FileEntry, state: ShardState) -> bool:
-    cols = state.shard.cols
-    return entry.cols.start < cols.stop and cols.start < entry.cols.stop
-
-
-def _clear(state: ShardState) -> None:
-    for tensor in state.tensors().values():
-        tensor.zero_()
-    for kind in _KINDS:
-        if f"{kind}_key" in state.ids:
-            state.ids[f"{kind}_key"].fill_(NO_KEY)
+def _overlap(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop

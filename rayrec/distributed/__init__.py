@@ -17,6 +17,7 @@ from rayrec.distributed.sharders import (
     get_default_sharders,
 )
 from rayrec.distributed.sharding import find_collections, shard_embeddings, table_configs
+from rayrec.dynamic.managed_collision import managed_collision_ids
 from rayrec.layout.words import foreign_names
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "fuse_embedding_optimizer",
     "get_default_sharders",
     "load_table",
+    "managed_collision_ids",
     "shard_embeddings",
     "table_configs",
     "unsharded_state_dict",

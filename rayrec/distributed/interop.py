@@ -8,8 +8,9 @@ table.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,47 +20,93 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm import plain
+from rayrec.distributed.load_ids import IdRows, load_ids
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.state import TableShards, whole_table
 from rayrec.errors import ConfigError, InputError, ShapeError
 
 
+class LoadedRows(NamedTuple):
+    """What `load_table` wrote.
+
+    Attributes:
+        written: rows that this rank wrote at least one column of.
+        left_out: ids of a dynamic table, of all that were given, that have no row.
+    """
+
+    written: int
+    left_out: int = 0
+
+
 @torch.no_grad()
 def load_table(
-    model: DistributedModelParallel, name: str, source: Tensor | str | os.PathLike[str]
-) -> int:
-    """Overwrite rows of one table, for example with pretrained ones; optimizer state stays.
+    model: DistributedModelParallel,
+    name: str,
+    source: Tensor | str | os.PathLike[str],
+    *,
+    ids: Tensor | None = None,
+    ages: Tensor | None = None,
+    hits: Tensor | None = None,
+    optimizer: Mapping[str, Tensor] | None = None,
+) -> LoadedRows:
+    """Overwrite rows of one table, for example with pretrained ones; every rank must call it.
+
+    The optimizer state of a table of numbered rows stays as it is. A dynamic table has the given
+    ids alone afterwards, as far as its blocks have room: those stay that its eviction would take
+    last, and ids whose time is over have no row.
 
     Args:
-        source: a (num_embeddings, embedding_dim) tensor, or a Parquet, Arrow IPC or Feather file
-            with a column `weight` of embedding_dim values per row (fixed-size list or list of
-            floats) and, if it does not hold all rows in order, a column `row`.
-    Returns:
-        Rows that this rank wrote at least one column of.
+        source: a (num_embeddings, embedding_dim) tensor, or (N, embedding_dim) rows of a dynamic
+            table; or a Parquet, Arrow IPC or Feather file with a column `weight` of embedding_dim
+            values per row (fixed-size list or list of floats). If the file does not hold all rows
+            in order, a column `row` numbers them. For a dynamic table it has a column `id`, and may
+            have `age`, `hits` and one column for each state of the optimizer.
+        ids: (N,) int64 of a dynamic table, each once; -1 is none. The numbers of the rows of
+            another table may be ids.
+        ages: (N,) training steps since each was seen, 0 unless given.
+        hits: (N,) times that each was seen, 0 unless given.
+        optimizer: state name -> (N,) row-wise or (N, embedding_dim); zeros unless given.
     Raises:
-        ConfigError: the table is dynamic.
-        InputError: no such table; a file without the column, of another width, or with rows that
-            the table does not have.
+        ConfigError: ids and what is known of them for a table that is not dynamic, or beside a
+            file.
+        InputError: no such table; ids that are missing or repeated; other states than those of the
+            optimizer; a file without the column, of another width, or with rows that the table does
+            not have.
         ShapeError: a tensor of another shape.
     """
-    states = [state for state in model.shard_states() if state.shard.table == name]
-    if name not in model.plan.tables:
+    modules = model.module.modules()
+    tables = {child.name: child for child in modules if isinstance(child, TableShards)}
+    if name not in tables:
         raise InputError(
-            f"the model has no table {name!r}; it has {', '.join(sorted(model.plan.tables)[:20])}."
+            f"the model has no table {name!r}; it has {', '.join(sorted(tables)[:20])}."
         )
-    if name in model.id_steps:
+    table = tables[name]
+    of_ids = {"ids": ids, "ages": ages, "hits": hits, "optimizer": optimizer}
+    given = [key for key, value in of_ids.items() if value is not None]
+    if given and (table.config.dynamic is None or not isinstance(source, Tensor)):
+        what = "is not dynamic" if table.config.dynamic is None else "is read from a file"
         raise ConfigError(
-            f"table {name!r} is dynamic: its rows belong to ids as they come, so rows by number "
-            "cannot be copied in. Start from a checkpoint (init_from)."
+            f"table {name!r} {what}, and {given[0]} is for tensors of a dynamic table; leave it out"
+            ", or give a table of numbered rows to one that is dynamic."
         )
-    rows, width = model.plan.tables[name].layout.shape
+    width = table.config.embedding_dim
+    if table.config.dynamic is not None:
+        if isinstance(source, Tensor):
+            rows = IdRows(source, ids, ages, hits, optimizer or {})
+        else:
+            path = os.fspath(source)
+            rows = IdRows.read(_read_file(path), path, width, table.local())
+        return LoadedRows(*load_ids(table, rows, model.id_steps[name]))
+    shape = (table.config.num_embeddings, width)
     if isinstance(source, Tensor):
-        if tuple(source.shape) != (rows, width):
+        if tuple(source.shape) != shape:
             raise ShapeError(
-                f"table {name!r} is {rows} x {width}; the tensor is {tuple(source.shape)}."
+                f"table {name!r} is {shape[0]} x {width}; the tensor is {tuple(source.shape)}."
             )
-        return sum(_copy_all(state, source) for state in states)
-    return _load_file(states, name, rows, width, os.fspath(source))
+        table.begin_overwrite()
+        return LoadedRows(sum(_copy_all(state, source) for state in table.local()))
+    table.begin_overwrite()
+    return LoadedRows(_load_file(table.local(), name, *shape, os.fspath(source)))
 
 
 def _copy_all(state: ShardState, whole: Tensor) -> int:
@@ -70,7 +117,7 @@ def _copy_all(state: ShardState, whole: Tensor) -> int:
 
 def _load_file(states: list[ShardState], name: str, rows: int, width: int, path: str) -> int:
     first = written = 0
-    for batch in _batches(path):
+    for batch in _read_file(path).to_batches():
         if "weight" not in batch.schema.names:
             raise InputError(
                 f"{path} has columns {batch.schema.names}; the rows of table {name!r} are read "
@@ -102,12 +149,12 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
     return written
 
 
-def _batches(path: str) -> list[pa.RecordBatch]:
+def _read_file(path: str) -> pa.Table:
     try:
         if Path(path).suffix == ".parquet":
-            return pq.read_table(path).to_batches()
+            return pq.read_table(path)
         with pa.memory_map(path) as source:
-            return pa.ipc.open_file(source).read_all().to_batches()
+            return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise InputError(
             f"{path} cannot be read as Parquet (.parquet) or as an Arrow IPC file: {error}"

@@ -43,6 +43,11 @@ class TableShards(nn.Module):
         """Name of the table."""
         return self._config.name
 
+    @property
+    def config(self) -> BaseEmbeddingConfig:
+        """The table."""
+        return self._config
+
     def local(self) -> list[ShardState]:
         """This rank's rectangles of the table."""
         return [s for s in self._engine.shard_states() if s.shard.table == self.name]
@@ -117,14 +122,18 @@ class TableShards(nn.Module):
                 "restore a checkpoint (rayrec.checkpoint.restore_checkpoint)"
             )
             return
-        if self._engine.undo is not None:
-            self._engine.undo.forget()
+        self.begin_overwrite()
         # the kernels' live rows are written, so nothing is assigned
         for state in self.local():
             try:
                 state.weight.detach().copy_(_rectangle(value, state.shard))
             except ShapeError as error:
                 error_msgs.append(f"{name}: {error}")
+
+    def begin_overwrite(self) -> None:
+        """Tell who follows changes that any row may become another, outside of training."""
+        if self._engine.undo is not None:
+            self._engine.undo.forget()
         if self._engine.touched is not None:
             self._engine.touched.touch_all([self.name])
 

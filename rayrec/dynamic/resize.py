@@ -1,21 +1,27 @@
-"""Where the ids of a saved dynamic table lie in one of another size, or of other blocks.
+"""Where ids of a saved or foreign table lie in a dynamic one, and how its rows are filled.
 
-Which of them have a row follows from the saved columns and the settings of the table alone.
+Which of them have a row follows from what is known of them and the settings of the table alone.
 
     # P places of the saved table
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import NO_KEY, IdColumns, Ints, blocks_of
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.overlap import OverlapWriter
+from rayrec.shards.state import WEIGHT, ShardState
+
+KINDS = "id", "candidate"  # rows belong to ids; candidates have places of their own
 
 
 class Moved(NamedTuple):
@@ -57,3 +63,54 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step:
     places = np.full(len(key), ABSENT, np.int64)
     places[old[in_order]] = block[in_order] * size + within
     return Moved(places, len(old) - len(kept))
+
+
+def begin_anew(
+    states: Sequence[ShardState], places: Mapping[str, Tensor], columns: Mapping[str, Tensor]
+) -> None:
+    """Clear shards of one table, and write what is known of the ids that have places in them.
+
+    Args:
+        places: by kind, (P,) places in the table.
+        columns: column name -> (P,); a column that is not given stays clear.
+    """
+    for state in states:
+        for tensor in state.tensors().values():
+            tensor.zero_()
+        for kind in KINDS:
+            if f"{kind}_key" in state.ids:
+                state.ids[f"{kind}_key"].fill_(NO_KEY)
+        for name, column in state.ids.items():
+            if name in columns:
+                own_rows, chosen = _inside(places[name.split("_")[0]], state)
+                column[own_rows] = columns[name][chosen]
+
+
+def put_values(
+    places: Tensor,
+    cols: range,
+    data: Mapping[str, Tensor],
+    states: Sequence[ShardState],
+    writer: OverlapWriter,
+) -> None:
+    """Write the rows of ids into shards; `writer` finishes them.
+
+    Args:
+        places: (P,) places of the ids in the table.
+        cols: columns of the table that `data` has.
+        data: column name -> (P, cols), or (P,) for row-wise state; states that are missing stay.
+        states: shards that have some of these columns.
+    """
+    for state in states:
+        own_rows, chosen = _inside(places, state)
+        values = {WEIGHT: state.weight, **state.optimizer}
+        values = {name: tensor for name, tensor in values.items() if name in data}
+        part = {name: data[name][chosen] for name in values}
+        writer.put_rows(own_rows, cols, part, state, values)
+
+
+def _inside(places: Tensor, state: ShardState) -> tuple[Tensor, Tensor]:
+    """Return the rows of a shard that some places are, and which of the places these are."""
+    rows = state.shard.rows
+    (chosen,) = ((places >= rows.start) & (places < rows.stop)).nonzero(as_tuple=True)
+    return places[chosen] - rows.start, chosen

@@ -96,7 +96,7 @@ def test_pretrained_rows_are_written_to_the_gpu(tmp_path: Path) -> None:
 
     model, _ = build(GPU, RowWiseAdagrad(lr=0.1), "column_wise")
     rows = torch.randn(ROWS, 16)
-    assert load_table(model, "p1", rows) == ROWS
+    assert load_table(model, "p1", rows).written == ROWS
     assert torch.equal(model.state_dict()["pooled.embedding_bags.p1.weight"].cpu(), rows)
     values = pa.FixedSizeListArray.from_arrays(pa.array(rows.flip(0).reshape(-1).numpy()), 16)
     pq.write_table(pa.table({"weight": values}), tmp_path / "rows.parquet")

@@ -86,7 +86,7 @@ def test_the_unsharded_state_dict_goes_out_and_comes_back(ranks: RankPool, tmp_p
 
 def pretrained(rank: int, world_size: int, folder: str):
     model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
-    written = load_table(model, "t1", torch.full((ROWS[1], 8), 3.0))
+    written = load_table(model, "t1", torch.full((ROWS[1], 8), 3.0)).written
     load_table(model, "t0", folder + "/t0.parquet")
     load_table(model, "t2", folder + "/t2.arrow")
     with pytest.raises(ShapeError, match="7 x 8"):

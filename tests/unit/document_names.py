@@ -55,7 +55,8 @@ EXTERNAL = {
     *("MLFLOW_TRACKING_URI", "entity", "recall_at_10", "skinny"),
     # TorchRec
     *("clear_storage", "total_num_buckets", "enable_embedding_update", "PartialRowWiseLAMB"),
-    *("init_state", "cache_params", "sharding_spec"),
+    *("init_state", "cache_params", "sharding_spec", "input_hash_func"),
+    "inference_dispatch_div_train_world_size",
     # what the reader puts there
     *(
         "NAME",
