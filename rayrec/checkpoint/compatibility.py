@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pyarrow import fs
 
 from rayrec.checkpoint.chain import Chain
-from rayrec.checkpoint.entries import FileEntry
+from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.resized import is_resized
 from rayrec.checkpoint.store import Store
@@ -110,7 +110,7 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
                 "admission_threshold that it had."
             )
         if name not in saved:
-            others = (WEIGHT, *state.ids)
+            others = (ROW, WEIGHT, *state.ids)
             held = ", ".join(column for column in saved if column not in others) or "none"
             raise CheckpointError(
                 f"{where}: table {entry.table!r} has no optimizer state {name!r}; it was saved "

@@ -10,7 +10,7 @@ from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
 
 Json = Mapping[str, Any]
-# the column of an increment's files that has the row numbers
+# the column that has the row numbers, in files that do not hold all rows
 ROW = "row"
 
 
@@ -31,12 +31,14 @@ class Checksum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One shard file: an Arrow IPC file with the rows of one rectangle, or those touched in it.
+    """One shard file: an Arrow IPC file with the rows of one rectangle, or some of them.
 
     Every record batch holds `batch_rows` rows; the last may hold fewer.
 
-    `firsts` has the first row number of every record batch of an increment, and `held` is how many
-    rows it holds; in a file with all rows, both are None.
+    An increment holds the rows that were touched: `firsts` has the first row number of every record
+    batch, and `held` is how many rows it holds. Of a dynamic table, a record batch holds those of
+    its rows that are not free, and `live` is how many each of them holds. All three are None in a
+    file with all rows.
 
     `marks` has one entry per record batch, then one for the whole file; batch i spans the bytes
     from mark i-1 (or 0) to mark i. `bytes` and `crc32` repeat the last mark for people.
@@ -53,6 +55,7 @@ class FileEntry:
     marks: tuple[Checksum, ...]
     held: int | None = None
     firsts: tuple[int, ...] | None = None
+    live: tuple[int, ...] | None = None
 
     @property
     def shard(self) -> Shard:
@@ -65,12 +68,14 @@ class FileEntry:
         return self.marks[-1].end
 
     def batch_range(self, index: int) -> range:
-        """The table's rows that record batch `index` holds."""
+        """The table's rows of which record batch `index` holds all, or those that are not free."""
         start = self.rows.start + index * self.batch_rows
         return range(start, min(start + self.batch_rows, self.rows.stop))
 
     def batch_length(self, index: int) -> int:
         """Return the number of rows that record batch `index` holds."""
+        if self.live is not None:
+            return self.live[index]
         total = len(self.rows) if self.held is None else self.held
         return min(self.batch_rows, total - index * self.batch_rows)
 

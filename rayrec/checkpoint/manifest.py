@@ -9,7 +9,8 @@ malice.
 
 An increment holds only the rows that were touched since its parent, another checkpoint beside it
 (`rayrec.checkpoint.chain`). Its manifest has version 2 and names the parent; that of a checkpoint
-that is whole by itself has version 1, as ever.
+that is whole by itself has version 1, as ever, or 3 where files of dynamic tables hold only the
+rows that are not free.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from rayrec.checkpoint.entries import DenseEntry, FileEntry, Json, Parent, TableEntry, tile
+from rayrec.checkpoint.entries import ROW, DenseEntry, FileEntry, Json, Parent, TableEntry, tile
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.fields.misfit import Misfit
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of
 from rayrec.layout.plan import ShardingPlan
+from rayrec.shards.state import IDS
 
 MANIFEST = "manifest.json"
 FORMAT = "rayrec.checkpoint"
-WHOLE, INCREMENT = 1, 2  # versions
+WHOLE, INCREMENT, IN_USE = 1, 2, 3  # versions
 # fields of a manifest that hold any JSON
 _FREE = ("plan", "cursor", "optimizers", "extras")
 
@@ -92,6 +94,8 @@ class Manifest:
             CheckpointError: plan, cursor, optimizers or extras hold what JSON cannot.
         """
         version = WHOLE if self.parent is None else INCREMENT
+        if any(entry.live is not None for entry in self.files):
+            version = IN_USE
         body: dict[str, Any] = {"format": FORMAT, "version": version, **record_of(self)}
         for key in _FREE:
             try:
@@ -124,10 +128,10 @@ class Manifest:
                     f"{where}/{MANIFEST} is no {FORMAT} manifest but says "
                     f"format={body.get('format')!r}."
                 )
-            if body["version"] not in (WHOLE, INCREMENT):
+            if body["version"] not in (WHOLE, INCREMENT, IN_USE):
                 raise CheckpointError(
                     f"{where} has format version {body['version']}; this rayrec reads versions "
-                    f"{WHOLE} and {INCREMENT}. Use the rayrec that wrote it."
+                    f"{WHOLE} to {IN_USE}. Use the rayrec that wrote it."
                 )
             crc32 = body.pop("crc32")
             if crc32 != _fingerprint(body):
@@ -171,6 +175,12 @@ class Manifest:
                 f"{where}/{MANIFEST} mixes files of an increment with files of all rows; it was "
                 "edited or written wrongly. Restore an earlier checkpoint."
             )
+        for entry in self.files:
+            if entry.live is not None and (name is not None or not _counts_all(entry)):
+                raise CheckpointError(
+                    f"{where}/{MANIFEST} counts other rows of {entry.path} than its parts have; it "
+                    "was edited or written wrongly. Restore an earlier checkpoint."
+                )
         by_table = self.files_by_table()
         for table in self.tables:
             files = by_table[table.name]
@@ -184,3 +194,13 @@ class Manifest:
 
 def _fingerprint(body: Json) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def _counts_all(entry: FileEntry) -> bool:
+    """Return True if a file without free rows says of every record batch what it holds."""
+    counts, batches = entry.live or (), len(entry.marks) - 1
+    if not {ROW, IDS} <= {column.name for column in entry.columns}:
+        return False
+    return len(counts) == batches == -(-len(entry.rows) // entry.batch_rows) and all(
+        0 <= n <= len(entry.batch_range(i)) for i, n in enumerate(counts)
+    )

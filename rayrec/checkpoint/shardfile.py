@@ -5,13 +5,14 @@ plain column for (rows,). Arrow has no bfloat16, so its bits are written as uint
 says so ("rayrec.dtype" in its metadata). It is written in record batches of about 8 MiB, so that a
 shard is never copied whole and a reader takes only the batches it needs. Reading goes by the
 manifest's marks: one range per batch, verified and decoded in place, zero-copy from a memory map.
+Of a dynamic table only rows that are not free are written (`rayrec.checkpoint.free_rows`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, Checksum, Column, FileEntry
+from rayrec.checkpoint.free_rows import blank_free, in_use, with_free
 from rayrec.checkpoint.store import TABLES, Source, Store
+from rayrec.dynamic.blocks import NO_KEY
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
 from rayrec.shards.copies import TouchedState
-from rayrec.shards.state import ShardState, describe
+from rayrec.shards.state import IDS, ShardState, describe
 
 BATCH_BYTES = 8 << 20
 _MAGIC = b"ARROW1\0\0"
@@ -70,13 +73,18 @@ def columns_of(state: ShardState | TouchedState) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
-    """The Arrow schema of `columns`; nothing in it is nullable."""
+def schema_of(columns: tuple[Column, ...], *, has_free: bool = False) -> pa.Schema:
+    """The Arrow schema of `columns`; nothing in it is nullable.
+
+    Args:
+        has_free: some rows have no values, so that their lists are empty.
+    """
     fields = []
     for column in columns:
         kind = _ARROW[_BY_NAME[column.dtype]]
         if column.width:
-            kind = pa.list_(pa.field("item", kind, nullable=False), column.width)
+            item = pa.field("item", kind, nullable=False)
+            kind = pa.list_(item, -1 if has_free else column.width)
         said = {"rayrec.dtype": column.dtype} if column.dtype == "bfloat16" else None
         fields.append(pa.field(column.name, kind, nullable=False, metadata=said))
     return pa.schema(fields)
@@ -85,7 +93,7 @@ def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
 def write_shard(
     store: Store, state: ShardState | TouchedState, batch_bytes: int = BATCH_BYTES
 ) -> FileEntry:
-    """Write one shard's file: all of its rows, or the touched ones with a column of row numbers.
+    """Write one shard's file: all of its rows, those that are not free, or the touched ones.
 
     Args:
         batch_bytes: bound on a record batch, of which a row is the least.
@@ -95,28 +103,26 @@ def write_shard(
         CheckpointError: a tensor's type cannot be stored.
         OSError: the filesystem refuses.
     Cost: one pass over the shard; at most one batch of it is copied, and only when it lies on a
-    device or is strided.
+    device, is strided or has free rows.
     """
     columns, shard = columns_of(state), state.shard
-    tensors = list(state.tensors().values())
-    held: int | None = None
-    if isinstance(state, TouchedState):
+    is_increment = isinstance(state, TouchedState)
+    if is_increment or state.ids:
         if ROW in state.optimizer:
             raise CheckpointError(
-                f"an optimizer state of table {shard.table!r} is called {ROW!r}, the name of an "
-                "increment's row numbers; rename it, or save whole checkpoints."
+                f"an optimizer state of table {shard.table!r} is called {ROW!r}, the name of the "
+                "row numbers in increments and of dynamic tables; rename it."
             )
         columns = (Column(ROW, "int64", 0), *columns)
-        tensors, held = [state.rows, *tensors], state.rows.numel()
-    rows = len(shard.rows) if held is None else held
-    # counted from shapes, so that it holds for a tensor without rows, too
-    row_bytes = sum(tensor.shape[1:].numel() * tensor.element_size() for tensor in tensors)
+    row_bytes = sum(max(1, column.width) * _BY_NAME[column.dtype].itemsize for column in columns)
     batch_rows = max(1, batch_bytes // row_bytes)
-    path = shard_path(shard)
-    marks = _write_batches(store, path, schema_of(columns), tensors, range(0, rows, batch_rows))
+    path, has_free = shard_path(shard), bool(state.ids) and not is_increment
+    schema = schema_of(columns, has_free=has_free)
+    marks, counts = _write_batches(store, path, schema, _chunks(state, batch_rows))
+    held: int | None = None
     firsts: tuple[int, ...] | None = None
     if isinstance(state, TouchedState):
-        firsts = tuple(state.rows[::batch_rows].tolist())
+        held, firsts = state.rows.numel(), tuple(state.rows[::batch_rows].tolist())
     return FileEntry(
         path=path,
         table=shard.table,
@@ -129,31 +135,52 @@ def write_shard(
         marks=marks,
         held=held,
         firsts=firsts,
+        live=counts if has_free else None,
     )
 
 
+def _chunks(state: ShardState | TouchedState, batch_rows: int) -> Iterator[Mapping[str, Tensor]]:
+    """Yield the columns of every record batch of a shard."""
+    tensors, rows = state.tensors(), len(state.shard.rows)
+    if isinstance(state, TouchedState):
+        tensors, rows = {ROW: state.rows, **tensors}, state.rows.numel()
+    for start in range(0, rows, batch_rows):
+        chunk = {name: tensor[start : start + batch_rows] for name, tensor in tensors.items()}
+        if not state.ids:
+            yield chunk
+        elif isinstance(state, TouchedState):
+            yield blank_free(chunk)
+        else:
+            yield in_use(chunk, state.shard.rows.start + start)
+
+
 def _write_batches(
-    store: Store, path: str, schema: pa.Schema, tensors: Sequence[Tensor], starts: range
-) -> tuple[Checksum, ...]:
-    """Write a file of record batches that begin at the rows `starts`; return where each ends."""
-    marks: list[Checksum] = []
+    store: Store, path: str, schema: pa.Schema, chunks: Iterator[Mapping[str, Tensor]]
+) -> tuple[tuple[Checksum, ...], tuple[int, ...]]:
+    """Write a file of a record batch per chunk.
+
+    Returns:
+        where each ends, and how many rows each holds.
+    """
+    marks, counts = list[Checksum](), list[int]()
     with store.write(path) as sink, pa.PythonFile(sink, mode="w") as file:
         with pa.ipc.new_file(file, schema) as writer:
-            for start in starts:
-                chunks = [tensor[start : start + starts.step] for tensor in tensors]
-                pairs = zip(chunks, schema, strict=True)
-                arrays = [_to_arrow(chunk, field.type) for chunk, field in pairs]
+            for chunk in chunks:
+                arrays = [_to_arrow(chunk, field) for field in schema]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
                 marks.append(Checksum(sink.num_bytes, sink.crc32))
+                counts.append(len(arrays[0]))
         # closing the writer has added the footer
         marks.append(Checksum(sink.num_bytes, sink.crc32))
-    return tuple(marks)
+    return tuple(marks), tuple(counts)
 
 
 def read_batch(
     source: Source, entry: FileEntry, index: int, *, verify: bool, where: str
 ) -> dict[str, Tensor]:
     """Record batch `index` of a shard file as read-only CPU tensors, by column name.
+
+    Of a dynamic table it has the free rows, too.
 
     Raises:
         CheckpointError: the storage refuses.
@@ -173,14 +200,17 @@ def read_batch(
         if index == 0:  # the file's magic bytes and schema come first
             reader.seek(len(_MAGIC))
             pa.ipc.read_message(reader)
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema_of(entry.columns))
+        schema = schema_of(entry.columns, has_free=entry.live is not None)
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
         if batch.num_rows != rows:
             raise DamagedCheckpointError(
                 f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest "
                 f"says {rows}."
             )
+        batch.validate()  # that buffers are as long as their arrays say
         parts = zip(entry.columns, batch.columns, strict=True)
-        return {column.name: _to_torch(array, column, rows) for column, array in parts}
+        data = {column.name: _to_torch(array, column) for column, array in parts}
+        return data if entry.live is None else with_free(data, entry, index, where)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DamagedCheckpointError(
             f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier "
@@ -229,16 +259,33 @@ def check_footer(source: Source, entry: FileEntry, where: str) -> None:
         )
 
 
-def _to_arrow(chunk: Tensor, kind: pa.DataType) -> pa.Array:
+def _to_arrow(chunk: Mapping[str, Tensor], field: pa.Field) -> pa.Array:
+    values, kind = chunk[field.name], field.type
+    offsets = None
+    if pa.types.is_list(kind):
+        has_id = chunk[IDS] != NO_KEY
+        offsets = torch.zeros(len(has_id) + 1, dtype=torch.int32)
+        torch.cumsum(has_id * values.shape[1], 0, out=offsets[1:])
+        values = values if bool(has_id.all()) else values[has_id]
     # the buffer is the tensor's own memory, unless it lies on a device or is strided
-    chunk = chunk.detach().to("cpu").contiguous()
-    value = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
-    chunk = chunk.view(torch.uint16) if chunk.dtype is torch.bfloat16 else chunk
-    flat = pa.Array.from_buffers(value, chunk.numel(), [None, pa.py_buffer(chunk.numpy())])
-    return pa.FixedSizeListArray.from_arrays(flat, type=kind) if kind is not value else flat
+    values = values.detach().to("cpu").contiguous()
+    values = values.view(torch.uint16) if values.dtype is torch.bfloat16 else values
+    is_plain = not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind)
+    item = kind if is_plain else kind.value_type
+    flat = pa.Array.from_buffers(item, values.numel(), [None, pa.py_buffer(values.numpy())])
+    if is_plain:
+        return flat
+    if offsets is None:
+        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+    return pa.ListArray.from_arrays(pa.array(offsets.numpy()), flat, type=kind)
 
 
-def _to_torch(array: pa.Array, column: Column, rows: int) -> Tensor:
-    flat: Tensor = torch.from_dlpack(array.flatten() if column.width else array)
-    flat = flat.view(torch.bfloat16) if column.dtype == "bfloat16" else flat
-    return flat.view(rows, column.width) if column.width else flat
+def _to_torch(array: pa.Array, column: Column) -> Tensor:
+    # the lists themselves are not looked at: those of a row are all alike, or empty
+    flat = array.values if column.width else array
+    if column.width and len(flat) % column.width:
+        raise pa.ArrowInvalid(f"lists of {column.name!r} are not of {column.width} values")
+    dtype = _BY_NAME[column.dtype]
+    values: Tensor = torch.from_dlpack(flat) if len(flat) else torch.empty(0, dtype=dtype)
+    values = values.view(torch.bfloat16) if column.dtype == "bfloat16" else values
+    return values.view(-1, column.width) if column.width else values

@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.compatibility import check_files, no_table
-from rayrec.checkpoint.entries import FileEntry
+from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.layout.geometry import Shard
 from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import WEIGHT, ShardState
@@ -70,7 +70,7 @@ def load_table(
 def _empty(entry: FileEntry, width: int) -> ShardState:
     """Return memory for all columns of the row block of a file."""
     rows, tensors = len(entry.rows), {}
-    for column in entry.columns:
+    for column in (column for column in entry.columns if column.name != ROW):
         dtype = torch.float32 if column.dtype == "bfloat16" else getattr(torch, column.dtype)
         tensors[column.name] = torch.empty((rows, width) if column.width else rows, dtype=dtype)
     shard = Shard(entry.table, entry.rows, range(width), 0)

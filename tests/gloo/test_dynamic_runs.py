@@ -80,6 +80,12 @@ def table_of(path: str | Path) -> dict[int, tuple[Any, ...]]:
     return {key: rest for key, *rest in rows if key != -1}  # type: ignore[misc]
 
 
+def places_of(folder: Path) -> list[list[Any]]:
+    """Whose every row is, and whose every place of a candidate, after a run."""
+    columns = load_table(CheckpointManager(str(folder)).path(STEPS), "t_user")
+    return [columns[name].to_pylist() for name in ("id_key", "candidate_key")]
+
+
 def check_same(
     found: dict[int, tuple[Any, ...]], wanted: dict[int, tuple[Any, ...]], least: int = 20
 ) -> None:
@@ -105,6 +111,9 @@ def test_a_run_is_the_same_on_any_ranks_and_goes_on_on_others(
     ranks.run(2, run_on_the_last, data, tmp_path / "last")
     goes_on(0, 1, data, tmp_path / "last", tmp_path / "last-one")
     check_same(known(tmp_path / "last-one"), wanted)
+    folders = "one", "two", "two-one", "one-three", "last-one"
+    places = [places_of(tmp_path / folder) for folder in folders]
+    assert places.count(places[0]) == len(places)
     alone = scores(0, 1, data, tmp_path / "one")
     assert alone["auc"] > 0.6
     assert ranks.run(2, scores, data, tmp_path / "two")[0] == pytest.approx(alone, abs=1e-4)

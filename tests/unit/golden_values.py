@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from rayrec.checkpoint.entries import Checksum, Column, DenseEntry, FileEntry, Parent, TableEntry
@@ -174,6 +175,13 @@ SAVED: dict[str, Any] = {
 }
 WHOLE = CheckpointManifest(
     **SAVED, files=tuple(_shard(i, *cells) for i, cells in enumerate(_RECTANGLES))
+)
+_OF_IDS = (Column("row", "int64", 0), Column("id_key", "int64", 0))
+IN_USE = CheckpointManifest(
+    **SAVED,
+    files=tuple(
+        replace(entry, columns=(*_OF_IDS, *entry.columns), live=(3, 0)) for entry in WHOLE.files
+    ),
 )
 INCREMENT = CheckpointManifest(
     **SAVED,
