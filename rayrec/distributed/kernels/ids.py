@@ -28,6 +28,8 @@ class GroupIds:
         weights: (N,) float32, or None when the group is unweighted.
         read_only: (N,) bool, ids that are not admitted to their dynamic table; None where all are.
         parts: of sequences of dynamic tables, the ids of every slot from every rank, in order.
+        shards: of sequences of dynamic tables that are read in place, (N,) the index of the shard
+            of every id, -1 where another rank has it; else None.
     """
 
     ids: Tensor
@@ -35,6 +37,7 @@ class GroupIds:
     weights: Tensor | None
     read_only: Tensor | None = None
     parts: tuple[int, ...] = ()
+    shards: Tensor | None = None
 
 
 def bag_offsets(lengths: Tensor) -> Tensor:
