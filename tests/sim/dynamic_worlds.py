@@ -139,6 +139,11 @@ def train(
                 if key != -1:
                     told = part.setdefault(key, {})
                     told |= {c: state.weight[row, i].item() for i, c in enumerate(state.shard.cols)}
+                    for name, tensor in state.optimizer.items():
+                        values = tensor[row].view(-1).tolist()
+                        of_columns = len(values) == len(state.shard.cols)
+                        where = state.shard.cols if of_columns else range(len(values))
+                        told |= {(name, c): v for c, v in zip(where, values, strict=True)}
                     for name, column in state.ids.items():
                         told[name] = column[row].item() if name.startswith("id") else 0
     return [list(outputs) for outputs, _ in ranks], known

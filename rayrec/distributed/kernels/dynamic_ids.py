@@ -95,11 +95,8 @@ class DynamicIds:
             )
         rows = torch.full_like(routed.ids, ABSENT)
         for ids, places in zip(self.of_shards, self._places(routed), strict=True):
-            of_shard = torch.cat([routed.ids[at] for at in places]) if places else rows[:0]
-            only = None
-            if routed.read_only is not None and places:
-                only = torch.cat([routed.read_only[at] for at in places])
-            found = self._rows_in(ids, of_shard, only)
+            only = None if routed.read_only is None else _joined(routed.read_only, places)
+            found = self._rows_in(ids, _joined(routed.ids, places), only)
             sizes = [_size(at) for at in places]
             for at, part in zip(places, found.split(sizes), strict=True):
                 rows[at] = part
@@ -108,10 +105,11 @@ class DynamicIds:
     def looked_up(self, routed: GroupIds, rows: Tensor) -> GroupIds:
         """Return what a kernel reads of ids with such rows; those without one are left out."""
         if any(self._bases):
-            rows = rows.clone()
+            shifted = rows.clone()
             for base, places in zip(self._bases, self._places(routed), strict=True):
                 for at in places:
-                    rows[at] = torch.where(rows[at] == ABSENT, ABSENT, rows[at] + base)
+                    shifted[at] += base
+            rows = shifted.where(rows != ABSENT, ABSENT)
         return without_absent(GroupIds(rows, routed.offsets, routed.weights))
 
     def with_rows(self, routed: GroupIds) -> GroupIds:
@@ -141,11 +139,11 @@ class DynamicIds:
     def _places(self, routed: GroupIds) -> Sequence[Sequence[slice | Tensor]]:
         """Return per shard where its ids are."""
         group = self._group
-        if routed.shards is not None:
-            return [
-                [(routed.shards == number).nonzero().view(-1)]
-                for number in range(len(self.of_shards))
-            ]
+        if routed.places:
+            of_shards: list[list[slice | Tensor]] = [[] for _ in self.of_shards]
+            for number, of_slot in zip(group.slot_shards, routed.places, strict=True):
+                of_shards[number] += of_slot
+            return of_shards
         if group.key.sequence:
             bounds = list(accumulate(routed.parts, initial=0))
             lanes: Sequence[int | None] = group.slot_shards * (
@@ -175,6 +173,12 @@ def without_absent(routed: GroupIds) -> GroupIds:
 
 def _never() -> None:
     """Stand for the backward pass of no look-up."""
+
+
+def _joined(whole: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
+    if len(places) == 1:
+        return whole[places[0]]
+    return torch.cat([whole[:0], *(whole[at] for at in places)])
 
 
 def _size(at: slice | Tensor) -> int:

@@ -38,27 +38,28 @@ def owned_ids(
     Args:
         counts: per source, the ids of every use of the collection.
     """
-    ids, shards, flags = [], [], []
+    ids: list[Tensor] = []
+    flags: list[Tensor] = []
+    places: list[list[slice | Tensor]] = [[] for _ in group.slots]
+    at = 0
     for of_source, source in zip(counts, arrived, strict=True):
         for use, count in enumerate(of_source):
             mine = [i for i, slot in enumerate(group.slots) if slot.use.index == use]
-            own, shard = torch.zeros(count, dtype=torch.int64), torch.full((count,), -1)
+            own = torch.zeros(count, dtype=torch.int64)
             for i in mine:
-                slot, number = group.slots[i], group.slot_shards[i]
+                slot, rows = group.slots[i], group.slots[i].shard.rows
                 own = source.ids[slot.piece]
                 if slot.whole:
-                    shard = torch.full((count,), number)
+                    places[i].append(slice(at, at + count))
                 else:
-                    rows = slot.shard.rows
                     first = _first_rows(own, *pieces[slot.piece].dynamic)
-                    shard[(first >= rows.start) & (first < rows.stop)] = number
+                    here = (first >= rows.start) & (first < rows.stop)
+                    places[i].append(here.nonzero().view(-1) + at)
             ids.append(own)
-            shards.append(shard)
             flags.append(torch.full((count,), any(group.slots[i].use.read_only for i in mine)))
+            at += count
     read_only = torch.cat(flags) if group.has_read_only else None
-    merged = torch.cat(ids)
-    offsets = torch.arange(merged.numel() + 1)
-    return GroupIds(merged, offsets, None, read_only, shards=torch.cat(shards))
+    return GroupIds(torch.cat(ids), torch.arange(at + 1), None, read_only, places=places)
 
 
 class OwnedRows:
@@ -145,23 +146,16 @@ class OwnedRows:
         self, group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]
     ) -> Parts:
         """Return rows of the table for the ids of every slot, source by source."""
-        found: Parts = [[] for _ in group.slots]
-        if routed.shards is None:
+        if routed.places:
+            found = [[rows[at] for at in of_slot] for of_slot in routed.places]
+        else:
             sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
             flow = iter(rows.split(sizes))
-            for slot, parts in zip(group.slots, found, strict=True):
-                parts += [_of_table(next(flow), slot) for _ in got]
-            return found
-        extents, at = self._slots.extents[group.key.collection], 0
-        for of_source in got:
-            for use, count in enumerate(of_source.extents[extents]):
-                here = slice(at, at + count)
-                for i, slot in enumerate(group.slots):
-                    if slot.use.index == use:
-                        own = rows[here][routed.shards[here] == group.slot_shards[i]]
-                        found[i].append(_of_table(own, slot))
-                at += count
-        return found
+            found = [[next(flow) for _ in got] for _ in group.slots]
+        return [
+            [_of_table(part, slot) for part in of_slot]
+            for slot, of_slot in zip(group.slots, found, strict=True)
+        ]
 
     def _wanted(
         self, source: SourceRows, keys: Sequence[str]
