@@ -118,7 +118,7 @@ class HistoryReader:
         own = [name for name in columns if name not in cuts]
         needed = [self._histories.user, *(column for column, _ in cuts.values())]
         rows = self._reader.read(chunk, list(dict.fromkeys([*own, *needed])))
-        first, places = _first_rows(_whole(rows.column(self._histories.user))), None
+        first, places = first_rows(_whole(rows.column(self._histories.user))), None
         arrays = {name: rows.column(name) for name in own}
         for name, (column, count) in cuts.items():
             values = _whole(rows.column(column))
@@ -216,8 +216,8 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _first_rows(users: pa.Array) -> NDArray[np.int64]:
-    """(B,) for each row the first row of its user, whose rows lie together."""
+def first_rows(users: pa.Array) -> NDArray[np.int64]:
+    """Return (B,) the first row of the user of each row; rows of one user lie together."""
     firsts = np.zeros(len(users), np.int64)
     changes = mask(pc.not_equal(users.slice(1), users.slice(0, max(0, len(users) - 1))))
     places = np.flatnonzero(changes) + 1

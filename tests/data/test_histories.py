@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.data import ArrowDataset, FeatureSchema, ParquetDataset
-from rayrec.errors import ConfigError, InputError
+from rayrec.data import ArrowDataset, ParquetDataset
+from rayrec.errors import InputError
 from tests.data.event_logs import (
     batch_histories,
     log_schema,
