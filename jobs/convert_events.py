@@ -13,7 +13,7 @@ import click
 
 from rayrec.cli.base import Command
 from rayrec.cli.group import run_click
-from rayrec.cli.values import PATH
+from rayrec.cli.values import PATH, count
 from rayrec.command import run_command
 from rayrec.data.event_log import EventLog, EventSplit, write_event_log
 
@@ -43,6 +43,12 @@ python -m jobs.convert_events plays/ data/plays --user uid --time timestamp --te
     metavar="TIME",
     help="with --test-from: the validation begins here",
 )
+@click.option(
+    "--windows",
+    type=count(),
+    metavar="N",
+    help="mark in column window_end where a window of N training events of a user ends",
+)
 @click.option("--overwrite", is_flag=True, help="replace what an earlier conversion left in OUT")
 def command(**given: Any) -> None:
     """Write OUT/log (Parquet): the events of SOURCE sorted by user and time, and split.
@@ -50,9 +56,8 @@ def command(**given: Any) -> None:
     SOURCE is a folder or a file of Parquet or Arrow. Of equal times the event that stands earlier
     in SOURCE is the earlier one.
     """
-    split = EventSplit(
-        test_from=given.pop("test_from"), validation_from=given.pop("validation_from")
-    )
+    names = ("test_from", "validation_from", "windows")
+    split = EventSplit(**{name: given.pop(name) for name in names})
     say(write_event_log(split=split, **given))
 
 

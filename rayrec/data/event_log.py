@@ -1,9 +1,10 @@
 """Event logs that histories are cut from: sorted by user and time once, and split.
 
 `write_event_log` reads a log of any order (Parquet or Arrow IPC) and writes it as Parquet, sorted
-by user, then time, then place in the source, in row groups that hold whole users. Two columns are
-added: `split` says train, validation or test, and `position` counts the events of the user before
-this one. A filter on `split` chooses the samples; their histories come from all events before them.
+by user, then time, then place in the source, in row groups that hold whole users. Columns are
+added: `split` says train, validation or test, `position` counts the events of the user before this
+one, and `window_end`, if asked for, marks samples whose histories hold each training event once. A
+filter on `split` chooses the samples; their histories come from all events before them.
 
 It goes over the log twice. The first pass counts the events of each user, the second deals them
 into files of ranges of users, each of which is then sorted in memory: that of `BUCKET_ROWS` events,
@@ -27,9 +28,10 @@ from rayrec.data.converted import GROUP_ROWS, PartsWriter, new_data_set
 from rayrec.data.event_source import EventSource
 from rayrec.data.histories import first_rows
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 
 BUCKET_ROWS = 1 << 22  # events that are sorted at a time
-SPLIT, POSITION = "split", "position"
+SPLIT, POSITION, WINDOW_END = "split", "position", "window_end"
 TRAIN, VALIDATION, TEST = PARTS = ("train", "validation", "test")
 
 
@@ -45,14 +47,21 @@ class EventSplit:
         test_from: events of this time and later are the test, whoever's they are; so events of
             equal times are never parted.
         validation_from: of the others, those of this time and later are the validation.
+        windows: mark the events at which a window of so many training events ends: the last one of
+            a user, and every so many before it. A model that finds each item of a history from
+            those before it sees every event once so.
     Raises:
-        ConfigError: `validation_from` is not before `test_from`.
+        ConfigError: `validation_from` is not before `test_from`, or windows are empty.
     """
 
     test_from: int | None = None
     validation_from: int | None = None
+    windows: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.windows is not None and self.windows < 1:
+            raise ConfigError(f"windows={self.windows}; a window has at least 1 event.")
         if self.validation_from is not None and (
             self.test_from is None or self.validation_from >= self.test_from
         ):
@@ -93,7 +102,7 @@ def write_event_log(
         InputError: a file cannot be read, or lacks a column, or a user or a time is null.
         ConfigError: `out` holds data already, or a part of the split would be empty.
     """
-    events_of = EventSource(source, user, time, reserved=(SPLIT, POSITION))
+    events_of = EventSource(source, user, time, reserved=(SPLIT, POSITION, WINDOW_END))
     with new_data_set(out, overwrite) as folder, tempfile.TemporaryDirectory(dir=folder) as spare:
         buckets = events_of.buckets(BUCKET_ROWS, Path(spare))
         users, events = write_sorted(buckets, folder / "log", user, time, split or EventSplit())
@@ -128,6 +137,9 @@ def write_sorted(
             names = pa.DictionaryArray.from_arrays(pa.array(parts), pa.array(PARTS))
             table = table.append_column(SPLIT, names.dictionary_decode())
             table = table.append_column(POSITION, pa.array(np.arange(len(first)) - first))
+            if split.windows is not None:
+                ends = _window_ends(first, parts, split.windows)
+                table = table.append_column(WINDOW_END, pa.array(ends))
             for begin, end in _groups([*starts.tolist(), len(first)]):
                 writer.add_group(table.slice(begin, end - begin))
     finally:
@@ -156,6 +168,17 @@ def _parts(
     lasts = ends[ends - starts >= 3] - 1
     parts[lasts], parts[lasts - 1] = 2, 1
     return parts
+
+
+def _window_ends(first: np.ndarray, parts: np.ndarray, windows: int) -> np.ndarray:
+    """(B,) True where a window of training events ends."""
+    train = np.flatnonzero(parts == 0)
+    # training events of a user come before those that are held out, and are counted from the last
+    _, starts, counts = np.unique(first[train], return_index=True, return_counts=True)
+    behind = np.repeat(starts + counts, counts) - 1 - np.arange(len(train))
+    ends = np.zeros(len(first), bool)
+    ends[train[behind % windows == 0]] = True
+    return ends
 
 
 def _groups(bounds: list[int]) -> Iterator[tuple[int, int]]:

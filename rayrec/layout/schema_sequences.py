@@ -1,13 +1,17 @@
-"""Checks of what a schema says about sequences: histories, and lists that belong together."""
+"""The sequences of a schema: histories, and lists that belong together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from rayrec.errors import ConfigError
+from rayrec.layout.schema_columns import Feature, SequenceColumn
 
 if TYPE_CHECKING:
     from rayrec.layout.schema import FeatureSchema
+
+Listed = TypeVar("Listed", Feature, SequenceColumn)
 
 
 def check_sequences(schema: FeatureSchema) -> None:
@@ -51,3 +55,38 @@ def check_sequences(schema: FeatureSchema) -> None:
                 f"{one.name!r} is aligned with {other.name!r}, and they keep different numbers of "
                 "entries; give both the same history or most_recent."
             )
+
+
+def check_pooled(schema: FeatureSchema, user: str) -> None:
+    """Check that all tables are pooled, for users that look up no sequences.
+
+    Args:
+        user: name of that user, for the message.
+    Raises:
+        ConfigError: a table has pooling none.
+    """
+    for table in schema.embedding_configs():
+        raise ConfigError(
+            f"table {table.name!r} has pooling none, and {user} looks up pooled rows alone. Give "
+            "the table pooling sum or mean, or train a model of sequences."
+        )
+
+
+def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
+    """Return the schema of rows that bring their histories as lists, as requests do.
+
+    A list has a column that is named like its history, and its most recent entries count.
+    """
+
+    def listed(one: Listed) -> Listed:
+        if one.history is None:
+            return one
+        return replace(one, column=one.name, most_recent=one.history, history=None)
+
+    return replace(
+        schema,
+        features=tuple(map(listed, schema.features)),
+        sequences=tuple(map(listed, schema.sequences)),
+        user=None,
+        time=None,
+    )

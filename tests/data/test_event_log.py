@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -77,9 +78,9 @@ def test_a_log_is_sorted_by_user_time_and_place_and_split(tmp_path, monkeypatch,
     write_source(tmp_path / "source", events, rng)
     monkeypatch.setattr(event_log, "BUCKET_ROWS", rng.randrange(1, 60))
     monkeypatch.setattr(event_log, "GROUP_ROWS", rng.randrange(1, 30))
-    split = EventSplit()
+    split = EventSplit(windows=rng.choice((None, 1, 3)))
     if rng.random() < 0.5:
-        split = EventSplit(test_from=8, validation_from=rng.choice((None, 5)))
+        split = replace(split, test_from=8, validation_from=rng.choice((None, 5)))
     wanted = sorted(events, key=lambda e: (e["user"], e["time"], e["row"]))
     parts = plain_split(wanted, split)
     source, out = str(tmp_path / "source"), tmp_path / "out"
@@ -94,6 +95,10 @@ def test_a_log_is_sorted_by_user_time_and_place_and_split(tmp_path, monkeypatch,
     for event, part in zip(wanted, parts, strict=True):
         position = seen[event["user"]] = seen.get(event["user"], -1) + 1
         event |= {"split": part, "position": position}
+    for place, event in enumerate(wanted if split.windows is not None else ()):
+        behind = [e for e in wanted[place + 1 :] if e["user"] == event["user"]]
+        left = sum(e["split"] == "train" for e in behind)
+        event["window_end"] = event["split"] == "train" and left % split.windows == 0
     assert written.to_pylist() == wanted
     assert log.events == {part: parts.count(part) for part in event_log.PARTS}
     assert log.users == len(seen)
@@ -142,5 +147,7 @@ def test_a_missing_column_and_a_validation_after_the_test_are_refused(tmp_path):
         write_event_log(str(tmp_path / "bad.parquet"), tmp_path / "out", user="user", time="time")
     with pytest.raises(ConfigError, match="validation_from=5 and test_from=5"):
         EventSplit(test_from=5, validation_from=5)
+    with pytest.raises(ConfigError, match="windows=0"):
+        EventSplit(windows=0)
     with pytest.raises(ConfigError, match="test_from=None"):
         EventSplit(validation_from=5)
