@@ -72,6 +72,42 @@ def check_pooled(schema: FeatureSchema, user: str) -> None:
         )
 
 
+def candidates_of(schema: FeatureSchema) -> dict[str, str]:
+    """Return the histories of a schema, each with the candidate that attends to it.
+
+    In a table of pooling none, features with `history` or `most_recent` are histories, and the one
+    other feature is their candidate.
+
+    Raises:
+        ConfigError: there is no history, a table has no candidate or several, or ids have weights.
+    """
+    features = {feature.name: feature for feature in schema.features}
+    found: dict[str, str] = {}
+    for table in schema.embedding_configs():
+        own = [features[name] for name in table.feature_names]
+        for feature in own:
+            if feature.weights is not None:
+                raise ConfigError(
+                    f"feature {feature.name!r} has weights, and sequences have none; give its "
+                    f"table {table.name!r} pooling sum or mean, or leave the weights out."
+                )
+        past = [one.name for one in own if one.history is not None or one.most_recent is not None]
+        others = [one.name for one in own if one.name not in past]
+        if not past or len(others) != 1:
+            raise ConfigError(
+                f"table {table.name!r} of pooling none has the histories {past} and beside them "
+                f"{others}; it needs at least one feature with history or most_recent, and one "
+                "other, the candidate that attends to it."
+            )
+        found |= dict.fromkeys(past, others[0])
+    if not found:
+        raise ConfigError(
+            "the schema has no table of pooling none, whose candidate could attend to a history; "
+            "give it one, or train dlrm or dcn."
+        )
+    return found
+
+
 def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
     """Return the schema of rows that bring their histories as lists, as requests do.
 
