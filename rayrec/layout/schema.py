@@ -31,6 +31,9 @@ class FeatureSchema:
         weight: column of the rows' weights in the loss, finite numbers of at least 0, or None.
         groups: columns of whole numbers or text, such as the user of a row, that metrics see and
             models do not; they are in `Batch.groups`. A feature may read one, too.
+        time: column of times, by which ids of dynamic tables may come and go: seconds since 1970,
+            or timestamps of Arrow. The largest of a batch is its `KeyedJaggedTensor.time`. A
+            feature may read it, too.
     Raises:
         ConfigError: names the feature, table or column and the contradiction.
     """
@@ -41,6 +44,7 @@ class FeatureSchema:
     tables: tuple[EmbeddingBagConfig, ...] = ()
     weight: str | None = None
     groups: tuple[str, ...] = ()
+    time: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str):
@@ -52,6 +56,8 @@ class FeatureSchema:
         _unique(self.labels, "label column")
         if self.weight == "":
             raise ConfigError("the schema has a weight without a name; name its column.")
+        if self.time == "":
+            raise ConfigError("the schema has a time without a name; name its column.")
         if not self.features:
             raise ConfigError("the schema has no sparse features; name at least one in 'features'.")
         if not all(self.groups):
@@ -76,6 +82,13 @@ class FeatureSchema:
                 raise ConfigError(
                     f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give "
                     "it a 'name'."
+                )
+            if self.time is None and table.dynamic is not None and table.dynamic.uses_time:
+                rule = table.dynamic
+                asks = "eviction='timestamp'" if rule.ttl_s is None else f"ttl_s={rule.ttl_s}"
+                raise ConfigError(
+                    f"table {table.name!r} has {asks}, and the schema names no column of times; "
+                    "give it time='<column>', or count in steps (ttl_steps, eviction 'step')."
                 )
             if not table.feature_names:
                 raise ConfigError(
@@ -160,10 +173,10 @@ class FeatureSchema:
 
     def columns(self, with_labels: bool = True) -> tuple[str, ...]:
         """The columns to read, each once: labels, dense, features, weights of ids and of rows,
-        groups.
+        groups, time.
 
         Args:
-            with_labels: True includes labels, weights of rows and groups.
+            with_labels: True includes labels, weights of rows, groups and time.
         """
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
@@ -176,6 +189,7 @@ class FeatureSchema:
                     *weights,
                     *([self.weight] if with_labels and self.weight is not None else []),
                     *(self.groups if with_labels else ()),
+                    *([self.time] if with_labels and self.time is not None else []),
                 ]
             )
         )

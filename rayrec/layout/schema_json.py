@@ -54,6 +54,7 @@ class _SchemaFile:
     label: str | tuple[str, ...]
     weight: str | None = None
     groups: tuple[str, ...] | None = None
+    time: str | None = None
     dense: tuple[str | DenseColumn, ...] = ()
     features: tuple[Feature, ...]
     tables: tuple[_Table, ...]
@@ -65,6 +66,7 @@ def schema_text(schema: FeatureSchema) -> str:
         label=schema.label,
         weight=schema.weight,
         groups=schema.groups or None,
+        time=schema.time,
         dense=tuple(one.column if one.fill == 0.0 else one for one in schema.dense),
         features=schema.features,
         tables=tuple(map(_table, schema.tables)),
@@ -115,4 +117,5 @@ def parse_schema(text: str, source: str) -> dict[str, Any]:
         "tables": tuple(table.config() for table in file.tables),
         "weight": file.weight,
         "groups": file.groups or (),
+        "time": file.time,
     }
