@@ -122,8 +122,8 @@ class DynamicIds:
         """Return the rows of all ids of a step in one shard, or -1."""
         clock = self._clock
         if clock.trains:
-            return ids.admit(of_step, clock.steps, read_only)
-        return ids.find(of_step, clock.steps)
+            return ids.admit(of_step, clock.now, read_only)
+        return ids.find(of_step, clock.now)
 
     def _spans(self, routed: GroupIds) -> list[list[slice]]:
         """Return per shard where the ids of its slots lie."""
