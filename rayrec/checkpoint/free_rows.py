@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, FileEntry
-from rayrec.dynamic.blocks import NO_KEY
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.dynamic.resize import KINDS
 from rayrec.errors import DamagedCheckpointError
 from rayrec.shards.state import IDS

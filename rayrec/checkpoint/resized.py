@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.entries import FileEntry, TableEntry
-from rayrec.dynamic.blocks import IdColumns
+from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.columns import IdColumns
 from rayrec.dynamic.resize import KINDS, begin_anew, places_in, put_values
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
@@ -35,7 +36,7 @@ def fill_resized(
     chain: Chain,
     table: BaseEmbeddingConfig,
     states: Sequence[ShardState],
-    step: int,
+    now: Instant,
     writer: OverlapWriter,
     *,
     verify: bool,
@@ -44,7 +45,7 @@ def fill_resized(
 
     Args:
         states: the shards, at least one.
-        step: training steps of the table when it was saved.
+        now: instant of the table when it was saved.
     Returns:
         the number of ids that have no row any more.
     Raises:
@@ -56,10 +57,11 @@ def fill_resized(
     places, left_out = dict[str, Tensor](), 0
     for kind in KINDS:
         if f"{kind}_key" in saved:
-            own = IdColumns(*(saved[f"{kind}_{column}"] for column in IdColumns._fields))
+            of_kind = {one: saved.get(f"{kind}_{one}") for one in IdColumns._fields}
+            own = IdColumns(**of_kind)  # type: ignore[arg-type]
             # candidates always make room by when they were seen
             eviction = table.dynamic.eviction if kind == "id" else "step"
-            moved = places_in(table, own, eviction, step)
+            moved = places_in(table, own, eviction, now)
             places[kind] = torch.from_numpy(moved.places)
             left_out += moved.left_out if kind == "id" else 0
     begin_anew(states, places, saved)
@@ -79,13 +81,20 @@ def fill_resized(
 def _columns(
     chain: Chain, table: str, files: Sequence[FileEntry], names: Sequence[str], verify: bool
 ) -> Mapping[str, Tensor]:
-    """Read those of some (P,) columns that were saved of a table."""
+    """Read those of some (P,) columns that were saved of a table; times may not have been."""
     held = {column.name for column in files[0].columns}
     if IDS in held:
-        return chain.whole_columns(table, [name for name in names if name in held], verify=verify)
-    rows = torch.arange(max(entry.rows.stop for entry in files))
-    none = torch.zeros(len(rows), dtype=torch.int32)
-    return {IDS: rows, SEEN: none, HITS: none}
+        wanted = [name for name in names if name in held]
+        saved = chain.whole_columns(table, wanted, verify=verify)
+    else:
+        rows = torch.arange(max(entry.rows.stop for entry in files))
+        none = torch.zeros(len(rows), dtype=torch.int32)
+        saved = {IDS: rows, SEEN: none, HITS: none}
+    for kind in KINDS:
+        name = f"{kind}_time"
+        if name in names and f"{kind}_key" in saved:
+            saved.setdefault(name, torch.full_like(saved[f"{kind}_key"], NO_TIME))
+    return saved
 
 
 def _overlap(one: range, other: range) -> bool:

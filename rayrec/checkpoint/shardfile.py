@@ -22,7 +22,7 @@ from torch import Tensor
 from rayrec.checkpoint.entries import ROW, Checksum, Column, FileEntry
 from rayrec.checkpoint.free_rows import blank_free, in_use, with_free
 from rayrec.checkpoint.store import TABLES, Source, Store
-from rayrec.dynamic.blocks import NO_KEY
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
 from rayrec.shards.copies import TouchedState

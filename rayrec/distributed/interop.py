@@ -63,12 +63,13 @@ def load_table(
             have `age`, `hits` and one column for each state of the optimizer.
         ids: (N,) int64 of a dynamic table, each once; -1 is none. The numbers of the rows of
             another table may be ids.
-        ages: (N,) training steps since each was seen, 0 unless given.
+        ages: (N,) training steps since each was seen, or seconds of the time of the data where the
+            table goes by that; 0 unless given.
         hits: (N,) times that each was seen, 0 unless given.
         optimizer: state name -> (N,) row-wise or (N, embedding_dim); zeros unless given.
     Raises:
         ConfigError: ids and what is known of them for a table that is not dynamic, or beside a
-            file.
+            file; ages in seconds before the data has told a time.
         InputError: no such table; ids that are missing or repeated; other states than those of the
             optimizer; a file without the column, of another width, or with rows that the table does
             not have.
@@ -96,7 +97,7 @@ def load_table(
         else:
             path = os.fspath(source)
             rows = IdRows.read(_read_file(path), path, width, table.local())
-        return LoadedRows(*load_ids(table, rows, model.id_steps[name]))
+        return LoadedRows(*load_ids(table, rows, model.id_clocks[name]))
     shape = (table.config.num_embeddings, width)
     if isinstance(source, Tensor):
         if tuple(source.shape) != shape:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from rayrec.checkpoint import OverlapWriter, ShardState
 from rayrec.distributed.state import TableShards
-from rayrec.dynamic.blocks import MOST_HITS, NO_KEY, IdColumns
+from rayrec.dynamic.blocks import MOST_HITS
+from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.columns import NO_KEY, IdColumns
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.resize import begin_anew, places_in, put_values
-from rayrec.errors import InputError, ShapeError
+from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.shards.state import WEIGHT
 
 
@@ -96,25 +98,23 @@ class IdRows:
         return self.ids.cpu()
 
 
-def load_ids(table: TableShards, rows: IdRows, step: int) -> tuple[int, int]:
+def load_ids(table: TableShards, rows: IdRows, now: Instant) -> tuple[int, int]:
     """Give rows of a dynamic table to ids, and to no others.
 
     Args:
-        step: training steps of the table so far.
+        now: instant of the table.
     Returns:
         the rows that this rank wrote a part of, and the ids of all ranks that have none.
     Raises:
-        InputError, ShapeError: the errors of `load_table`.
+        ConfigError, InputError, ShapeError: the errors of `load_table`.
     """
     config, states = table.config, table.local()
     assert config.dynamic is not None, "the table is dynamic"
     ids = rows.check(table.name, config.embedding_dim, states)
-    ages = _counts(table.name, "ages", rows.ages, len(ids))
-    # steps before the first one are below 0
-    known = IdColumns(ids, step - ages, _counts(table.name, "hits", rows.hits, len(ids)))
-    places = torch.from_numpy(places_in(config, known, config.dynamic.eviction, step).places)
+    known = _known(table, rows, ids, now)
+    places = torch.from_numpy(places_in(config, known, config.dynamic.eviction, now).places)
     table.begin_overwrite()
-    columns = {f"id_{name}": column for name, column in known._asdict().items()}
+    columns = {f"id_{name}": column for name, column in known.named().items()}
     begin_anew(states, {"id": places}, columns)
     data, writer = {WEIGHT: rows.weight, **rows.optimizer}, OverlapWriter()
     put_values(places, range(config.embedding_dim), data, states, writer)
@@ -123,6 +123,22 @@ def load_ids(table: TableShards, rows: IdRows, step: int) -> tuple[int, int]:
     ranges = {state.shard.rows for state in states}
     written = sum(int(((places >= own.start) & (places < own.stop)).sum()) for own in ranges)
     return written, int((places == ABSENT).sum())
+
+
+def _known(table: TableShards, rows: IdRows, ids: Tensor, now: Instant) -> IdColumns:
+    """Return what is known of (N,) ids, which may have been seen before the first step."""
+    ages = _counts(table.name, "ages", rows.ages, len(ids))
+    hits = _counts(table.name, "hits", rows.hits, len(ids))
+    assert table.config.dynamic is not None, "the table is dynamic"
+    if not table.config.dynamic.uses_time:
+        return IdColumns(ids, now.step - ages, hits)
+    if now.time == NO_TIME and bool(ages.any()):
+        raise ConfigError(
+            f"the ids of table {table.name!r} grow old by the time of the data, which none has told"
+            " yet, so ages say nothing; set model.id_clocks first, or leave ages out."
+        )
+    time = (now.time - ages.long()).clamp(min=min(now.time, 0))
+    return IdColumns(ids, torch.full_like(ages, now.step), hits, time)
 
 
 def _counts(table: str, name: str, given: Tensor | None, number: int) -> Tensor:

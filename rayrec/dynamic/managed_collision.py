@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.dynamic.blocks import MOST_HITS, NO_KEY
+from rayrec.dynamic.blocks import MOST_HITS
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import ConfigError, InputError
 
 _MODULES = "_managed_collision_modules"
@@ -54,8 +55,9 @@ def managed_collision_ids(
     Args:
         state_dict: of the unsharded model, or one with its keys and whole tensors, as
             torch.distributed.checkpoint loads it.
-        steps_per_hour: training steps that an hour of MPZCH counts as; 1 unless given, which keeps
-            the order of ages. Rows that would go sooner count as older.
+        steps_per_hour: training steps that an hour of MPZCH counts as, or seconds where the table
+            goes by the time of the data; 1 unless given, which keeps the order of ages. Rows that
+            would go sooner count as older.
     Raises:
         InputError: no managed collisions of the table, or tensors of other shapes than TorchRec's.
         ConfigError: `steps_per_hour` is below 1, or was given for MCH, which counts steps.

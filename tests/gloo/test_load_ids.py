@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from rayrec.data.hashing import mix
 from rayrec.distributed import DistributedModelParallel, load_table
 from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.layout import (
     DynamicConfig,
@@ -110,7 +111,7 @@ def loaded(rank: int, world_size: int, given: Given, kind: int) -> Any:
         lengths = torch.ones(3, dtype=torch.int32)
         model(KeyedJaggedTensor(["f"], trained, lengths=lengths)).values().sum().backward()
     assert model.touched is not None
-    mark, step = model.touched.mark(), model.id_steps["t"]
+    mark, step = model.touched.mark(), model.id_clocks["t"].step
     said = load_table(
         model,
         "t",
@@ -278,3 +279,22 @@ def test_ids_are_for_tensors_of_dynamic_tables(tmp_path: Path) -> None:
     mark = model.touched.mark()
     load_table(model, "t", given.weight)
     assert [rows.tolist() for rows in model.touched.since(mark).values()] == [list(range(5))]
+
+
+def test_ages_are_seconds_where_the_table_goes_by_time() -> None:
+    given = room()
+    rule = DynamicConfig(blocks=1, eviction="timestamp", ttl_s=3)
+    timed = replace(given, table=replace(given.table, dynamic=rule))
+    model = model_of(timed, plan_of(timed, 0, 1))
+    with pytest.raises(ConfigError, match=r"which none has told yet.*set model\.id_clocks first"):
+        load_table(model, "t", given.weight, ids=given.ids, ages=given.ages)
+    load_table(model, "t", given.weight, ids=given.ids)
+    (state,) = model.shard_states()
+    assert sorted(state.ids["id_time"].tolist()) == [NO_TIME] * 5 + [0] * 3
+    model.id_clocks = {"t": Instant(7, 1000)}
+    said = load_table(model, "t", given.weight, ids=given.ids, ages=given.ages)
+    assert (said.written, said.left_out) == (4, 1)
+    seen = dict(zip(state.ids["id_key"].tolist(), state.ids["id_time"].tolist(), strict=True))
+    assert seen == {3: 1000, 2**62: 999, -5: 998, 0: 997, -1: 0}
+    assert set(state.ids["id_seen"].tolist()) == {7, 0}
+    assert torch.equal(look_up(model, given.ids[:4]), given.weight[:4])
