@@ -10,13 +10,13 @@ connections of its own; the forward pass that is given this very KJT uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
-from rayrec.distributed.dynamic_tables import check_dynamic
+from rayrec.distributed.dynamic_tables import check_dynamic, rows_to_grow
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.engine_options import EngineOptions
@@ -27,7 +27,6 @@ from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
 from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
-from rayrec.dynamic.clock import IdClock
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import span
@@ -126,11 +125,19 @@ class ShardedEmbeddings:
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)
 
-    def reshard(self, plan: ShardingPlan) -> int:
+    def grow(self, names: Iterable[str] | None = None) -> dict[str, int]:
+        """Double the rows of dynamic tables that are filled so far; see `EngineFront.grow`."""
+        grown = rows_to_grow(self.deployed, names)
+        if grown:
+            self.reshard(self.plan.with_rows(grown), grown)
+        return grown
+
+    def reshard(self, plan: ShardingPlan, rows: Mapping[str, int] | None = None) -> int:
         """Go over to another plan between two steps; every rank must call it.
 
         Args:
             plan: a plan for the same tables and ranks.
+            rows: other numbers of rows of dynamic tables, by which the plan is `with_rows`.
         Returns:
             Bytes that this rank sent: rectangles that stay on their rank are copied in place.
         Raises:
@@ -143,7 +150,7 @@ class ShardedEmbeddings:
             self._ahead.forget()
         if self.undo is not None:
             self.undo.end()
-        new, sent = redeploy(self.deployed, plan, self._lr)
+        new, sent = redeploy(self.deployed, plan, self._lr, rows)
         self.deployed = new
         if self.touched is not None:
             # rows have moved to other shards, whose stamps say nothing of them
@@ -164,7 +171,7 @@ class ShardedEmbeddings:
     @property
     def id_steps(self) -> dict[str, int]:
         """Training steps of every dynamic table so far, by which its ids grow old."""
-        return {table: clock.steps for table, clock in self._id_clocks()}
+        return {table: clock.steps for table, clock in self.deployed.world.table_clocks()}
 
     @id_steps.setter
     def id_steps(self, steps: Mapping[str, int]) -> None:
@@ -173,18 +180,10 @@ class ShardedEmbeddings:
             names = [table.name for table in world.specs[number].tables]
             clock.steps = max((steps[name] for name in names if name in steps), default=0)
         # rows of a table that was not dynamic were in use, though nobody knows when
-        clocks = dict(self._id_clocks())
-        for lookup in self.lookups.values():
-            for ids in () if lookup.ids is None else lookup.ids.of_shards:
-                if ids.table.name not in steps:
-                    ids.see_all(clocks[ids.table.name].steps)
-
-    def _id_clocks(self) -> Iterator[tuple[str, IdClock]]:
-        world = self.deployed.world
-        for number, clock in world.id_clocks.items():
-            for table in world.specs[number].tables:
-                if table.dynamic is not None:
-                    yield table.name, clock
+        clocks = dict(world.table_clocks())
+        for ids in self.deployed.dynamic_rows().values():
+            if ids.table.name not in steps:
+                ids.see_all(clocks[ids.table.name].steps)
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor, training: bool = True) -> Outputs:
         """Return the output of one collection, differentiable.

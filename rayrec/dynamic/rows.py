@@ -142,6 +142,11 @@ class DynamicRows:
         self.tally = Tally()
         return counts
 
+    def held(self, step: int) -> int:
+        """Return how many ids have a row after a step."""
+        self._refresh()
+        return self._keys["id"].held(step)
+
     def see_all(self, step: int) -> None:
         """Let all ids that have a row have been seen last in a step."""
         columns = self._columns["id"]

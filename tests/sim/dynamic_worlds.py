@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +90,14 @@ def train(
     steps: list[list[Bags]],
     plans: dict[int, ShardingPlan] | None = None,
     start: dict[str, Tensor] | None = None,
+    grows: Collection[int] = (),
 ) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
     """Outputs by step and rank, and per table what is known of every id.
 
     Args:
         plans: plan to go over to before a step.
         start: first rows of static tables.
+        grows: steps before which tables may grow.
     """
 
     def rank_main(exchange: Any) -> Any:
@@ -115,8 +117,10 @@ def train(
         )
         outputs = []
         for number, step in enumerate(steps):
+            if number in grows:
+                engine.grow()
             if plans and number in plans:
-                engine.reshard(plans[number])
+                engine.reshard(plans[number].with_rows(engine.plan.rows))
             bags = step[exchange.rank]
             output = rows_of(model, module, bags)
             # the engine divides the sum over ranks by their number

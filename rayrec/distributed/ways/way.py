@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.dynamic.clock import Dynamic, IdClock
-from rayrec.layout import Layout, ShardingPlan
+from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import Memory, MemoryPart
@@ -71,6 +71,34 @@ class World:
             if any(table.dynamic is not None for table in spec.tables)
         }
         object.__setattr__(self, "id_clocks", clocks)
+
+    def with_rows(self, rows: Mapping[str, int]) -> World:
+        """Return the world with other numbers of rows of some dynamic tables; ids grow on."""
+        specs = tuple(
+            replace(
+                spec,
+                tables=tuple(
+                    table.with_rows(rows[table.name]) if table.name in rows else table
+                    for table in spec.tables
+                ),
+            )
+            for spec in self.specs
+        )
+        world = replace(self, specs=specs)
+        object.__setattr__(world, "id_clocks", self.id_clocks)
+        return world
+
+    def table_clocks(self) -> Iterator[tuple[str, IdClock]]:
+        """Yield each dynamic table with the clock of its ids."""
+        for number, clock in self.id_clocks.items():
+            for table in self.specs[number].tables:
+                if table.dynamic is not None:
+                    yield table.name, clock
+
+    @property
+    def tables(self) -> tuple[BaseEmbeddingConfig, ...]:
+        """All tables of the model, in its order."""
+        return tuple(table for spec in self.specs for table in spec.tables)
 
     def dynamic(self, group: LookupGroup) -> Dynamic | None:
         """Return the dynamic tables of a group; None for other groups."""
