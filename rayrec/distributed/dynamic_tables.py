@@ -9,7 +9,7 @@ import torch
 from rayrec.distributed.deployed import Deployed
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec
-from rayrec.layout.tables import refuse_dynamic
+from rayrec.layout.tables import refuse_dynamic, refuse_growth
 
 
 def check_dynamic(
@@ -43,11 +43,8 @@ def check_dynamic(
         if holds:
             refuse_dynamic(tables, why)
     if options.memory is not None:
-        refuse_dynamic(
-            [table for table in tables if table.dynamic is not None and table.dynamic.growth],
-            "grows, and the memory of sync points (sync_every_n_steps, memory=) keeps its size; "
-            "leave one of the two out",
-        )
+        why = "the rows of sync points lie in memory (memory=) that keeps its size; leave it out"
+        refuse_growth(tables, why)
 
 
 def rows_to_grow(deployed: Deployed, names: Iterable[str] | None = None) -> dict[str, int]:

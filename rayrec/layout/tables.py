@@ -259,6 +259,19 @@ def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
             raise ConfigError(f"table {table.name!r} is dynamic, and {why}.")
 
 
+def refuse_growth(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
+    """Refuse tables that grow.
+
+    Args:
+        why: what does not go with them, and what to do instead.
+    Raises:
+        ConfigError: names the first table that grows.
+    """
+    for table in tables:
+        if table.dynamic is not None and table.dynamic.growth is not None:
+            raise ConfigError(f"table {table.name!r} has growth, and {why}.")
+
+
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Check that names are present and unique, that every table has a feature, and that a dynamic
     one has those that it names as read only.

@@ -95,12 +95,15 @@ class RunLoop:
         grown = self.growth.after_window()
         if not grown:
             return
+        anew = ""
+        if self.publisher is not None:
+            self.publisher.rebase()
+            anew = "; servers that follow the run have to be started anew"
         if self.saves is not None:
             self.saves.rebase()
             for table, rows in grown.items():
-                self.saves.note(f"table {table!r} has {rows:,} rows after step {self._live.step}")
-        if self.publisher is not None:
-            self.publisher.rebase()
+                line = f"table {table!r} has {rows:,} rows after step {self._live.step}"
+                self.saves.note(line + anew)
 
     def end(self, going_to: Callable[[], int]) -> None:
         """Hand the tables over or save them, publish, and raise the error of a callback, if any.

@@ -213,5 +213,5 @@ def test_a_table_that_grows_has_no_sync_points() -> None:
         given = EngineOptions(memory=MemoryHere())
         shard_embeddings(module, plan, exchange, SGD(0.1), torch.device("cpu"), SEED, given)
 
-    with pytest.raises(ConfigError, match=r"'t' is dynamic, and grows, .*sync_every_n_steps"):
+    with pytest.raises(ConfigError, match=r"'t' has growth, and .*memory="):
         SimulatedWorld(1).run(rank_main)
