@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,13 @@ import torch
 
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data import FeatureSchema
-from rayrec.driver.config import FailureConfig, RunConfig
-from rayrec.driver.driver import Driver
 from rayrec.driver.planning import find_tables
-from rayrec.driver.scaling import ScalingConfig
-from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan, TablePlacement, column_wise
 from rayrec.runs.inputs import open_data
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
-from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, hand_over
+from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, hand_over, saver
 from rayrec.train.config import TrainSpec
 from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask
@@ -132,6 +129,27 @@ def test_increments_begin_with_a_new_base_after_growth(
     assert bases == [1, 2, 4]
 
 
+def test_a_checkpoint_that_is_written_during_growth_is_no_parent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown, save, rebase = threading.Event(), saver.save_checkpoint, saver.Saver.rebase
+
+    def waiting(*given: Any, **options: Any) -> Any:
+        assert grown.wait(60)
+        return save(*given, **options)
+
+    def rebased(self: saver.Saver) -> None:
+        rebase(self)
+        grown.set()
+
+    monkeypatch.setattr(saver, "save_checkpoint", waiting)
+    monkeypatch.setattr(saver.Saver, "rebase", rebased)
+    saves = {"incremental": True, "full_every": 100, "asynchronous": True}
+    run(0, 1, data, tmp_path / "run", saves, until=3)
+    parents = [read_manifest(step_of(tmp_path / "run", step)).parent for step in (1, 2, 3)]
+    assert [parent is None for parent in parents] == [True, True, False]
+
+
 def test_a_grown_table_has_the_rows_of_its_checkpoint_within_the_bound(
     data: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +181,7 @@ def scores(rank: int, world_size: int, data: Path, path: str) -> dict[str, float
         return found
 
 
-def test_a_grown_checkpoint_is_evaluated_and_served(
+def test_a_grown_checkpoint_is_scored_and_served(
     ranks: RankPool, data: Path, tmp_path: Path
 ) -> None:
     run(0, 1, data, tmp_path / "run", {})
@@ -218,10 +236,15 @@ def until(rank: int, ranks: int, data: Path, going_to: int) -> None:
         assert trainer.run(lambda: trainer.step >= 5) and trainer.handed_over
 
 
-def pass_on(rank: int, world_size: int, data: Path, ranks: int) -> int:
+def context_of(rank: int, world_size: int) -> RankContext:
     seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
-    context = RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
-    return HandOverTask(plan=saving(data, ranks, None).plan, ranks=ranks).run(context)
+    never = {"should_stop": lambda: False, "save_asked": lambda: False}
+    return RankContext(seat=seat, log=ProgressLog(), **never)
+
+
+def pass_on(rank: int, world_size: int, data: Path, ranks: int) -> int:
+    task = HandOverTask(plan=saving(data, ranks, None).plan, ranks=ranks)
+    return task.run(context_of(rank, world_size))
 
 
 def after(rank: int, ranks: int, data: Path, out: Path) -> None:
@@ -256,11 +279,7 @@ def own_loop(context: LoopContext) -> None:
 
 
 def test_tables_grow_in_a_loop_of_ones_own(data: Path, tmp_path: Path) -> None:
-    seat = Seat(rank=0, world_size=1, host="", store_host="", store_port=0)
-    context = RankContext(
-        seat=seat, log=ProgressLog(), should_stop=lambda: False, save_asked=lambda: False
-    )
-    LoopTask(spec=saving(data, 1, tmp_path / "run"), loop=own_loop).run(context)
+    LoopTask(spec=saving(data, 1, tmp_path / "run"), loop=own_loop).run(context_of(0, 1))
     assert {step: rows_of(tmp_path / "run", step) for step in GROWN} == GROWN
 
 
@@ -271,12 +290,3 @@ def test_no_table_grows_amid_a_sum_of_gradients(data: Path, tmp_path: Path) -> N
         trainer.begin()
         trainer.run()
     assert [rows_of(tmp_path / "run", step) for step in (3, 6, 9, 12)] == [16, 32, 32, 64]
-
-
-def test_a_driver_refuses_sync_points(data: Path) -> None:
-    whole = spec(data, 1, None)
-    failure = FailureConfig(max_failures=1, sync_every_n_steps=2)
-    run = RunConfig(global_batch_size=100, steps=4, failure=failure)
-    driver = Driver(whole.model, whole.data, ScalingConfig(num_workers=1), run)
-    with pytest.raises(ConfigError, match=r"'t_user' has growth, and .*sync_every_n_steps=2"):
-        driver.fit()
