@@ -69,7 +69,8 @@ def test_tables_grow_alike_on_any_ranks_and_plans(seed: int) -> None:
     steps = drifting(rng, ranks, 10)
     grows = {number for number in range(10) if rng.random() < 0.5}
     plans = {n: random_plan(model.tables, ranks, rng, model.optimizer) for n in (3, 7)}
-    outputs, known = train(model, steps, plans, grows=grows)
+    in_place = rng.random() < 0.5
+    outputs, known = train(model, steps, plans, grows=grows, in_place=in_place)
     alone = replace(model, plan=random_plan(model.tables, 1, rng, model.optimizer))
     whole = [[joined(step)] for step in steps]
     wanted, known_alone = train(alone, whole, grows=grows)
@@ -125,13 +126,13 @@ def test_growth_is_a_restore_into_twice_the_rows(seed: int, tmp_path: Path) -> N
     growth = GrowthConfig(max_num_embeddings=2 * rows, max_load_factor=0.01)
     rules = [replace(random_rule(rng, blocks), growth=growth) for _ in range(2)]
     model = random_model(rng, ranks, tuple(rules), rows)
-    steps = drifting(rng, ranks, 6)
+    steps, in_place = drifting(rng, ranks, 6), rng.random() < 0.5
     path = str(tmp_path / "saved")
 
     def rank_main(exchange: Any) -> Any:
         module, engine = shard_embeddings(
             model.collection("meta"), model.plan, exchange, model.optimizer, torch.device("cpu"),
-            SEED, EngineOptions(share_tables=False),
+            SEED, EngineOptions(share_tables=in_place),
         )  # fmt: skip
         for step in steps:
             output = rows_of(model, module, step[exchange.rank])
