@@ -231,6 +231,11 @@ def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()
     )
 
 
+def latest(times: Times) -> Times:
+    """The times of the batches of all ranks as that of one."""
+    return [[max((one for one in step if one is not None), default=None)] for step in times]
+
+
 def random_times(rng: random.Random, steps: list[list[Bags]]) -> Times:
     """Times that go on and at times back; a rank without bags has none."""
     now, found = 1_700_000_000, []

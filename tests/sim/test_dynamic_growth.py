@@ -17,6 +17,7 @@ from rayrec.comm import SimulatedWorld
 from rayrec.distributed import DistributedModelParallel, shard_embeddings
 from rayrec.distributed.fused_modules import FusedEmbeddingBagCollection
 from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.dynamic.clock import clock_extras
 from rayrec.errors import ConfigError
 from rayrec.layout import (
     DynamicConfig,
@@ -39,9 +40,11 @@ from tests.sim.dynamic_worlds import (
     drifting,
     joined,
     kjt_of,
+    latest,
     random_model,
     random_plan,
     random_rule,
+    random_times,
     rows_of,
     train,
 )
@@ -67,13 +70,14 @@ def test_tables_grow_alike_on_any_ranks_and_plans(seed: int) -> None:
         rules = rules[0], growing(rng, rules[1], rows)
     model = random_model(rng, ranks, rules, rows)
     steps = drifting(rng, ranks, 10)
+    times = random_times(rng, steps)
     grows = {number for number in range(10) if rng.random() < 0.5}
     plans = {n: random_plan(model.tables, ranks, rng, model.optimizer) for n in (3, 7)}
     in_place = rng.random() < 0.5
-    outputs, known = train(model, steps, plans, grows=grows, in_place=in_place)
+    outputs, known = train(model, steps, plans, grows=grows, times=times, in_place=in_place)
     alone = replace(model, plan=random_plan(model.tables, 1, rng, model.optimizer))
     whole = [[joined(step)] for step in steps]
-    wanted, known_alone = train(alone, whole, grows=grows)
+    wanted, known_alone = train(alone, whole, grows=grows, times=latest(times))
     check_equal(known, known_alone)
     if isinstance(model.tables[0], EmbeddingBagConfig):
         for number in range(len(steps)):
@@ -90,6 +94,7 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
     rule = replace(rule, admission_probability=1.0)
     table = EmbeddingBagConfig(blocks * size, 8, "t", feature_names=list(KEYS), dynamic=rule)
     steps = drifting(rng, 1, 12)
+    times = random_times(rng, steps)
     sizes: list[int] = []
 
     def rank_main(exchange: Any) -> None:
@@ -98,8 +103,10 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
         parts = model.optimizer, torch.device("cpu"), SEED
         module, engine = shard_embeddings(model.collection("meta"), plan, exchange, *parts)
         for number, (bags,) in enumerate(steps, start=1):
-            rows_of(model, module, bags).sum().backward()
-            twin.step([one for key in KEYS for bag in bags[key] for one in bag], number)
+            (time,) = times[number - 1]
+            rows_of(model, module, bags, time).sum().backward()
+            ids = [one for key in KEYS for bag in bags[key] for one in bag]
+            twin.step(ids, number, -1 if time is None else time)
             if number % 2:
                 grown = twin.grow(number)
                 assert engine.grow() == ({"t": twin.size * blocks} if grown else {})
@@ -127,6 +134,7 @@ def test_growth_is_a_restore_into_twice_the_rows(seed: int, tmp_path: Path) -> N
     rules = [replace(random_rule(rng, blocks), growth=growth) for _ in range(2)]
     model = random_model(rng, ranks, tuple(rules), rows)
     steps, in_place = drifting(rng, ranks, 6), rng.random() < 0.5
+    times = random_times(rng, steps)
     path = str(tmp_path / "saved")
 
     def rank_main(exchange: Any) -> Any:
@@ -134,17 +142,17 @@ def test_growth_is_a_restore_into_twice_the_rows(seed: int, tmp_path: Path) -> N
             model.collection("meta"), model.plan, exchange, model.optimizer, torch.device("cpu"),
             SEED, EngineOptions(share_tables=in_place),
         )  # fmt: skip
-        for step in steps:
-            output = rows_of(model, module, step[exchange.rank])
+        for step, told in zip(steps, times, strict=True):
+            output = rows_of(model, module, step[exchange.rank], told[exchange.rank])
             (output * output).sum().backward()
         before = [copied(state) for state in engine.shard_states()]
-        return before, engine.id_steps, engine.grow(), engine.shard_states(), engine.plan
+        return before, engine.id_clocks, engine.grow(), engine.shard_states(), engine.plan
 
     torch.manual_seed(0)
     told = SimulatedWorld(ranks).run(rank_main)
 
     def save(rank: int, gather: Any) -> None:
-        extras = {"id_steps": told[rank][1]}
+        extras = clock_extras(told[rank][1])
         save_checkpoint(
             path, shards=told[rank][0], tables=model.tables, plan=model.plan, rank=rank,
             world_size=ranks, gather=gather, dense={}, step=6, extras=extras,

@@ -110,7 +110,7 @@ class Twin:
         for place in (*self.rows, *self.waiting):
             place.size = self.size
             # ids whose time is over leave on the way
-            place.ids = {o: k for o, k in place.ids.items() if place.is_known(o, step)}
+            place.ids = {o: k for o, k in place.ids.items() if place.is_known(o, step, self.time)}
         return True
 
     def told(self, step: int) -> dict[str, int]:
