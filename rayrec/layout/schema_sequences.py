@@ -27,12 +27,16 @@ def check_sequences(schema: FeatureSchema) -> None:
             f'{histories[0].name!r} has a history, and the schema names no user; say "user", the '
             "column of whose event a row is."
         )
-    for name in ("user", "time"):
-        if getattr(schema, name) is not None and not histories:
-            raise ConfigError(
-                f"the schema names {name}={getattr(schema, name)!r}, and no feature has a history "
-                'to cut; leave it out, or give a feature "history".'
-            )
+    if schema.user is not None and not histories:
+        raise ConfigError(
+            f"the schema names user={schema.user!r}, and no feature has a history to cut; leave it "
+            'out, or give a feature "history".'
+        )
+    if schema.time is not None and not histories and not schema.tells_time:
+        raise ConfigError(
+            f"the schema names time={schema.time!r}, and neither has a feature a history to cut nor "
+            "a table ttl_s or eviction 'timestamp'; leave it out."
+        )
     named = [one.column for one in every.values()]
     others = {c.column for c in schema.dense} | {schema.weight, *schema.labels, *schema.groups}
     for one in histories:
@@ -124,5 +128,5 @@ def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
         features=tuple(map(listed, schema.features)),
         sequences=tuple(map(listed, schema.sequences)),
         user=None,
-        time=None,
+        time=schema.time if schema.tells_time else None,
     )

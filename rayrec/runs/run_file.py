@@ -188,6 +188,7 @@ class RunFile:
             eval=self.data.eval,
             where=self.data.where,
             eval_where=self.data.eval_where,
+            num_streams=self.data.num_streams,
             schema_source=schema,
             plan=self.plan.plan,
             topology=self.plan.topology,
@@ -198,13 +199,19 @@ class RunFile:
         """Return the training run of two towers, with the schema read.
 
         Raises:
-            ConfigError: the data are not said, or filtered, or the schema cannot be read.
+            ConfigError: the data are not said, or filtered or in streams, or the schema cannot be
+                read.
         """
         assert isinstance(self.model, TwoTowerModel)
         if self.data.where is not None or self.data.eval_where is not None:
             raise ConfigError(
                 f"{self.source}: [data] where and eval_where are for click models; {TWO_TOWER!r} "
                 "takes all rows. Leave them out."
+            )
+        if self.data.num_streams is not None:
+            raise ConfigError(
+                f"{self.source}: [data] num_streams is for click models; {TWO_TOWER!r} writes rows "
+                "of its own. Leave it out."
             )
         train, held_out, schema = map(self._needed, ("train", "eval", "schema"))
         return TowerRun(
