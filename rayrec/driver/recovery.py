@@ -64,7 +64,7 @@ class Recovery:
     def left(self, lost: Collection[int]) -> None:
         """Record that all ranks but `lost` have left the world that failed last."""
         blame = self.past[-1]
-        if blame.kind == "silent" and blame.rank not in lost:
+        if blame.is_mute and blame.rank not in lost:
             self.past[-1] = replace(blame, needless=True)
 
     def failed(self, blame: Blame, now: float) -> Failure:
