@@ -74,7 +74,13 @@ class Recovery:
         self._behind = max(self._behind, blame.step)
         if self._behind_since is None:
             self._behind_since = now
-        return Failure(step=blame.step, rank=blame.rank, host=blame.host, cause=blame.cause)
+        return Failure(
+            step=blame.step,
+            rank=blame.rank,
+            host=blame.host,
+            cause=blame.cause,
+            pause_s=self.pause_s,
+        )
 
     def went(self, ranks: Collection[int], way: Way) -> None:
         """Record what became of lost ranks; a run without one may find a place for it later."""
