@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,9 @@ class RankActor:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
+        # Ray sends SIGTERM to a process that it ends, while that one may still be on its way out.
+        # Ray's handler raises SystemExit then, and the process would end with a traceback.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.update(env)
         tune_malloc()
         self._log = ProgressLog()

@@ -16,8 +16,7 @@ from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.specs import (
-    check_pauses,
-    check_recovery,
+    check_run,
     check_shape,
     check_values,
     local_files,
@@ -62,8 +61,7 @@ def fit(
     """
     check_values(data, run.tasks)
     check_values(held_out, run.tasks)
-    check_recovery(run, scaling)
-    check_pauses(run, scaling)
+    check_run(run, scaling)
     check_shape(run, held_out, scorer, loop)
     display = Display(run.progress)
     log = RunLog(run.run_path, run.name)
