@@ -55,7 +55,7 @@ def rows_to_grow(deployed: Deployed, names: Iterable[str] | None = None) -> dict
         names: tables to look at; None takes all.
     """
     world, ids = deployed.world, deployed.dynamic_rows()
-    steps = {table: clock.steps for table, clock in world.table_clocks()}
+    instants = world.instants()
     growing = [
         table
         for table in world.tables
@@ -73,7 +73,7 @@ def rows_to_grow(deployed: Deployed, names: Iterable[str] | None = None) -> dict
         speaks = {shard.rows: shard for shard in reversed(shards)}
         for shard in speaks.values():
             if shard in ids:
-                held[number] += ids[shard].held(steps[table.name])
+                held[number] += ids[shard].held(instants[table.name])
     sizes = [len(growing)] * world.exchange.world_size
     total = torch.stack(list(world.exchange.all_gather(held, sizes).wait())).sum(0).tolist()
     grown = {}

@@ -27,6 +27,7 @@ from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
 from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
+from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import span
@@ -169,21 +170,24 @@ class ShardedEmbeddings:
             lookup.iteration = value
 
     @property
-    def id_steps(self) -> dict[str, int]:
-        """Training steps of every dynamic table so far, by which its ids grow old."""
-        return {table: clock.steps for table, clock in self.deployed.world.table_clocks()}
+    def id_clocks(self) -> dict[str, Instant]:
+        """The instant of every dynamic table, by which its ids grow old."""
+        return self.deployed.world.instants()
 
-    @id_steps.setter
-    def id_steps(self, steps: Mapping[str, int]) -> None:
+    @id_clocks.setter
+    def id_clocks(self, instants: Mapping[str, Instant]) -> None:
         world = self.deployed.world
         for number, clock in world.id_clocks.items():
             names = [table.name for table in world.specs[number].tables]
-            clock.steps = max((steps[name] for name in names if name in steps), default=0)
-        # rows of a table that was not dynamic were in use, though nobody knows when
-        clocks = dict(world.table_clocks())
+            clock.go_to([instants[name] for name in names if name in instants])
+        # rows of a table that was not dynamic, or without times, were in use; nobody knows when
+        now = self.id_clocks
         for ids in self.deployed.dynamic_rows().values():
-            if ids.table.name not in steps:
-                ids.see_all(clocks[ids.table.name].steps)
+            name = ids.table.name
+            if name not in instants:
+                ids.see_all(now[name])
+            elif instants[name].time == NO_TIME:
+                ids.time_all(now[name])
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor, training: bool = True) -> Outputs:
         """Return the output of one collection, differentiable.
@@ -290,7 +294,6 @@ class ShardedEmbeddings:
             with span(timer, "input"):
                 ahead = self._ahead.take(shared.started, collections, timer)
             shared.started = None  # a KJT that is kept must not keep what was routed
-        for number, clock in self.deployed.world.id_clocks.items():
-            if number in collections:
-                clock.begin(training and torch.is_grad_enabled())
-        return self.runner.run(self.deployed, collections, kjt, ahead)
+        return self.runner.run(
+            self.deployed, collections, kjt, ahead, training and torch.is_grad_enabled()
+        )

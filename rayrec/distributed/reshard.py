@@ -95,7 +95,7 @@ def _pass_on(
 
 def _resize(old: Deployed, new: Deployed, table: BaseEmbeddingConfig) -> None:
     """Fill the new shards of a table with other rows from the old shards of the same blocks."""
-    clock = dict(old.world.table_clocks())[table.name]
+    now = old.world.instants()[table.name]
     states = {state.shard: state for state in new.shard_states()}
     ids, fresh = old.dynamic_rows(), new.dynamic_rows()
     shards = [one.plan.tables[table.name].layout.shards(table.name) for one in (old, new)]
@@ -103,5 +103,5 @@ def _resize(old: Deployed, new: Deployed, table: BaseEmbeddingConfig) -> None:
     for state in old.shard_states():
         if state.shard in twin:
             wanted = twin[state.shard]
-            move_rows(table, state, states[wanted], clock.steps)
+            move_rows(table, state, states[wanted], now)
             fresh[wanted].tally = ids[state.shard].tally

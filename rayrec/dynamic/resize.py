@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from rayrec.data.hashing import mix
-from rayrec.dynamic.blocks import NO_KEY, IdColumns, Ints, blocks_of
+from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.clock import Instant
+from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -34,8 +36,8 @@ class Moved(NamedTuple):
     left_out: int
 
 
-def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step: int) -> Moved:
-    """Give places in a table to what is known in a saved one after a step.
+def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, now: Instant) -> Moved:
+    """Give places in a table to what is known in a saved one by now.
 
     Where a block has too few, those with the highest score get one; the order of the saved places
     is kept.
@@ -43,14 +45,15 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step:
     Args:
         table: the dynamic table with its new settings.
         saved: (P,) columns.
-        eviction: by what ids are compared, "lfu" or else by the step in which they were seen.
+        eviction: by what ids are compared; see `DynamicConfig`.
     """
-    key, seen, hits = (column.numpy() for column in saved)
-    (old,) = np.nonzero(known_keys(table, saved.key, saved.seen, step).numpy() != NO_KEY)
+    key = saved.key.numpy()
+    known = known_keys(table, saved.key, saved.seen, saved.time, now)
+    (old,) = np.nonzero(known.numpy() != NO_KEY)
     size = table.row_multiple
     block = blocks_of(key[old], table.num_embeddings // size)
-    score = (seen, hits) if eviction == "lfu" else (hits, seen)
-    order = np.lexsort((mix(key[old].view(np.uint64)), *(one[old] for one in score), block))
+    score = (one[old] for one in saved.score(eviction))
+    order = np.lexsort((mix(key[old].view(np.uint64)), *score, block))
     # the last of a block are the best
     _, counts = np.unique(block[order], return_counts=True)
     better = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))
@@ -64,26 +67,25 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step:
 
 
 @torch.no_grad()
-def move_rows(table: BaseEmbeddingConfig, old: ShardState, new: ShardState, step: int) -> None:
-    """Move what is known of a shard after a step to the empty shard of the same blocks.
+def move_rows(table: BaseEmbeddingConfig, old: ShardState, new: ShardState, now: Instant) -> None:
+    """Move what is known of a shard by now to the empty shard of the same blocks.
 
     Args:
         table: the table of the new shard.
     """
     assert table.dynamic is not None, "the table is dynamic"
     for kind in ("id", "candidate"):
-        names = [f"{kind}_{column}" for column in IdColumns._fields]
-        if names[0] not in old.ids:
+        columns = {one: old.ids.get(f"{kind}_{one}") for one in IdColumns._fields}
+        if columns["key"] is None:
             continue
         # candidates always make room by when they were seen
         eviction = table.dynamic.eviction if kind == "id" else "step"
-        saved = IdColumns(*(old.ids[name] for name in names))
-        places = torch.from_numpy(places_in(table, saved, eviction, step).places)
+        own = IdColumns(**columns)  # type: ignore[arg-type]
+        places = torch.from_numpy(places_in(table, own, eviction, now).places)
         (have,) = (places != ABSENT).nonzero(as_tuple=True)
         at = places[have] - new.shard.rows.start
-        moved = {name: (old.ids[name], new.ids[name]) for name in names}
-        if kind == "id":
-            moved["weight"] = old.weight, new.weight
-            moved |= {name: (own, new.optimizer[name]) for name, own in old.optimizer.items()}
-        for source, target in moved.values():
-            target[at] = source[have]
+        source, target = old.tensors(), new.tensors()
+        for name, tensor in source.items():
+            # rows belong to ids; candidates have places of their own
+            if name.startswith("candidate_") == (kind == "candidate"):
+                target[name][at] = tensor[have]

@@ -25,6 +25,8 @@ class DataSection:
         schema: JSON file of the schema.
         where, eval_where: filters of the rows of `train` and of `eval`, such as "day < 10"; None
             takes all.
+        num_streams: parts of `train` of which every batch takes rows in turn; None takes 8. With 1,
+            and `shuffle = false` of the run, rows come in the order of the files.
         planted: rows to make for this run instead; without a seed of their own they have the run's.
         work_dir: folder for the rows that a retrieval model trains on, seen by all hosts; None
             takes a temporary one.
@@ -35,6 +37,7 @@ class DataSection:
     schema: str | None = None
     where: str | None = None
     eval_where: str | None = None
+    num_streams: int | None = None
     planted: SyntheticConfig | None = None
     work_dir: str | None = None
 

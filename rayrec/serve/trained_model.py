@@ -16,6 +16,7 @@ from rayrec.checkpoint import (
     load_dense,
     restore_checkpoint,
 )
+from rayrec.dynamic.clock import clocks_in
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -61,8 +62,8 @@ class TrainedModel:
 
     def live_rows(self) -> LiveRows:
         """Return a reader of the rows of the tables."""
-        steps = self.restored.extras.get("id_steps", {})
-        return LiveRows(self.path, self.restored.manifest, self.tables(), steps)
+        clocks = clocks_in(self.restored.extras)
+        return LiveRows(self.path, self.restored.manifest, self.tables(), clocks)
 
     def stored_collections(self) -> tuple[StoredCollection, ...]:
         """Return the collections in the form of an artifact's manifest."""
@@ -125,6 +126,12 @@ def open_trained(
         tasks=tasks,
     )
     check_tables(restored.manifest, trained.tables(), {}, checkpoint, may_resize=False)
+    if schema is not None and schema.sequences:
+        raise ConfigError(
+            f"the schema reads the sequence {schema.sequences[0].name!r}, and what is served takes "
+            "ids and dense columns alone. Export a model without sequences of numbers, or score "
+            "files with Driver.evaluate(predictions=...)."
+        )
     if schema is not None and (trouble := schema_trouble(schema, trained.tables())):
         raise ConfigError(trouble)
     prefixes = tuple(f"{name}." if name else "" for name in collections)

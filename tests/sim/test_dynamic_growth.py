@@ -19,6 +19,7 @@ from rayrec.comm import SimulatedWorld
 from rayrec.distributed import DistributedModelParallel, shard_embeddings
 from rayrec.distributed.fused_modules import FusedEmbeddingBagCollection
 from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.dynamic.clock import clock_extras
 from rayrec.errors import ConfigError
 from rayrec.layout import (
     DynamicConfig,
@@ -44,11 +45,12 @@ from tests.sim.dynamic_worlds import (
     random_model,
     random_plan,
     random_rule,
+    random_times,
     rows_of,
     train,
 )
 from tests.unit.checkpoint_worlds import Ranks
-from tests.unit.dynamic_twin import Twin
+from tests.unit.dynamic_twin import Twin, wandering
 
 
 def growing(rng: random.Random, rule: DynamicConfig, rows: int) -> DynamicConfig:
@@ -72,10 +74,12 @@ def test_tables_grow_alike_on_any_ranks_and_plans(seed: int) -> None:
     grows = {number for number in range(10) if rng.random() < 0.5}
     plans = {n: random_plan(model.tables, ranks, rng, model.optimizer) for n in (3, 7)}
     in_place = rng.random() < 0.5
-    outputs, known = train(model, steps, plans, grows=grows, in_place=in_place)
+    times = random_times(rng, steps)
+    outputs, known = train(model, steps, plans, times=times, in_place=in_place, grows=grows)
     alone = replace(model, plan=random_plan(model.tables, 1, rng, model.optimizer))
     whole = [[joined(step)] for step in steps]
-    wanted, known_alone = train(alone, whole, grows=grows)
+    of_all = [[max((one for one in step if one is not None), default=None)] for step in times]
+    wanted, known_alone = train(alone, whole, times=of_all, grows=grows)
     check_equal(known, known_alone)
     if isinstance(model.tables[0], EmbeddingBagConfig):
         for number in range(len(steps)):
@@ -91,7 +95,7 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
     # the seed that the twin draws with, so that every id may enter
     rule = replace(rule, admission_probability=1.0)
     table = EmbeddingBagConfig(blocks * size, 8, "t", feature_names=list(KEYS), dynamic=rule)
-    steps = drifting(rng, 1, 12)
+    steps, times = drifting(rng, 1, 12), wandering(rng, 12)
     sizes: list[int] = []
 
     def rank_main(exchange: Any) -> None:
@@ -100,8 +104,9 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
         parts = model.optimizer, torch.device("cpu"), SEED
         module, engine = shard_embeddings(model.collection("meta"), plan, exchange, *parts)
         for number, (bags,) in enumerate(steps, start=1):
-            rows_of(model, module, bags).sum().backward()
-            twin.step([one for key in KEYS for bag in bags[key] for one in bag], number)
+            time = times[number - 1]
+            rows_of(model, module, bags, time).sum().backward()
+            twin.step([one for key in KEYS for bag in bags[key] for one in bag], number, time)
             if number % 2:
                 grown = twin.grow(number)
                 assert engine.grow() == ({"t": twin.size * blocks} if grown else {})
@@ -129,6 +134,7 @@ def test_growth_is_a_restore_into_twice_the_rows(seed: int, tmp_path: Path) -> N
     rules = [replace(random_rule(rng, blocks), growth=growth) for _ in range(2)]
     model = random_model(rng, ranks, tuple(rules), rows)
     steps, in_place = drifting(rng, ranks, 6), rng.random() < 0.5
+    times = random_times(rng, steps)
     path = str(tmp_path / "saved")
 
     def rank_main(exchange: Any) -> Any:
@@ -136,17 +142,17 @@ def test_growth_is_a_restore_into_twice_the_rows(seed: int, tmp_path: Path) -> N
             model.collection("meta"), model.plan, exchange, model.optimizer, torch.device("cpu"),
             SEED, EngineOptions(share_tables=in_place),
         )  # fmt: skip
-        for step in steps:
-            output = rows_of(model, module, step[exchange.rank])
+        for number, step in enumerate(steps):
+            output = rows_of(model, module, step[exchange.rank], times[number][exchange.rank])
             (output * output).sum().backward()
         before = [copied(state) for state in engine.shard_states()]
-        return before, engine.id_steps, engine.grow(), engine.shard_states(), engine.plan
+        return before, engine.id_clocks, engine.grow(), engine.shard_states(), engine.plan
 
     torch.manual_seed(0)
     told = SimulatedWorld(ranks).run(rank_main)
 
     def save(rank: int, gather: Any) -> None:
-        extras = {"id_steps": told[rank][1]}
+        extras = clock_extras(told[rank][1])
         save_checkpoint(
             path, shards=told[rank][0], tables=model.tables, plan=model.plan, rank=rank,
             world_size=ranks, gather=gather, dense={}, step=6, extras=extras,

@@ -27,7 +27,7 @@ from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGr
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.dynamic.clock import Dynamic, IdClock
+from rayrec.dynamic.clock import Dynamic, IdClock, Instant
 from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
@@ -66,7 +66,7 @@ class World:
 
     def __post_init__(self) -> None:
         clocks = {
-            number: IdClock()
+            number: IdClock(timed=spec.uses_time)
             for number, spec in enumerate(self.specs)
             if any(table.dynamic is not None for table in spec.tables)
         }
@@ -88,12 +88,14 @@ class World:
         object.__setattr__(world, "id_clocks", self.id_clocks)
         return world
 
-    def table_clocks(self) -> Iterator[tuple[str, IdClock]]:
-        """Yield each dynamic table with the clock of its ids."""
-        for number, clock in self.id_clocks.items():
-            for table in self.specs[number].tables:
-                if table.dynamic is not None:
-                    yield table.name, clock
+    def instants(self) -> dict[str, Instant]:
+        """Return the instant of every dynamic table, by which its ids grow old."""
+        return {
+            table.name: clock.now if table.dynamic.uses_time else Instant(clock.now.step)
+            for number, clock in self.id_clocks.items()
+            for table in self.specs[number].tables
+            if table.dynamic is not None
+        }
 
     @property
     def tables(self) -> tuple[BaseEmbeddingConfig, ...]:
