@@ -75,19 +75,17 @@ def move_rows(table: BaseEmbeddingConfig, old: ShardState, new: ShardState, now:
     """
     assert table.dynamic is not None, "the table is dynamic"
     for kind in ("id", "candidate"):
-        names = [f"{kind}_{column}" for column in IdColumns._fields]
-        names = [name for name in names if name in old.ids]
-        if not names:
+        columns = {one: old.ids.get(f"{kind}_{one}") for one in IdColumns._fields}
+        if columns["key"] is None:
             continue
         # candidates always make room by when they were seen
         eviction = table.dynamic.eviction if kind == "id" else "step"
-        saved = IdColumns(*(old.ids[name] for name in names))
-        places = torch.from_numpy(places_in(table, saved, eviction, now).places)
+        own = IdColumns(**columns)  # type: ignore[arg-type]
+        places = torch.from_numpy(places_in(table, own, eviction, now).places)
         (have,) = (places != ABSENT).nonzero(as_tuple=True)
         at = places[have] - new.shard.rows.start
-        moved = {name: (old.ids[name], new.ids[name]) for name in names}
-        if kind == "id":
-            moved["weight"] = old.weight, new.weight
-            moved |= {name: (own, new.optimizer[name]) for name, own in old.optimizer.items()}
-        for source, target in moved.values():
-            target[at] = source[have]
+        source, target = old.tensors(), new.tensors()
+        for name, tensor in source.items():
+            # rows belong to ids; candidates have places of their own
+            if name.startswith("candidate_") == (kind == "candidate"):
+                target[name][at] = tensor[have]

@@ -4,7 +4,9 @@ plans, and as a checkpoint that is restored into twice the rows.
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ from tests.sim.dynamic_worlds import (
     train,
 )
 from tests.unit.checkpoint_worlds import Ranks
-from tests.unit.dynamic_twin import Twin
+from tests.unit.dynamic_twin import Twin, wandering
 
 
 def growing(rng: random.Random, rule: DynamicConfig, rows: int) -> DynamicConfig:
@@ -203,7 +205,12 @@ def test_a_model_of_ones_own_grows_when_it_is_told_to() -> None:
     model = DistributedModelParallel(bags, sparse_optimizer=SGD(lr=1.0), seed=SEED)
     assert model.grow() == {}
     step(model, list(range(100)))
+    (kernel,) = model._engine.lookups.values()
+    old = weakref.ref(kernel)
+    del kernel
     assert model.grow(["other"]) == {} and model.grow() == {"t": 8}
+    gc.collect()
+    assert old() is None, "its memory is free again"
     assert [table.num_embeddings for table in model.tables] == [8] and "t: 8 x 8" in repr(model)
     step(model, list(range(100)))
     assert (model.grow(), model.plan.rows) == ({"t": 16}, {"t": 16})

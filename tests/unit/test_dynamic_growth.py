@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from rayrec.layout import (
 from rayrec.layout.schema_columns import Feature
 from rayrec.planner import manual_plan
 from rayrec.planner.estimate import estimate_ranks
+from rayrec.planner.planner import plan_request
+from rayrec.planner.remedies import NoPlan
 from rayrec.planner.request import PlanRequest
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
@@ -130,6 +133,16 @@ def memory(one: EmbeddingBagConfig) -> tuple[int, int]:
     plan = manual_plan([one], "table_wise", topology)
     (rank,) = estimate_ranks(request, plan)
     return rank.weight_bytes, rank.optimizer_bytes
+
+
+def test_a_table_that_has_no_room_to_grow_is_told_as_such() -> None:
+    topology = Topology.local(1, memory_bytes=1 << 20)
+    for bound in (64, 1 << 20):
+        request = PlanRequest(
+            tables=[table(max_num_embeddings=bound)], topology=topology, batch_size=16
+        )
+        with nullcontext() if bound == 64 else pytest.raises(NoPlan, match="to grow to 1048576"):
+            plan_request(request)
 
 
 def test_a_plan_keeps_memory_free_for_the_last_doubling() -> None:
