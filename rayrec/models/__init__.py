@@ -1,4 +1,6 @@
-"""Whole models that know nothing of sharding: DLRM and its variants, DeepFM, two towers."""
+"""Whole models that know nothing of sharding: DLRM and its variants, DeepFM, DIN, two
+towers.
+"""
 
 from rayrec.models.deepfm import (
     DeepFM,
@@ -7,6 +9,7 @@ from rayrec.models.deepfm import (
     FMInteractionArch,
     SimpleDeepFMNN,
 )
+from rayrec.models.din import DIN
 from rayrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from rayrec.models.dlrm_parts import (
     DenseArch,
@@ -20,6 +23,7 @@ from rayrec.models.multi_task import MultiTaskTrain
 from rayrec.models.two_tower import TwoTower, TwoTowerTrain
 
 __all__ = [
+    "DIN",
     "DLRM",
     "DLRM_DCN",
     "DLRMTrain",

@@ -31,7 +31,7 @@ from rayrec.errors import ConfigError
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
-from rayrec.recipe import MODELS, ModelRecipe
+from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
 from rayrec.runs.inputs import read_text
 from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection
@@ -140,14 +140,12 @@ class RunFile:
         if isinstance(self.model, TwoTowerModel):
             ignored = [("run", "tasks", "click models have tasks, and two_tower has none")]
             ignored = ignored if self.run.tasks else []
-        elif self.model.model != "dcn":
-            why = f"it is of model 'dcn', and the run's is {self.model.model!r}"
-            keys = [
-                key
-                for key in ("cross_layers", "cross_rank")
-                if getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
-            ]
-            ignored = [("model", key, why) for key in keys]
+        else:
+            for key, owner in OPTIONS_OF.items():
+                changed = getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
+                if changed and owner != self.model.model:
+                    why = f"it is of model {owner!r}, and the run's is {self.model.model!r}"
+                    ignored.append(("model", key, why))
         for section, key, why in ignored:
             where = source_of((section, key))
             raise ConfigError(f"{where}: [{section}] {key} would have no effect: {why}.")

@@ -52,8 +52,13 @@ class TrainedModel:
     tasks: Sequence[Task]
 
     def tables(self) -> list[BaseEmbeddingConfig]:
-        """Return all tables, in the order of the collections."""
-        return [table for one in self.collections.values() for table in configs_of(one)]
+        """Return all tables, in the order of the collections, with the rows that they had."""
+        saved = {table.name: table.num_embeddings for table in self.restored.manifest.tables}
+        return [
+            table.fitting(saved.get(table.name, 0))
+            for one in self.collections.values()
+            for table in configs_of(one)
+        ]
 
     def live_rows(self) -> LiveRows:
         """Return a reader of the rows of the tables."""
@@ -121,6 +126,12 @@ def open_trained(
         tasks=tasks,
     )
     check_tables(restored.manifest, trained.tables(), {}, checkpoint, may_resize=False)
+    if schema is not None and schema.sequences:
+        raise ConfigError(
+            f"the schema reads the sequence {schema.sequences[0].name!r}, and what is served takes "
+            "ids and dense columns alone. Export a model without sequences of numbers, or score "
+            "files with Driver.evaluate(predictions=...)."
+        )
     if schema is not None and (trouble := schema_trouble(schema, trained.tables())):
         raise ConfigError(trouble)
     prefixes = tuple(f"{name}." if name else "" for name in collections)

@@ -17,7 +17,11 @@ from rayrec.layout import DynamicConfig, EmbeddingBagConfig
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn
 
-TIMED = replace(SCHEMA, time="at", dense=(DenseColumn(column="row"),))
+FIRST, *OTHERS = SCHEMA.tables
+BY_TIME = replace(
+    FIRST, feature_names=list(FIRST.feature_names), dynamic=DynamicConfig(ttl_s=60, blocks=1)
+)
+TIMED = replace(SCHEMA, time="at", dense=(DenseColumn(column="row"),), tables=(BY_TIME, *OTHERS))
 START = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp())
 
 

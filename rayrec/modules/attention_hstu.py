@@ -1,0 +1,281 @@
+"""HSTU's pointwise attention over jagged sequences: SiLU in place of the softmax, with two biases.
+
+A value i takes from each value j up to itself silu(q_i k_j / sqrt(d) + p[i - j] + t[bucket]) v_j,
+divided by i + 1: p and t are learned per distance in places and per bucket of the time between
+them. The bucket is floor(1.2 log2(seconds)), of times below 1 s the first.
+
+torch has no fused kernel for it, so it is done here in tiles: some sequences of a group of similar
+lengths (`JaggedGroups`), some queries, and the keys up to the last of them. The backward pass makes
+each tile again, but for those whose scores were kept. Memory beside the inputs: `KEPT_ELEMENTS`
+scores per call, and tiles of at most `TILE_ELEMENTS` weights, or those of one query of one
+sequence. The gradient is not differentiable once more.
+
+    # T values, H heads, L longest of a group, d columns of a head, P distances, K buckets
+    # n sequences, r queries and c keys of a tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from rayrec.modules.attention_groups import Group, JaggedGroups
+
+TILE_ELEMENTS = 1 << 19  # 2 MiB of float32: about what a core's cache holds
+KEPT_ELEMENTS = 1 << 22  # 16 MiB of float32, which spares short sequences a third of the time
+TILE_QUERIES = 64
+BUCKETS_PER_OCTAVE = 1.2
+
+
+def hstu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    position_bias: Tensor,
+    time_bias: Tensor | None = None,
+    times: Tensor | None = None,
+    heads: int = 1,
+    max_length: int | None = None,
+) -> Tensor:
+    """Attend within each sequence, to the value itself and those before it.
+
+    Args:
+        query, key, value: (T, D), D divisible by `heads`; head h has the columns from h D / H on.
+        offsets: (B + 1,) integers from 0 to T.
+        position_bias: (P,), P at least the longest sequence.
+        time_bias: (K,), or None for none; the last bucket takes all longer times.
+        times: (T,) seconds, needed with time_bias; int64 or float64 for seconds since 1970.
+        max_length: the longest sequence that may come, at most P; see `JaggedGroups`.
+    Returns:
+        (T, D).
+    Raises:
+        InputError: on CPU, a sequence is longer than P or max_length.
+    """
+    places = len(position_bias)
+    groups = JaggedGroups(offsets, len(query), max_length or places, query.shape[1])
+    query, key, value = (groups.sort(tensor) for tensor in (query, key, value))
+    times = None if times is None else groups.sort(times)
+    return groups.unsort(
+        attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
+    )
+
+
+def attend_pointwise(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: JaggedGroups,
+    heads: int,
+    position_bias: Tensor,
+    time_bias: Tensor | None,
+    times: Tensor | None,
+) -> Tensor:
+    """Attend, as `hstu_attention` does, to values that are in the order of the groups."""
+    return _Pointwise.apply(query, key, value, position_bias, time_bias, times, groups, heads)
+
+
+class Tile(NamedTuple):
+    """Queries `rows` of the sequences `span`, and the keys before `rows.stop`."""
+
+    span: slice
+    rows: slice
+
+
+def tiles_of(group: Group, heads: int) -> Iterator[Tile]:
+    """Yield the tiles of a group; each has at most TILE_ELEMENTS weights, or one query of one
+    sequence.
+    """
+    # few queries leave out more keys that stand behind them, many are quicker for each of them
+    queries = min(TILE_QUERIES, -(-group.length // 2), TILE_ELEMENTS // (heads * group.length))
+    queries = max(1, queries)
+    count = max(1, TILE_ELEMENTS // (heads * queries * group.length))
+    for first in range(0, group.sequences, count):
+        span = slice(first, min(first + count, group.sequences))
+        for start in range(0, group.length, queries):
+            yield Tile(span, slice(start, min(start + queries, group.length)))
+
+
+def time_buckets(seconds: Tensor, count: int) -> Tensor:
+    """Return the bucket of each time, from 0 to count - 1, int32."""
+    octaves = seconds.float().clamp_(min=1.0).log2_()
+    return octaves.mul_(BUCKETS_PER_OCTAVE).clamp_(max=count - 1).int()
+
+
+class _Padded:
+    """The tensors of one group: (n H, L, d) queries, keys and values, and (n, L) times."""
+
+    def __init__(self, group: Group, heads: int, parts: tuple[Tensor, ...]) -> None:
+        self.group, self.heads = group, heads
+        self.query, self.key, self.value = (self.by_head(part) for part in parts[:3])
+        # the scale goes into the queries, which are fewer than the weights
+        self.scale = self.query.shape[2] ** -0.5
+        self.query = self.query * self.scale
+        self.times = group.pad(parts[3].unsqueeze(1)).squeeze(2) if len(parts) > 3 else None
+
+    def by_head(self, part: Tensor) -> Tensor:
+        """(values, D) -> (n H, L, d)."""
+        return self.group.pad(part).unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+
+    def together(self, of_heads: Tensor) -> Tensor:
+        """(n H, L, d) -> (values, D)."""
+        of_heads = of_heads.unflatten(0, (-1, self.heads))
+        return self.group.unpad(of_heads.transpose(1, 2).flatten(2))
+
+    def counts(self) -> Tensor:
+        """(L, 1): the number of values that each place looks at."""
+        like = self.value
+        counts = torch.arange(1, self.group.length + 1, device=like.device, dtype=like.dtype)
+        return counts.unsqueeze(1)
+
+    def queries(self, tile: Tile, tensor: Tensor) -> Tensor:
+        """Return the part of (n H, L, d) that belongs to the queries of a tile."""
+        return tensor[tile.span.start * self.heads : tile.span.stop * self.heads, tile.rows]
+
+    def keys(self, tile: Tile, tensor: Tensor) -> Tensor:
+        """Return the part of (n H, L, d) that belongs to the keys of a tile."""
+        span = slice(tile.span.start * self.heads, tile.span.stop * self.heads)
+        return tensor[span, : tile.rows.stop]
+
+    def scores(
+        self, tile: Tile, position_bias: Tensor, bucket_bias: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """(n H, r, c) scores of a tile, with their biases; those of keys behind their query are so
+        low that their weights and gradients are 0.
+        """
+        scores = torch.bmm(self.queries(tile, self.query), self.keys(tile, self.key).mT)
+        apart = distances_of(tile, scores.device)
+        bias = position_bias.index_select(0, apart.clamp(min=0).flatten()).view_as(apart)
+        bias.masked_fill_(apart < 0, torch.finfo(bias.dtype).min / 2)
+        if bucket_bias is not None:
+            buckets, time_bias = bucket_bias
+            bias = time_bias.index_select(0, buckets.flatten()).view(buckets.shape).add_(bias)
+            bias = bias.unsqueeze(1)
+        scores.unflatten(0, (-1, self.heads)).add_(bias)
+        return scores
+
+    def buckets(self, tile: Tile, count: int) -> Tensor:
+        """(n, r, c) bucket of the time between each query and key."""
+        assert self.times is not None
+        of_queries = self.times[tile.span, tile.rows].unsqueeze(2)
+        return time_buckets(of_queries - self.times[tile.span, None, : tile.rows.stop], count)
+
+
+def distances_of(tile: Tile, device: torch.device) -> Tensor:
+    """(r, c) places between query and key; negative for keys behind the query."""
+    keys = torch.arange(tile.rows.stop, device=device)
+    return keys[tile.rows].unsqueeze(1) - keys
+
+
+class _Pointwise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        position_bias: Tensor,
+        time_bias: Tensor | None,
+        times: Tensor | None,
+        groups: JaggedGroups,
+        heads: int,
+    ) -> Tensor:
+        ctx.groups, ctx.heads = groups, heads
+        tensors = (query, key, value, position_bias, time_bias, times)
+        ctx.save_for_backward(*tensors)
+        out = [query[:0]]
+        # of each group what was padded, and of its tiles the buckets and scores; a forward without
+        # a backward keeps none
+        ctx.kept, room = [], KEPT_ELEMENTS if any(ctx.needs_input_grad) else 0
+        with torch.autocast(query.device.type, enabled=False):
+            for group, parts in groups.parts(*_read(tensors)):
+                own = _Padded(group, heads, parts)
+                result = torch.empty_like(own.value)
+                room -= 3 * own.value.numel()
+                kept: list[tuple[Tensor | None, Tensor] | None] = []
+                ctx.kept.append((own if room >= 0 else None, kept))
+                for tile in tiles_of(group, heads):
+                    buckets, scores = _scores(own, tile, position_bias, time_bias)
+                    room -= scores.numel() + (0 if buckets is None else buckets.numel())
+                    kept.append((buckets, scores) if room >= 0 else None)
+                    weights = functional.silu(scores, inplace=room < 0)
+                    # torch multiplies batches into parts of a tensor one by one, so not in place
+                    own.queries(tile, result).copy_(torch.bmm(weights, own.keys(tile, own.value)))
+                out.append(own.together(result.div_(own.counts())))
+        return torch.cat(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        position_bias, time_bias = tensors[3:5]
+        found: list[list[Tensor]] = [[grad[:0]] for _ in range(3)]
+        of_position = torch.zeros_like(position_bias)
+        of_time = None if time_bias is None else torch.zeros_like(time_bias)
+        with torch.autocast(grad.device.type, enabled=False):
+            parts_of_groups = ctx.groups.parts(grad, *_read(tensors))
+            for (group, (above, *parts)), (own, kept) in zip(
+                parts_of_groups, ctx.kept, strict=True
+            ):
+                own = _Padded(group, ctx.heads, tuple(parts)) if own is None else own
+                above = own.by_head(above) / own.counts()
+                grads = [torch.zeros_like(own.query) for _ in range(3)]
+                for tile, found_before in zip(tiles_of(group, ctx.heads), kept, strict=True):
+                    buckets, scores = found_before or _scores(own, tile, position_bias, time_bias)
+                    of_scores = _tile_backward(own, tile, scores, above, grads)
+                    # a bias has many pairs, whose sum bfloat16 could not hold
+                    wide = torch.promote_types(of_scores.dtype, torch.float32)
+                    pairs = of_scores.unflatten(0, (-1, ctx.heads)).sum(1, dtype=wide)
+                    apart = distances_of(tile, grad.device).clamp_(min=0).flatten()
+                    sums = pairs.sum(0).flatten().to(of_position.dtype)
+                    of_position.index_add_(0, apart, sums)
+                    if of_time is not None and buckets is not None:
+                        count = len(of_time)
+                        of_time += torch.bincount(buckets.flatten(), pairs.flatten(), count)
+                grads[0].mul_(own.scale)
+                for own_parts, one in zip(found, grads, strict=True):
+                    own_parts.append(own.together(one))
+        return (
+            *(torch.cat(own_parts) for own_parts in found),
+            of_position,
+            of_time,
+            None,
+            None,
+            None,
+        )
+
+
+def _tile_backward(
+    own: _Padded, tile: Tile, scores: Tensor, above: Tensor, grads: list[Tensor]
+) -> Tensor:
+    """Add the gradients of a tile to those of queries, keys and values; return the scores'."""
+    of_query, of_key, of_value = grads
+    above = own.queries(tile, above)
+    own.keys(tile, of_value).add_(torch.bmm(functional.silu(scores).mT, above))
+    of_weights = torch.bmm(above, own.keys(tile, own.value).mT)
+    of_scores = torch.ops.aten.silu_backward(of_weights, scores)
+    own.queries(tile, of_query).copy_(torch.bmm(of_scores, own.keys(tile, own.key)))
+    own.keys(tile, of_key).add_(torch.bmm(of_scores.mT, own.queries(tile, own.query)))
+    return of_scores
+
+
+def _scores(
+    own: _Padded, tile: Tile, position_bias: Tensor, time_bias: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Return the buckets and the scores of a tile."""
+    position_bias = position_bias.to(own.query.dtype)
+    if time_bias is None:
+        return None, own.scores(tile, position_bias, None)
+    buckets = own.buckets(tile, len(time_bias))
+    return buckets, own.scores(tile, position_bias, (buckets, time_bias.to(own.query.dtype)))
+
+
+def _read(tensors: Sequence[Any]) -> list[Tensor]:
+    """The tensors that tiles are made of; times only where there is a bias of time."""
+    query, key, value, _, time_bias, times = tensors
+    return [query, key, value] if time_bias is None else [query, key, value, times]
