@@ -51,7 +51,7 @@ from tests.sim.dynamic_worlds import (
     train,
 )
 from tests.unit.checkpoint_worlds import Ranks
-from tests.unit.dynamic_twin import Twin, wandering
+from tests.unit.dynamic_twin import Twin
 
 
 def growing(rng: random.Random, rule: DynamicConfig, rows: int) -> DynamicConfig:
