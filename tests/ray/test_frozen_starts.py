@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import FailureConfig, Result
+from rayrec.driver import FailureConfig, Result, ScalingConfig
+from rayrec.driver.controller import Controller
 from rayrec.driver.head import worker_of
 from rayrec.driver.processes import Processes
+from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.run import Rules
+from rayrec.errors import TrainingFailed
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.events import Failure
@@ -151,3 +155,19 @@ def test_a_rank_that_is_silent_while_the_driver_plans_is_lost_unless_it_is_busy(
     assert tables == undisturbed
     assert result.failures == (what != "busy")
     assert [failure.rank for _, failure in disturb.failures] == [0] * result.failures
+
+
+def test_a_rank_that_freezes_while_it_looks_at_files_is_named(tmp_path: Path) -> None:
+    """The driver waits for its answer, and had not heard yet that it is done with importing."""
+
+    def prepare(group: RankGroup) -> Prepared:
+        process = group._processes[group._numbers[1]]
+        process.view = replace(process.view, is_awake=False)
+        os.kill(group.addresses[1].pid, signal.SIGSTOP)
+        group.see_folder(str(tmp_path), "token", 300.0)
+        return Prepared(None)
+
+    (tmp_path / "token").touch()
+    rules = Rules(scaling=ScalingConfig(num_workers=2), heartbeat_s=HEARTBEAT_S)
+    with pytest.raises(TrainingFailed, match=r"rank 1 of 2 on .* stopped \(SIGSTOP\)"):
+        Controller(rules, prepare).run()
