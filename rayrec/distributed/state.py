@@ -45,8 +45,9 @@ class TableShards(nn.Module):
 
     @property
     def config(self) -> BaseEmbeddingConfig:
-        """The table."""
-        return self._config
+        """The table as it is now; it may have grown."""
+        tables = self._engine.deployed.world.tables
+        return next(table for table in tables if table.name == self.name)
 
     def local(self) -> list[ShardState]:
         """This rank's rectangles of the table."""

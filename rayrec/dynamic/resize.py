@@ -1,4 +1,7 @@
-"""Where ids of a saved or foreign table lie in a dynamic one, and how its rows are filled.
+"""Where the ids of a dynamic table lie in one of another size, or those of a foreign table in one
+that is dynamic, and how its rows are filled.
+
+A checkpoint restores into such a table, and a table that grows while it trains becomes one.
 
 Which of them have a row follows from what is known of them and the settings of the table alone.
 
@@ -11,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rayrec.data.hashing import mix
@@ -117,3 +121,28 @@ def _inside(places: Tensor, state: ShardState) -> tuple[Tensor, Tensor]:
     rows = state.shard.rows
     (chosen,) = ((places >= rows.start) & (places < rows.stop)).nonzero(as_tuple=True)
     return places[chosen] - rows.start, chosen
+
+
+@torch.no_grad()
+def move_rows(table: BaseEmbeddingConfig, old: ShardState, new: ShardState, now: Instant) -> None:
+    """Move what is known of a shard by now to the empty shard of the same blocks.
+
+    Args:
+        table: the table of the new shard.
+    """
+    assert table.dynamic is not None, "the table is dynamic"
+    for kind in KINDS:
+        columns = {one: old.ids.get(f"{kind}_{one}") for one in IdColumns._fields}
+        if columns["key"] is None:
+            continue
+        # candidates always make room by when they were seen
+        eviction = table.dynamic.eviction if kind == "id" else "step"
+        own = IdColumns(**columns)  # type: ignore[arg-type]
+        places = torch.from_numpy(places_in(table, own, eviction, now).places)
+        (have,) = (places != ABSENT).nonzero(as_tuple=True)
+        at = places[have] - new.shard.rows.start
+        source, target = old.tensors(), new.tensors()
+        for name, tensor in source.items():
+            # rows belong to ids; candidates have places of their own
+            if name.startswith("candidate_") == (kind == "candidate"):
+                target[name][at] = tensor[have]

@@ -19,7 +19,7 @@ taken from the working directory of the command.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ import tomli_w
 from rayrec.checks import absolute_path
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
+from rayrec.fields.kinds import NONE
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
@@ -123,23 +124,33 @@ class RunFile:
             plan=read("plan", PlanSection),
             source=_name(settings),
         )
-        whole._check_used(settings.source_of)
+        whole._check_used(settings.source_of, run)
         planted = whole.data.planted
         if planted is None or "seed" in tables["data"]["planted"]:
             return whole
         planted = replace(planted, seed=whole.run.seed)
         return replace(whole, data=replace(whole.data, planted=planted))
 
-    def _check_used(self, source_of: Callable[[tuple[str, ...]], str]) -> None:
-        """Check that the model uses what is said of it.
+    def _check_used(
+        self, source_of: Callable[[tuple[str, ...]], str], run: Mapping[str, Any]
+    ) -> None:
+        """Check that the run uses what is said of it.
 
+        Args:
+            run: the section as the user wrote it.
         Raises:
             ConfigError: names the key.
         """
         ignored = []
+        # who says storage_path = "none" has switched off what else is said of it
+        if "name" in run and "storage_path" not in run:
+            ignored.append(("run", "name", "it is the folder below run.storage_path; give that"))
         if isinstance(self.model, TwoTowerModel):
-            ignored = [("run", "tasks", "click models have tasks, and two_tower has none")]
-            ignored = ignored if self.run.tasks else []
+            if self.run.tasks:
+                ignored.append(("run", "tasks", "click models have tasks, and two_tower has none"))
+            if self.run.drop_last:
+                why = "two_tower leaves a last partial batch out in any case"
+                ignored.append(("run", "drop_last", why))
         else:
             for key, owner in OPTIONS_OF.items():
                 changed = getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
@@ -162,7 +173,8 @@ class RunFile:
                 "model": table_of(self.model, leave_out=("schema",)),
                 "data": table_of(self.data),
                 "scaling": table_of(self.scaling, default_scaling()),
-                "run": table_of(self.run, default_run(in_steps=in_steps)),
+                # a name without the key would be a mistake
+                "run": {"storage_path": NONE, **table_of(self.run, default_run(in_steps=in_steps))},
                 "plan": table_of(self.plan),
             }
         )

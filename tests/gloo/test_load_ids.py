@@ -298,3 +298,12 @@ def test_ages_are_seconds_where_the_table_goes_by_time() -> None:
     assert seen == {3: 1000, 2**62: 999, -5: 998, 0: 997, -1: 0}
     assert set(state.ids["id_seen"].tolist()) == {7, 0}
     assert torch.equal(look_up(model, given.ids[:4]), given.weight[:4])
+
+
+def test_a_table_that_has_grown_takes_as_many_ids_as_it_has_rows() -> None:
+    given = room()
+    model = model_of(given, plan_of(given, 0, 1))
+    model.take_rows({"t": 32})
+    ids, rows = torch.arange(20), torch.randn(20, WIDTH)
+    assert load_table(model, "t", rows, ids=ids) == (20, 0)
+    assert torch.equal(look_up(model, ids), rows)
