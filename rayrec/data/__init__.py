@@ -1,6 +1,7 @@
 """Arrow data to batches: schema, conversion, order of samples, files, loader, synthetic data."""
 
 from rayrec.data.batch import Batch
+from rayrec.data.candidates import ItemSlices, SharedNegatives, WithCandidates
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
@@ -23,12 +24,15 @@ __all__ = [
     "Feature",
     "FeatureSchema",
     "FileDataset",
+    "ItemSlices",
     "ParquetDataset",
     "RandomRecDataset",
     "RowDataset",
     "SampleOrder",
+    "SharedNegatives",
     "SyntheticConfig",
     "SyntheticPaths",
+    "WithCandidates",
     "check_columns",
     "inspect_data",
     "to_batch",

@@ -1,4 +1,4 @@
-"""Whole models that know nothing of sharding: DLRM and its variants, DeepFM, two towers."""
+"""Whole models that know nothing of sharding: DLRM and its kin, DeepFM, two towers, next item."""
 
 from rayrec.models.deepfm import (
     DeepFM,
@@ -16,8 +16,12 @@ from rayrec.models.dlrm_parts import (
     OverArch,
     SparseArch,
 )
+from rayrec.models.full_ranking import Places, rank_items
 from rayrec.models.multi_task import MultiTaskTrain
-from rayrec.models.two_tower import TwoTower, TwoTowerTrain
+from rayrec.models.next_item import NextItem, NextItemTrain
+from rayrec.models.softmax import FullSoftmax, SampledSoftmax
+from rayrec.models.two_tower import TwoTower
+from rayrec.models.two_tower_train import TwoTowerTrain
 
 __all__ = [
     "DLRM",
@@ -29,13 +33,19 @@ __all__ = [
     "DenseArch",
     "FMInteractionArch",
     "FactorizationMachine",
+    "FullSoftmax",
     "InteractionArch",
     "InteractionDCNArch",
     "InteractionProjectionArch",
     "MultiTaskTrain",
+    "NextItem",
+    "NextItemTrain",
     "OverArch",
+    "Places",
+    "SampledSoftmax",
     "SimpleDeepFMNN",
     "SparseArch",
     "TwoTower",
     "TwoTowerTrain",
+    "rank_items",
 ]
