@@ -29,7 +29,9 @@ class MeanOfPast(nn.Module):
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, values: Tensor, offsets: Tensor, times: Tensor | None) -> Tensor:
+    def forward(
+        self, values: Tensor, offsets: Tensor, times: Tensor | None, keys: Tensor | None
+    ) -> Tensor:
         means = [
             part.cumsum(0) / torch.arange(1, len(part) + 1).unsqueeze(1)
             for part in values.tensor_split(offsets[1:-1].long())
@@ -74,7 +76,7 @@ def part(step: int, rank: int, ranks: int, loss: str) -> Part:
     past, items = histories(step)
     rows = slice(rank * len(items) // ranks, (rank + 1) * len(items) // ranks)
     own = Part(past[rows], items[rows], len(items))
-    ids = torch.from_numpy(candidates_of(loss).ids(SEED, 0, step, rank, ranks))
+    ids = torch.from_numpy(candidates_of(loss).ids(SEED, step, rank, ranks))
     own.sparse_features = with_bag(own.sparse_features, "candidates", ids)
     return own
 
@@ -116,7 +118,7 @@ def plain_loss(model: NextItemTrain, step: int, loss: str) -> Tensor:
                 losses.append(functional.cross_entropy(scores, torch.tensor(own)))
                 continue
             chances = COUNTS / COUNTS.sum() if loss == "popularity" else np.ones(ITEMS) / ITEMS
-            drawn = candidates_of(loss).ids(SEED, 0, step, 0, 1)
+            drawn = candidates_of(loss).ids(SEED, step, 0, 1)
             terms = [scores[own]] + [
                 scores[n] - float(np.log(chances[n])) - float(np.log(len(drawn)))
                 for n in drawn

@@ -1,7 +1,7 @@
 """Arrow data to batches: schema, conversion, order of samples, files, loader, synthetic data."""
 
 from rayrec.data.batch import Batch
-from rayrec.data.candidates import ItemSlices, SharedNegatives, WithCandidates
+from rayrec.data.candidates import ItemSlices, NextItemDataset, SharedNegatives
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
@@ -25,6 +25,7 @@ __all__ = [
     "FeatureSchema",
     "FileDataset",
     "ItemSlices",
+    "NextItemDataset",
     "ParquetDataset",
     "RandomRecDataset",
     "RowDataset",
@@ -32,7 +33,6 @@ __all__ = [
     "SharedNegatives",
     "SyntheticConfig",
     "SyntheticPaths",
-    "WithCandidates",
     "check_columns",
     "inspect_data",
     "to_batch",

@@ -1,9 +1,9 @@
-"""Candidates of a softmax over items, as one more feature of every batch: slices, and negatives.
+"""Batches of next-item models: rows, the candidates of the softmax, and keys for dropout.
 
-The ids depend on the seed, the batch and the rank alone, so that they are read ahead as those of
-the rows are, and a resumed run draws what the run would have drawn. Negatives do not depend on the
-rank either: 1, 2 and 4 ranks draw the same. The feature has one bag for a batch, also where a rank
-has no rows.
+Candidates are one more feature: a rank's slice of all items, or negatives. They depend on the seed,
+the step and the rank alone, so that they travel ahead as the ids of the rows do, and a resumed run
+draws what the run would have drawn. Negatives do not depend on the rank either: 1, 2 and 4 ranks
+draw the same. The feature has one bag for a batch, also where a rank has no rows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from rayrec.data.batch import Batch
 from rayrec.data.hashing import mix_int, random_bits
 from rayrec.data.rows import RowDataset
 from rayrec.errors import ConfigError
+from rayrec.modules import row_keys
 from rayrec.sparse import KeyedJaggedTensor
 
 _NEGATIVES = 3  # what the derived seed is for, beside those of `rayrec.data.order`
 
 
-class Candidates(Protocol):
-    """The items that a rank scores in a batch."""
+ROW_KEYS = "row_keys"
 
-    def ids(self, seed: int, epoch: int, batch: int, rank: int, num_ranks: int) -> NDArray[Any]:
+
+class Candidates(Protocol):
+    """The items that a rank scores in a step."""
+
+    def ids(self, seed: int, step: int, rank: int, num_ranks: int) -> NDArray[Any]:
         """Return ids, int64."""
 
 
@@ -46,7 +50,7 @@ class ItemSlices:
     def __post_init__(self) -> None:
         whole_number("num_items", self.num_items)
 
-    def ids(self, seed: int, epoch: int, batch: int, rank: int, num_ranks: int) -> NDArray[Any]:
+    def ids(self, seed: int, step: int, rank: int, num_ranks: int) -> NDArray[Any]:
         """Return the ids of the rank's slice."""
         first, stop = (self.num_items * r // num_ranks for r in (rank, rank + 1))
         return np.arange(first, stop, dtype=np.int64)
@@ -89,9 +93,9 @@ class SharedNegatives:
                 "0 for each of them, and not all 0."
             )
 
-    def ids(self, seed: int, epoch: int, batch: int, rank: int, num_ranks: int) -> NDArray[Any]:
-        """Return the ids of the batch; epoch and batch are the step."""
-        bits = random_bits(mix_int(_NEGATIVES, seed, epoch, batch), 0, self.count)
+    def ids(self, seed: int, step: int, rank: int, num_ranks: int) -> NDArray[Any]:
+        """Return the ids of the step."""
+        bits = random_bits(mix_int(_NEGATIVES, seed, step), 0, self.count)
         uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
         if self.counts is None:
             return (uniform * self.num_items).astype(np.int64)
@@ -110,18 +114,21 @@ class SharedNegatives:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WithCandidates:
-    """A dataset whose batches have the candidates as one more feature of one bag.
+class NextItemDataset:
+    """A dataset whose batches hold what a next-item model is trained with beside the rows: the
+    candidates as a feature of one bag, and in `Batch.groups` the keys of the rows for dropout.
 
     Attributes:
         data: dataset of rows in files or in memory.
         candidates: chooses the ids.
         feature: name of the feature.
+        keys: name of the group.
     """
 
     data: RowDataset
     candidates: Candidates
     feature: str = "candidates"
+    keys: str = ROW_KEYS
 
     @property
     def num_rows(self) -> int:
@@ -132,7 +139,7 @@ class WithCandidates:
         """Global batches in one epoch."""
         return self.data.num_batches(global_batch_size, drop_last)
 
-    def fingerprint(self) -> Any:
+    def fingerprint(self) -> str:
         """Return the fingerprint of the rows."""
         return self.data.fingerprint()
 
@@ -159,10 +166,16 @@ class WithCandidates:
             drop_last=drop_last,
             threaded=False,  # who trains has a thread that reads
         )
-        for number, batch in enumerate(batches, start_batch):
-            ids = self.candidates.ids(seed, epoch, number, rank, num_ranks)
-            features = with_bag(batch.sparse_features, self.feature, torch.from_numpy(ids))
-            yield replace(batch, sparse_features=features)
+        first_step = epoch * self.num_batches(global_batch_size, drop_last)
+        for step, batch in enumerate(batches, first_step + start_batch):
+            ids = torch.from_numpy(self.candidates.ids(seed, step, rank, num_ranks))
+            first_row = rank * batch.global_rows // num_ranks
+            keys = row_keys(seed, step, first_row, batch.rows)
+            yield replace(
+                batch,
+                sparse_features=with_bag(batch.sparse_features, self.feature, ids),
+                groups={**batch.groups, self.keys: keys},
+            )
 
 
 def with_bag(kjt: KeyedJaggedTensor, feature: str, ids: torch.Tensor) -> KeyedJaggedTensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.differentiable import counts_by_rank, gather_rows, send_home
-from rayrec.comm.exchange import Exchange
+from rayrec.comm.exchange import Exchange, LocalExchange
 
 
 class Places(NamedTuple):
@@ -67,29 +67,50 @@ def rank_items(
     all_lengths = gather_rows(lengths.long(), sizes, exchange)
     all_ids = gather_rows(ids, id_counts, exchange)
     scores = torch.addmm(biases, all_queries, items.t())
-    scores[:, ~known] = -torch.inf
-    kept = _counts(scores, all_wanted - first, exchange)
-    query = torch.arange(len(all_queries), device=ids.device).repeat_interleave(all_lengths)
-    here = (all_ids >= first) & (all_ids < first + len(items))
-    scores[query[here], all_ids[here] - first] = -torch.inf
-    masked = _counts(scores, all_wanted - first, exchange)
-    home = send_home(torch.stack([kept, masked], 1), sizes, exchange).sum(0)
+    local = all_wanted - first, (all_ids - first, all_lengths)
+    above = torch.stack(_counts(scores, *local, known, exchange), 1)
     # the wanted item was counted as its own equal
-    return Places(*(home - 1).unbind(1))
+    return Places(*(send_home(above, sizes, exchange).sum(0) - 1).unbind(1))
 
 
-def _counts(scores: Tensor, wanted: Tensor, exchange: Exchange) -> Tensor:
-    """Return for each query the items of this slice with at least the wanted one's score."""
+@torch.no_grad()
+def rank_scores(
+    scores: Tensor, wanted: Tensor, seen: tuple[Tensor, Tensor], known: Tensor
+) -> Places:
+    """Return the places of the wanted items in scores of all items, by the same rule.
+
+    Args:
+        scores: (Q, items), which are written over.
+        others: see `rank_items`.
+    """
+    kept, masked = _counts(scores, wanted, seen, known, LocalExchange())
+    return Places(kept - 1, masked - 1)
+
+
+def _counts(
+    scores: Tensor, wanted: Tensor, seen: tuple[Tensor, Tensor], known: Tensor, exchange: Exchange
+) -> tuple[Tensor, Tensor]:
+    """Count for each query the items of this slice that are not below the wanted one, (N,) each:
+    of those that are known, and of those that the query has not seen.
+
+    Args:
+        wanted, seen: ids less the first of this slice.
+    """
+    ids, lengths = seen
+    scores[:, ~known] = -torch.inf
+    kept = _at_least(scores, wanted, exchange)
+    query = torch.arange(len(scores), device=ids.device).repeat_interleave(lengths.long())
+    here = (ids >= 0) & (ids < scores.shape[1])
+    scores[query[here], ids[here]] = -torch.inf
+    return kept, _at_least(scores, wanted, exchange)
+
+
+def _at_least(scores: Tensor, wanted: Tensor, exchange: Exchange) -> Tensor:
     here = (wanted >= 0) & (wanted < scores.shape[1])
     own = scores.new_full((len(scores),), -torch.inf)
     own[here] = scores[here, wanted[here]]
     if exchange.world_size > 1:
         # one rank holds the wanted item; all others say that it is worth nothing
         own = torch.stack(exchange.all_gather(own, [len(own)] * exchange.world_size).wait()).amax(0)
-    return at_least(scores, own)
-
-
-def at_least(scores: Tensor, wanted: Tensor) -> Tensor:
-    """Count the scores of each row that are not below a wanted one: (N, K), (N,) -> (N,)."""
     # a score that is no number counts as above: a model that has diverged finds nothing
-    return (~(scores < wanted.unsqueeze(1))).sum(1)
+    return (~(scores < own.unsqueeze(1))).sum(1)

@@ -3,8 +3,8 @@
 The items' table serves twice: its rows are what the encoder reads, and, with a bias for each item,
 what its vectors are multiplied with (a tied output). Every position of a history is trained to find
 the item that follows it; behind the last one comes the row's own item. So a batch looks up three
-features of one table: the history, the item, and the candidates of the loss, which `WithCandidates`
-adds to the batches.
+features of one table: the history, the item, and the candidates of the loss, which
+`rayrec.data.NextItemDataset` adds to the batches.
 
 The model knows nothing of sharding but the ranks that share its table, and those only for losses
 over what all ranks hold. The biases are a dense parameter, which every rank holds whole.
@@ -14,12 +14,14 @@ over what all ranks hold. The biases are a dense parameter, which every rank hol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.data.candidates import ROW_KEYS
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
 from rayrec.modules import EmbeddingCollection
@@ -27,10 +29,15 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 class HistoryBatch(Protocol):
-    """Batch of NextItemTrain: sparse_features of B rows with the candidates as one more bag."""
+    """Batch of NextItemTrain: sparse_features of B rows with the candidates as one more bag, and
+    sequences of the same rows.
+    """
 
     @property
     def sparse_features(self) -> KeyedJaggedTensor: ...
+
+    @property
+    def sequences(self) -> Mapping[str, JaggedTensor]: ...
 
 
 class Looked(NamedTuple):
@@ -52,9 +59,11 @@ class NextItem(nn.Module):
 
     Args:
         embedding_collection: one table with the features below.
-        encoder: forward(values (T, D), offsets (B + 1,), times) -> (T, D), where a position sees
-            those before it and itself.
+        encoder: forward(values (T, D), offsets (B + 1,), times, keys) -> (T, D), where a position
+            sees those before it and itself, such as `rayrec.modules.SASRecEncoder`.
         history, item, candidates: names of the features.
+        times: sequence of the batch with the time of each item of the history, for encoders that
+            look at it; None for others.
         bias: (num_embeddings,) initial biases of the items; None for an output without biases.
     Raises:
         ConfigError: the collection has several tables, or other features.
@@ -68,6 +77,7 @@ class NextItem(nn.Module):
         item: str = "item",
         candidates: str = "candidates",
         bias: Tensor | None = None,
+        times: str | None = None,
     ) -> None:
         super().__init__()
         tables, names = embedding_collection.embedding_configs(), (history, item, candidates)
@@ -85,6 +95,7 @@ class NextItem(nn.Module):
             )
         self.items, self.encoder = embedding_collection, encoder
         self.history, self.item, self.candidates = names
+        self.times = times
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone().float())
 
     @property
@@ -99,9 +110,11 @@ class NextItem(nn.Module):
         item = found[self.item].values()
         return Looked(found[self.history], item, found[self.candidates].values())
 
-    def encode(self, history: JaggedTensor) -> Tensor:
-        """Rows of histories -> (T, D), a vector of each position."""
-        encoded: Tensor = self.encoder(history.values(), history.offsets(), None)
+    def encode(self, history: JaggedTensor, batch: HistoryBatch) -> Tensor:
+        """Rows of the histories of a batch -> (T, D), a vector of each position."""
+        times = None if self.times is None else batch.sequences[self.times].values()
+        keys = getattr(batch, "groups", {}).get(ROW_KEYS)
+        encoded: Tensor = self.encoder(history.values(), history.offsets(), times, keys)
         return encoded
 
     def biases(self, ids: Tensor) -> Tensor:
@@ -123,7 +136,7 @@ class NextItemTrain(nn.Module):
         loss: what the scores of all or of some items become.
 
     Example:
-        data = WithCandidates(data=rows, candidates=ItemSlices(num_items=items))
+        data = NextItemDataset(data=rows, candidates=ItemSlices(num_items=items))
         model = NextItemTrain(NextItem(collection, encoder), FullSoftmax(items))
     """
 
@@ -149,7 +162,7 @@ class NextItemTrain(nn.Module):
                 f"feature {model.item!r} has {len(item_ids)} ids in {len(lengths)} rows; it needs "
                 "one in each."
             )
-        tokens = model.encode(rows.history).float()
+        tokens = model.encode(rows.history, batch).float()
         # The scores are float32 whatever the encoder computes in: logs of small shares need it.
         with torch.autocast(tokens.device.type, enabled=False):
             following = next_places(rows.history.offsets(), len(history_ids))

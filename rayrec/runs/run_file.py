@@ -11,9 +11,9 @@
     [run.checkpoint]
     every_n_steps = 100
 
-The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema or
-`TwoTowerModel`, `DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`. Relative paths are
-taken from the working directory of the command.
+The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema,
+`TwoTowerModel` or `NextItemModel`, `DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`.
+Relative paths are taken from the working directory of the command.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
 from rayrec.recipe import MODELS, ModelRecipe
 from rayrec.runs.inputs import read_text
+from rayrec.runs.next_item import NextItemRun
+from rayrec.runs.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection
 from rayrec.runs.toml_tree import Option, Settings, read_settings
@@ -49,12 +51,12 @@ class RunFile:
 
     Attributes:
         model: recipe of a click model, whose schema is read later, from `data.schema`, or two
-            towers.
+            towers, or a next-item model.
         data, scaling, run, plan: the other sections.
         source: name of the file in messages.
     """
 
-    model: ModelRecipe | TwoTowerModel
+    model: ModelRecipe | TwoTowerModel | NextItemModel
     data: DataSection
     scaling: ScalingConfig
     run: RunConfig
@@ -107,19 +109,23 @@ class RunFile:
             return read_table(kind, tables.get(name, {}), name, settings.source_of, base, **fixed)
 
         word = model.get("model", DEFAULT_MODEL.model)
-        if isinstance(word, str) and word not in (*MODELS, TWO_TOWER):
+        names = (*MODELS, TWO_TOWER, *NEXT_ITEM)
+        if isinstance(word, str) and word not in names:
             raise ConfigError(
                 f"{settings.source_of(('model', 'model'))}: [model] model {word!r} is not known; "
-                f"choose one of {', '.join((*MODELS, TWO_TOWER))}."
+                f"choose one of {', '.join(names)}."
             )
-        is_towers = word == TWO_TOWER
+        if word == TWO_TOWER:
+            section = read("model", TwoTowerModel)
+        elif word in NEXT_ITEM:
+            section = read("model", NextItemModel)
+        else:
+            section = read("model", ModelRecipe, DEFAULT_MODEL, schema="")
         whole = cls(
-            model=read("model", TwoTowerModel)
-            if is_towers
-            else read("model", ModelRecipe, DEFAULT_MODEL, schema=""),
+            model=section,
             data=read("data", DataSection),
             scaling=read("scaling", ScalingConfig, default_scaling()),
-            run=read("run", RunConfig, default_run(in_steps="steps" in run)),
+            run=read("run", RunConfig, default_run("steps" in run, section)),
             plan=read("plan", PlanSection),
             source=_name(settings),
         )
@@ -137,9 +143,9 @@ class RunFile:
             ConfigError: names the key.
         """
         ignored = []
-        if isinstance(self.model, TwoTowerModel):
-            ignored = [("run", "tasks", "click models have tasks, and two_tower has none")]
-            ignored = ignored if self.run.tasks else []
+        if not isinstance(self.model, ModelRecipe):
+            why = f"click models have tasks, and {self.model.model} has none"
+            ignored = [("run", "tasks", why)] if self.run.tasks else []
         elif self.model.model != "dcn":
             why = f"it is of model 'dcn', and the run's is {self.model.model!r}"
             keys = [
@@ -164,7 +170,7 @@ class RunFile:
                 "model": table_of(self.model, leave_out=("schema",)),
                 "data": table_of(self.data),
                 "scaling": table_of(self.scaling, default_scaling()),
-                "run": table_of(self.run, default_run(in_steps=in_steps)),
+                "run": table_of(self.run, default_run(in_steps, self.model)),
                 "plan": table_of(self.plan),
             }
         )
@@ -176,24 +182,14 @@ class RunFile:
             ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
         """
         assert isinstance(self.model, ModelRecipe)
-        if self.data.work_dir is not None:
-            raise ConfigError(
-                f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
-                "own; leave it out."
-            )
-        train, schema = self._needed("train"), self._needed("schema")
+        self._no_work_dir()
+        common, schema = self._common()
         return ClickRun(
-            recipe=replace(self.model, schema=read_text("[data] schema", schema)),
-            run=self.run,
-            scaling=self.scaling,
-            train=train,
+            **common,
+            recipe=replace(self.model, schema=schema),
             eval=self.data.eval,
             where=self.data.where,
             eval_where=self.data.eval_where,
-            schema_source=schema,
-            plan=self.plan.plan,
-            topology=self.plan.topology,
-            constraints=self.plan.by_table(),
         )
 
     def tower_run(self) -> TowerRun:
@@ -208,20 +204,52 @@ class RunFile:
                 f"{self.source}: [data] where and eval_where are for click models; {TWO_TOWER!r} "
                 "takes all rows. Leave them out."
             )
-        train, held_out, schema = map(self._needed, ("train", "eval", "schema"))
+        common, schema = self._common()
         return TowerRun(
+            **common,
             model=self.model,
-            run=self.run,
-            scaling=self.scaling,
-            train=train,
-            eval=held_out,
-            schema=read_text("[data] schema", schema),
-            schema_source=schema,
+            eval=self._needed("eval"),
+            schema=schema,
             work_dir=self.data.work_dir,
-            plan=self.plan.plan,
-            topology=self.plan.topology,
-            constraints=self.plan.by_table(),
         )
+
+    def next_item_run(self) -> NextItemRun:
+        """Return the training run of a next-item model, with the schema read.
+
+        Raises:
+            ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
+        """
+        assert isinstance(self.model, NextItemModel)
+        self._no_work_dir()
+        common, schema = self._common()
+        return NextItemRun(
+            **common,
+            model=self.model,
+            eval=self._needed("eval"),
+            where=self.data.where,
+            eval_where=self.data.eval_where,
+            schema=schema,
+        )
+
+    def _common(self) -> tuple[dict[str, Any], str]:
+        """Return what every run takes, and the text of the schema."""
+        train, schema = self._needed("train"), self._needed("schema")
+        return {
+            "run": self.run,
+            "scaling": self.scaling,
+            "train": train,
+            "schema_source": schema,
+            "plan": self.plan.plan,
+            "topology": self.plan.topology,
+            "constraints": self.plan.by_table(),
+        }, read_text("[data] schema", schema)
+
+    def _no_work_dir(self) -> None:
+        if self.data.work_dir is not None:
+            raise ConfigError(
+                f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
+                "own; leave it out."
+            )
 
     def _needed(self, name: str) -> str:
         path: str | None = getattr(self.data, name)
@@ -241,17 +269,19 @@ def default_scaling() -> ScalingConfig:
     return ScalingConfig(num_workers=default_ranks())
 
 
-def default_run(in_steps: bool = False) -> RunConfig:
+def default_run(in_steps: bool = False, model: object = None) -> RunConfig:
     """Return the run options of a file without the section, of one epoch.
 
     Args:
         in_steps: the file gives steps, so there are no epochs by default.
+        model: the section model; next-item models have rates and batches of their own.
     """
-    return RunConfig(
+    run = RunConfig(
         global_batch_size=DEFAULT_BATCH,
         steps=1 if in_steps else None,
         epochs=None if in_steps else 1,
     )
+    return replace(run, **model.run_options()) if isinstance(model, NextItemModel) else run
 
 
 def _name(settings: Settings) -> str:
