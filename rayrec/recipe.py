@@ -62,10 +62,12 @@ class ModelRecipe:
     def __call__(self) -> nn.Module:
         """Build the module with its loss."""
         from rayrec.data import FeatureSchema
+        from rayrec.layout.schema_sequences import check_pooled
         from rayrec.models import DLRM, DLRM_DCN, DLRMTrain
         from rayrec.modules import EmbeddingBagCollection
 
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
+        check_pooled(schema, self.model)
         tables = [self._started(table) for table in schema.embedding_bag_configs()]
         # On the meta device the tables take no memory; every rank makes only its own shards.
         collection = EmbeddingBagCollection(

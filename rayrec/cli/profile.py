@@ -49,6 +49,12 @@ def measure(
     Raises:
         ConfigError: nothing can be read there, or a feature's column is missing.
     """
+    for feature in schema.features:
+        if feature.history is not None:
+            raise ConfigError(
+                f"feature {feature.name!r} is a history, which is cut from a log, and a profile "
+                "reads columns as they are. Give its table a pooling_factor in --constraints."
+            )
     column_of = {feature.name: feature.column for feature in schema.features}
     wanted = sorted(set(column_of.values()))
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayrec.data.origin import RowOrigin
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,6 +31,7 @@ class Batch:
         origin: file and number of each row, where the loader was asked for them; stays on the CPU.
         groups: by column of the schema's `groups`, (B,) int64: whole numbers as they are, text by
             its hash.
+        sequences: by name of the schema's `sequences`, B lists of int64 or float32 numbers.
     """
 
     dense_features: Tensor
@@ -40,6 +41,7 @@ class Batch:
     weights: Tensor | None = None
     origin: RowOrigin | None = None
     groups: Mapping[str, Tensor] = field(default_factory=dict)
+    sequences: Mapping[str, JaggedTensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -49,13 +51,21 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on another device; asynchronous only from pinned memory."""
         ids = self.sparse_features.to(torch.device(device), non_blocking=non_blocking)
-        return self._with(ids, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        moved = {n: one.to(device, non_blocking) for n, one in self.sequences.items()}
+        return self._with(ids, moved, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory (needs CUDA), from which device copies are asynchronous."""
-        return self._with(self.sparse_features.pin_memory(), lambda tensor: tensor.pin_memory())
+        pinned = {name: one.pin_memory() for name, one in self.sequences.items()}
+        ids = self.sparse_features.pin_memory()
+        return self._with(ids, pinned, lambda tensor: tensor.pin_memory())
 
-    def _with(self, ids: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _with(
+        self,
+        ids: KeyedJaggedTensor,
+        sequences: Mapping[str, JaggedTensor],
+        change: Callable[[Tensor], Tensor],
+    ) -> Batch:
         return Batch(
             dense_features=change(self.dense_features),
             sparse_features=ids,
@@ -64,6 +74,7 @@ class Batch:
             weights=None if self.weights is None else change(self.weights),
             origin=self.origin,
             groups={name: change(group) for name, group in self.groups.items()},
+            sequences=sequences,
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -75,3 +86,5 @@ class Batch:
             self.weights.record_stream(stream)
         for group in self.groups.values():
             group.record_stream(stream)
+        for sequence in self.sequences.values():
+            sequence.record_stream(stream)

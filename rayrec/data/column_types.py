@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.layout.schema_columns import Feature
+from rayrec.layout.schema_columns import Feature, SequenceColumn
 
 
 def check_columns(
@@ -37,12 +37,13 @@ def check_columns(
         problems += [group_problem(types[name], name) for name in schema.groups]
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
     unbounded = schema.unbounded()
-    problems += [id_problem(types[f.column], f, f.name in unbounded) for f in schema.features]
+    problems += [id_problem(types[f.source], f, f.name in unbounded) for f in schema.features]
+    problems += [sequence_problem(_leaf(types[s.source]), s) for s in schema.sequences]
     for feature in schema.features:
         if feature.weights is not None:
-            kind = types[feature.weights]
-            leaf = kind.value_type if is_list(kind) else kind
-            problems.append(number_problem(leaf, feature.weights, "weights"))
+            problems.append(
+                number_problem(_leaf(types[feature.weights]), feature.weights, "weights")
+            )
     for problem in problems:
         if problem is not None:
             raise InputError(f"{source}: {problem}")
@@ -81,9 +82,19 @@ def missing(name: str, schema: pa.Schema, where: str) -> str:
 
 def is_list(kind: pa.DataType) -> bool:
     """True for the types of lists that are read."""
+    t = pa.types
     return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind) or is_list_view(kind)
     )
+
+
+def is_list_view(kind: pa.DataType) -> bool:
+    """True for lists that say where each begins and how long it is, so that they may overlap."""
+    return pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+
+
+def _leaf(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if is_list(kind) else kind
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -100,7 +111,7 @@ def id_problem(kind: pa.DataType, feature: Feature, unbounded: bool) -> str | No
     Args:
         unbounded: all tables of the feature are dynamic.
     """
-    leaf = kind.value_type if is_list(kind) else kind
+    leaf = _leaf(kind)
     if pa.types.is_dictionary(leaf):
         leaf = leaf.value_type
     if pa.types.is_integer(leaf) or pa.types.is_null(leaf):
@@ -136,3 +147,18 @@ def number_problem(kind: pa.DataType, column: str, use: str) -> str | None:
     if t.is_decimal(kind) or t.is_null(kind):
         return None
     return f"{use} column {column!r} has type {kind}; it must be a number. Cast it to float32."
+
+
+def sequence_problem(kind: pa.DataType, sequence: SequenceColumn) -> str | None:
+    """Why values of this type cannot be a sequence, with the remedy; None when they can."""
+    if sequence.dtype == "float32":
+        return number_problem(kind, sequence.column, f"sequence {sequence.name!r}:")
+    t = pa.types
+    # uint64 may hold numbers that int64 does not
+    if (t.is_integer(kind) and not t.is_uint64(kind)) or t.is_null(kind):
+        return None
+    return (
+        f"column {sequence.column!r} of sequence {sequence.name!r} holds {kind}; it must hold "
+        "whole numbers of at most 64 bits with a sign. Cast it to int64, or give the sequence "
+        "dtype float32."
+    )

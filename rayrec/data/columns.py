@@ -1,14 +1,14 @@
 """Arrow columns to numpy: ids and list offsets as views, nothing copied that need not be.
 
-`read_columns` turns a record batch into `Columns`: ids and offsets of each feature's bags, the
+`read_columns` turns a record batch into `Columns`: the bags of each feature, the sequences, the
 dense matrix, labels and weights of rows, without a Python loop over rows. Nulls are empty bags; a
-null inside a list is an error. `numeric` reads the columns of numbers. A list's `values` ignores
-slices, its `offsets` and `flatten()` do not.
+null inside a list is an error. `bags` reads lists, `numeric` the columns of numbers. A list's
+`values` ignores slices, its `offsets` and `flatten()` do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.data.column_types import group_problem, id_problem, is_list, missing
+from rayrec.data.bags import Bags, plain_bags, read_bags
+from rayrec.data.column_types import group_problem, id_problem, missing, sequence_problem
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets, to_ids
 from rayrec.data.numeric import (
     Labels,
@@ -32,39 +33,7 @@ from rayrec.data.numeric import (
 from rayrec.data.origin import RowOrigin
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
-from rayrec.layout.schema_columns import Feature
-
-_INT64 = pa.int64()
-
-
-@dataclass(slots=True)
-class Bags:
-    """One feature's bags: row i holds values[offsets[i]:offsets[i + 1]].
-
-    Without `offsets`, row i holds values[i] alone.
-    """
-
-    values: NDArray[Any]  # (N,) any integer type; float32 for weights
-    offsets: NDArray[Any] | None  # (B + 1,) int32 or int64; offsets[0] is 0 where there are weights
-    weights: NDArray[np.float32] | None = None  # (N,), None for all ones
-
-    def lengths(self, rows: int) -> NDArray[np.int64]:
-        """(rows,) ids per bag."""
-        if self.offsets is None:
-            return np.ones(rows, np.int64)
-        return np.diff(self.offsets).astype(np.int64)
-
-    def row_of(self, position: int) -> int:
-        """The row whose bag holds the value at `position`."""
-        if self.offsets is None:
-            return position
-        return int(np.searchsorted(self.offsets, position, side="right")) - 1
-
-    def count(self, start: int, stop: int) -> int:
-        """Ids in rows [start, stop)."""
-        if self.offsets is None:
-            return stop - start
-        return self.offsets.item(stop) - self.offsets.item(start)
+from rayrec.layout.schema_columns import Feature, SequenceColumn
 
 
 @dataclass(slots=True)
@@ -73,6 +42,7 @@ class Columns:
 
     rows: int
     bags: list[Bags]
+    sequences: list[Bags]
     dense: NDArray[np.float32]  # (B, I)
     labels: Labels  # (B,), or (B, T) of several labels
     where: Where
@@ -109,19 +79,22 @@ def read_columns(
             raise InputError(missing(name, batch.schema, where(0)))
         return arrays[number]
 
-    bags, unbounded = [], schema.unbounded()
+    unbounded = schema.unbounded()
+    bags = []
     for feature in schema.features:
-        array = column(feature.column)
-        bag = _plain_bags(array, feature)
-        if bag is None:
-            ids = partial(_ids, feature=feature, unbounded=feature.name in unbounded)
-            bag = _bags(array, feature.column, ids, where)
+        bag = _feature_bags(column(feature.source), feature, feature.name in unbounded, where)
         if feature.weights is not None:
             use = f"weights of feature {feature.name!r}:"
             leaf = partial(floats, column=feature.weights, use=use)
-            weights = _bags(column(feature.weights), feature.weights, leaf, where)
+            weights = read_bags(column(feature.weights), feature.weights, leaf, where)
             bag.weights = _checked_weights(bag, weights, feature, rows, where)
         bags.append(bag)
+    sequences = [_sequence(column(one.source), one, where) for one in schema.sequences]
+    _check_aligned(bags, sequences, schema, rows, where)
+    for own, read in ((schema.features, bags), (schema.sequences, sequences)):
+        for place, spec in enumerate(own):
+            if spec.most_recent is not None:
+                read[place] = read[place].last(spec.most_recent)
     if with_labels:
         each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
     else:
@@ -136,63 +109,69 @@ def read_columns(
     groups = {}
     if with_labels:
         groups = {name: _groups(column(name), name, where) for name in schema.groups}
-    return Columns(rows, bags, dense, labels, where, weight_of_row, groups=groups)
+    return Columns(rows, bags, sequences, dense, labels, where, weight_of_row, groups=groups)
 
 
-def _bags(
-    array: pa.Array, column: str, leaf: Callable[[pa.Array], NDArray[Any]], where: Where
-) -> Bags:
-    """Offsets and leaf values of a column of scalars or lists; nulls are empty bags."""
-    kind = array.type
-    nulls = array.null_count
-    # A column of nulls alone has no type; all of its bags are empty.
-    if pa.types.is_null(kind):
-        return Bags(np.zeros(0, np.int64), np.zeros(len(array) + 1, np.int64))
-    if not is_list(kind):
-        if not nulls:
-            return Bags(leaf(array), None)
-        return Bags(leaf(array.drop_null()), _offsets(mask(array.is_valid())))
-    if pa.types.is_fixed_size_list(kind):
-        # `flatten` leaves out null lists, so their lengths are 0
-        values = array.flatten()
-        lengths = np.full(len(array), kind.list_size, np.int64)
-        offsets = _offsets(lengths * mask(array.is_valid()) if nulls else lengths)
-    elif nulls:
-        values = array.flatten()
-        offsets = _offsets(np.diff(array.offsets.to_numpy()) * mask(array.is_valid()))
-    else:
-        # a slice: its values begin where its first offset says, and offsets shall begin at 0
-        offsets = array.offsets.to_numpy()
-        first = int(offsets[0])
-        values = array.values.slice(first, int(offsets[-1]) - first)
-        if first:
-            offsets = offsets - offsets.dtype.type(first)
-    if values.null_count:
-        row = Bags(values, offsets).row_of(first_true(mask(values.is_null())))
-        raise InputError(
-            f"column {column!r} has a null inside the list in {where(row)}. Drop null elements "
-            "when writing the data."
-        )
-    return Bags(leaf(values), offsets)
+def _feature_bags(array: pa.Array, feature: Feature, unbounded: bool, where: Where) -> Bags:
+    if feature.hash_buckets is None and feature.weights is None:
+        bag = plain_bags(array)
+        if bag is not None:
+            return bag
+    ids = partial(_ids, feature=feature, unbounded=unbounded)
+    return read_bags(array, feature.column, ids, where)
 
 
-def _plain_bags(array: pa.Array, feature: Feature) -> Bags | None:
-    """Lists of int64 without nulls, hashing or weights, by few calls; None for any other column."""
-    if feature.hash_buckets is not None or feature.weights is not None:
-        return None
-    if array.null_count or not isinstance(array, (pa.ListArray, pa.LargeListArray)):
-        return None
-    leaf = array.values
-    if leaf.type != _INT64 or leaf.null_count:
-        return None
-    # of all ways to a view, dlpack is the quickest
-    return Bags(np.from_dlpack(leaf), np.from_dlpack(array.offsets))
+def _sequence(array: pa.Array, sequence: SequenceColumn, where: Where) -> Bags:
+    """The numbers of a sequence, whose type and order are checked."""
+
+    def leaf(values: pa.Array) -> NDArray[Any]:
+        problem = sequence_problem(values.type, sequence)
+        if problem is not None:
+            raise InputError(problem)
+        if sequence.dtype == "float32":
+            return floats(values, sequence.column, "sequence")
+        if pa.types.is_null(values.type):
+            return np.zeros(0, np.int64)
+        return cast("NDArray[Any]", values.to_numpy())
+
+    bag = read_bags(array, sequence.column, leaf, where)
+    if sequence.dtype == "float32" and not np.isfinite(bag.values).all():
+        row = bag.row_with(~np.isfinite(bag.values))
+        if row is not None:
+            raise InputError(
+                f"sequence column {sequence.column!r} holds NaN or infinity in {where(row)}. Clean "
+                "the data."
+            )
+    if sequence.ascending and bag.offsets is not None:
+        falls = np.zeros(len(bag.values), bool)
+        np.less(bag.values[1:], bag.values[:-1], out=falls[1:])
+        row = bag.row_with(falls, first=1)  # from one row to the next numbers may fall
+        if row is not None:
+            raise InputError(
+                f"sequence column {sequence.column!r} does not ascend in {where(row)}. Sort the "
+                "entries of every row by it, and those of the columns beside it."
+            )
+    return bag
 
 
-def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    out = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=out[1:])
-    return out
+def _check_aligned(
+    bags: Sequence[Bags], sequences: Sequence[Bags], schema: FeatureSchema, rows: int, where: Where
+) -> None:
+    """Check that lists that belong together have as many entries, before any is shortened."""
+    specs = [*schema.features, *schema.sequences]
+    read = dict(zip([spec.name for spec in specs], [*bags, *sequences], strict=True))
+    for spec in specs:
+        if spec.aligned_with is None:
+            continue
+        other = next(one for one in specs if one.name == spec.aligned_with)
+        own, theirs = (read[one.name].lengths(rows) for one in (spec, other))
+        if (own != theirs).any():
+            row = first_true(own != theirs)
+            raise InputError(
+                f"column {spec.column!r} of {spec.name!r} has {own[row]} entries and column "
+                f"{other.column!r} of {other.name!r} has {theirs[row]} in {where(row)}; they are "
+                "aligned. Write as many of each."
+            )
 
 
 def _ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[Any]:

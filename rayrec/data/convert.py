@@ -18,14 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rayrec.data.bags import Bags
 from rayrec.data.batch import Batch
 from rayrec.data.column_types import binary_columns, check_columns
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.origin import join_origins
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import SequenceColumn
 from rayrec.layout.tables import UNBOUNDED
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 class Part(NamedTuple):
@@ -111,6 +113,12 @@ def assemble(
         np.concatenate([part.columns.labels[part.rows] for part in parts], out=labels.numpy())
         if row_weights is not None:
             _join_row_weights(parts, row_weights.numpy())
+    sequences = {
+        spec.name: _sequence(
+            [(part.columns.sequences[s], *part[1:]) for part in parts], spec, rows, pin_memory
+        )
+        for s, spec in enumerate(schema.sequences)
+    }
     groups = {}
     for name in parts[0].columns.groups if parts else schema.groups:
         groups[name] = _new(rows, np.int64, pin_memory)
@@ -139,6 +147,7 @@ def assemble(
         weights=row_weights,
         origin=join_origins(origins) if origins else None,
         groups=groups,
+        sequences=sequences,
     )
 
 
@@ -162,26 +171,30 @@ def _write_bags(
     first = end = row = 0
     for f, feature in enumerate(schema.features):
         for columns, start, stop in parts:
-            bags, part_lengths = columns.bags[f], lengths[row : row + stop - start]
-            # low, high: where the part's ids lie in its column
-            if bags.offsets is None:
-                low, high = start, stop
-                part_lengths.fill(1)
-            else:
-                low, high = bags.offsets.item(start), bags.offsets.item(stop)
-                ends, begins = bags.offsets[start + 1 : stop + 1], bags.offsets[start:stop]
-                np.subtract(ends, begins, part_lengths, casting="unsafe")
-            begin, end = end, end + high - low
+            own = None if weights is None else weights[end:]
+            part_lengths = lengths[row : row + stop - start]
+            end += columns.bags[f].write(start, stop, values[end:], part_lengths, own)
             row += stop - start
-            # a plain copy, by vector loads: a fifth faster than memmove
-            np.positive(bags.values[low:high], values[begin:end])
-            if weights is not None and bags.weights is not None:
-                weights[begin:end] = bags.weights[low:high]
         # seen as unsigned, a negative id is above every limit
         if first < end and np.maximum.reduce(unsigned[first:end]) >= limits[feature.name]:
             rows = sum(stop - start for _, start, stop in parts)
             _raise_bad_id(values[first:end], lengths[row - rows : row], f, parts, schema)
         first = end
+
+
+def _sequence(
+    parts: Sequence[tuple[Bags, int, int]], spec: SequenceColumn, rows: int, pin_memory: bool
+) -> JaggedTensor:
+    """Join rows [start, stop) of several bags of numbers."""
+    count = sum(bags.count(start, stop) for bags, start, stop in parts)
+    values = _new(count, np.int64 if spec.dtype == "int64" else np.float32, pin_memory)
+    lengths = _new(rows, np.int32, pin_memory)
+    end = row = 0
+    for bags, start, stop in parts:
+        into = lengths.numpy()[row : row + stop - start]
+        end += bags.write(start, stop, values.numpy()[end:], into)
+        row += stop - start
+    return JaggedTensor(values, lengths=lengths)
 
 
 def _join_row_weights(parts: Sequence[Part], out: NDArray[np.float32]) -> None:

@@ -26,7 +26,7 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
-PARTS = ("train", "eval", "schema.json", "truth.json")
+PARTS = ("train", "eval", "schema.json", "truth.json", "log")
 GROUP_ROWS = 65_536  # of a row group
 
 
@@ -36,8 +36,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
 
     Args:
         out: the local folder of the result; made if need be. Other files in it stay as they are.
-        overwrite: replace train/, eval/ and the schema of an earlier conversion, and write beside
-            other files.
+        overwrite: replace what an earlier conversion wrote, and write beside other files.
     Raises:
         ConfigError: `out` holds something and `overwrite` is not set, or it cannot be written to.
     """
@@ -121,6 +120,11 @@ class PartsWriter:
             self._write(whole.slice(0, GROUP_ROWS))
             self._waiting = [whole.slice(GROUP_ROWS)]
 
+    def add_group(self, table: pa.Table) -> None:
+        """Write rows as one row group, of any size."""
+        self.rows += len(table)
+        self._write(table)
+
     def close(self) -> None:
         """Write what is left, as a shorter row group."""
         rest = pa.concat_tables(self._waiting) if self._waiting else None
@@ -139,7 +143,7 @@ class PartsWriter:
             path = self._folder / f"part-{number:05}.parquet"
             self._file = pq.ParquetWriter(path, table.schema)
         assert self._file is not None
-        self._file.write_table(table, row_group_size=GROUP_ROWS)
+        self._file.write_table(table, row_group_size=len(table))
         self._groups += 1
 
 

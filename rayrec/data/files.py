@@ -5,7 +5,8 @@ columns against the schema; from then on the number of rows, the order of sample
 batches are known without reading data. Chunks are Parquet row groups or IPC record batches
 (`readers`). Folders such as `day=2026-11-01` are columns (`partitions`), and `where` takes a part
 of the rows (`predicate`): it leaves files out by their folders, and where it asks for columns of
-the files themselves, these columns are read once to count the rows that it takes. A data set is
+the files themselves, these columns are read once to count the rows that it takes. Where histories
+are cut (`histories`), the log's users and times are read once to check its order. A data set is
 plain data: picklable, with no open file.
 """
 
@@ -21,6 +22,7 @@ import pyarrow.fs as pafs
 
 from rayrec.data.column_types import check_columns
 from rayrec.data.found import Kind, find_files
+from rayrec.data.histories import Histories
 from rayrec.data.listing import DataFile
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
 from rayrec.data.rows import RowDataset
@@ -47,8 +49,9 @@ class FileDataset(RowDataset):
         with_labels: False reads neither labels nor weights of rows, and files need not have them:
             rows to predict. Labels of batches are then zeros.
     Raises:
-        InputError: nothing there, no rows, a broken file, a file whose columns do not fit, or a
-            `where` about columns that there are not or that cannot be compared so.
+        InputError: nothing there, no rows, a broken file, a file whose columns do not fit, a log
+            that is not sorted, or a `where` about columns that there are not or that cannot be
+            compared so.
         ConfigError: a size is not positive, or `where` cannot be read.
     """
 
@@ -71,7 +74,12 @@ class FileDataset(RowDataset):
         self.num_streams, self.shuffle_rows, self.threads = num_streams, shuffle_rows, threads
         self.with_labels = with_labels
         self._found, files = find_files(
-            self.path, [self.READER], where, filesystem=filesystem, threads=threads
+            self.path,
+            [self.READER],
+            where,
+            filesystem=filesystem,
+            threads=threads,
+            histories=Histories.of(schema),
         )
         self.where, self.filesystem = self._found.where, self._found.filesystem
         self.files = tuple(self._counted(file) for file in files)
@@ -83,6 +91,7 @@ class FileDataset(RowDataset):
                 f"{self.path!r} has {self._found.listed} {self.READER.KIND} files and no rows "
                 f"{taken}. Check the path or {remedy}."
             )
+        self._found.check_log(self.files)
         self.order()  # checks num_streams and shuffle_rows
 
     @property

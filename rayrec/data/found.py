@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from rayrec.data.histories import Histories, HistoryReader
 from rayrec.data.listing import DataFile, broken_file, list_files, resolve_path
 from rayrec.data.partitions import Partitions, Value
 from rayrec.data.predicate import parse_where
@@ -30,6 +31,7 @@ class FoundFiles:
         root: path of the data set in its file system.
         kind: all of its files are of.
         listed: number of files, with those that are left out.
+        histories: cut from the events of each file, before rows are left out; or None.
     """
 
     filesystem: pafs.FileSystem
@@ -38,6 +40,7 @@ class FoundFiles:
     threads: bool
     selection: Selection
     listed: int
+    histories: Histories | None = None
 
     @property
     def where(self) -> str | None:
@@ -53,12 +56,31 @@ class FoundFiles:
             InputError: it is gone, truncated or of another kind; or see `check_terms`.
         """
         try:
-            own = self.kind(self.filesystem, path, self.threads)
+            own: FileReader = self.kind(self.filesystem, path, self.threads)
         except (pa.ArrowException, OSError) as error:
             raise self.broken(path, error) from error
+        if self.histories is not None:
+            own = HistoryReader(own, self.histories, path)
         if check:
             self.selection.check(own, folders, path)
         return self.selection.reader(own, folders)
+
+    def check_log(self, files: Sequence[DataFile]) -> None:
+        """Check the order of users and times in the files that histories are cut from.
+
+        Raises:
+            InputError: names column, row and file.
+        Cost: the columns of users and times are read.
+        """
+        last = None
+        if self.histories is None:
+            return
+        for file in files:
+            try:
+                own = self.kind(self.filesystem, file.path, self.threads)
+                last = HistoryReader(own, self.histories, file.path).check(last)
+            except (pa.ArrowException, OSError) as error:
+                raise self.broken(file.path, error) from error
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
@@ -72,12 +94,14 @@ def find_files(
     *,
     filesystem: pafs.FileSystem | None = None,
     threads: bool = False,
+    histories: Histories | None = None,
 ) -> tuple[FoundFiles, list[DataFile]]:
     """List the files at a path, in the order of their paths.
 
     Args:
         kinds: of the files wanted; they must all be of one of them.
         filesystem, threads: see `FileDataset`.
+        histories: to cut from the events of each file.
     Returns:
         How they are opened, and those that folders do not leave out, whose rows are not known yet.
     Raises:
@@ -99,6 +123,7 @@ def find_files(
         threads=threads,
         selection=selection,
         listed=len(infos),
+        histories=histories,
     )
     files = []
     for info, name in zip(infos, below, strict=True):

@@ -1,10 +1,10 @@
 """Meaning of the columns of a data set: `FeatureSchema`, plain data with a JSON form.
 
 A schema names the label columns, the dense columns, the sparse features (one column of ids or of
-lists of ids each) and the tables they look up. It is the only place where columns and tables meet:
-`convert` reads it to make batches, and a model takes its `embedding_bag_configs()`. Everything is
-checked at construction, so a schema that exists is coherent; whether a file fits it is checked by
-`convert.check_columns`.
+lists of ids each), sequences of plain numbers, and the tables that features look up. It is the only
+place where columns and tables meet: `convert` reads it to make batches, and a model takes its
+`embedding_bag_configs()` and `embedding_configs()`. Everything is checked at construction, so a
+schema that exists is coherent; whether a file fits it is checked by `convert.check_columns`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rayrec.errors import ConfigError
-from rayrec.layout.schema_columns import DenseColumn, Feature
+from rayrec.layout.schema_columns import DenseColumn, Feature, SequenceColumn
 from rayrec.layout.schema_json import parse_schema, schema_text
-from rayrec.layout.tables import UNBOUNDED, EmbeddingBagConfig
+from rayrec.layout.schema_sequences import check_sequences
+from rayrec.layout.tables import UNBOUNDED, EmbeddingBagConfig, EmbeddingConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,10 @@ class FeatureSchema:
         weight: column of the rows' weights in the loss, finite numbers of at least 0, or None.
         groups: columns of whole numbers or text, such as the user of a row, that metrics see and
             models do not; they are in `Batch.groups`. A feature may read one, too.
+        sequences: numbers that no table is asked for, in `Batch.sequences`.
+        user: column of whose event a row is; histories are cut from the rows of one user.
+        time: column of the time of an event, whole seconds, by which the rows of a user must be
+            in order.
     Raises:
         ConfigError: names the feature, table or column and the contradiction.
     """
@@ -38,9 +43,12 @@ class FeatureSchema:
     label: str | tuple[str, ...]
     dense: tuple[DenseColumn, ...] = ()
     features: tuple[Feature, ...] = ()
-    tables: tuple[EmbeddingBagConfig, ...] = ()
+    tables: tuple[EmbeddingBagConfig | EmbeddingConfig, ...] = ()
     weight: str | None = None
     groups: tuple[str, ...] = ()
+    sequences: tuple[SequenceColumn, ...] = ()
+    user: str | None = None
+    time: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str):
@@ -58,10 +66,14 @@ class FeatureSchema:
             raise ConfigError("the schema has a group without a name; name its column.")
         _unique(self.groups, "group column")
         _unique([c.column for c in self.dense], "dense column")
-        _unique([f.name for f in self.features], "feature")
+        _unique([one.name for one in (*self.features, *self.sequences)], "feature")
         _unique([t.name for t in self.tables], "table")
         self._check_tables()
         self._check_features()
+        check_sequences(self)
+        for sequence in self.sequences:
+            if sequence.history is None:
+                self._no_leak(f"sequence {sequence.name!r}", sequence.column)
         for column in self.dense:
             if column.column in self.labels:
                 raise ConfigError(
@@ -112,7 +124,9 @@ class FeatureSchema:
                     f"feature {feature.name!r} has hash_buckets={feature.hash_buckets}; it needs "
                     "at least 1."
                 )
-            self._no_leak(f"feature {feature.name!r}", feature.column)
+            # what a user did before is known, labels included
+            if feature.history is None:
+                self._no_leak(f"feature {feature.name!r}", feature.column)
             self._no_leak(f"feature {feature.name!r}", feature.weights)
 
     def _no_leak(self, reader: str, column: str | None) -> None:
@@ -159,8 +173,10 @@ class FeatureSchema:
         return tuple(f.name for f in self.features)
 
     def columns(self, with_labels: bool = True) -> tuple[str, ...]:
-        """The columns to read, each once: labels, dense, features, weights of ids and of rows,
-        groups.
+        """The columns to read, each once: labels, dense, features, sequences, weights of ids and
+        of rows, groups.
+
+        A history has a column of its own, which has the name of its feature.
 
         Args:
             with_labels: True includes labels, weights of rows and groups.
@@ -172,7 +188,8 @@ class FeatureSchema:
                 [
                     *(self.labels if with_labels else ()),
                     *(c.column for c in self.dense),
-                    *(f.column for f in self.features),
+                    *(f.source for f in self.features),
+                    *(s.source for s in self.sequences),
                     *weights,
                     *([self.weight] if with_labels and self.weight is not None else []),
                     *(self.groups if with_labels else ()),
@@ -194,8 +211,14 @@ class FeatureSchema:
         return frozenset(name for name, limit in limits if limit == UNBOUNDED)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Fresh copies of the tables, to build a model from."""
-        return [replace(t, feature_names=list(t.feature_names)) for t in self.tables]
+        """Fresh copies of the tables whose rows are pooled, to build a model from."""
+        pooled = [t for t in self.tables if isinstance(t, EmbeddingBagConfig)]
+        return [replace(t, feature_names=list(t.feature_names)) for t in pooled]
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """Fresh copies of the tables of sequences, those of pooling NONE."""
+        sequences = [t for t in self.tables if isinstance(t, EmbeddingConfig)]
+        return [replace(t, feature_names=list(t.feature_names)) for t in sequences]
 
     def to_json(self) -> str:
         """The schema as JSON text; `from_json` reads it back to an equal schema.

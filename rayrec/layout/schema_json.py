@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import ConfigError
 from rayrec.fields.json_text import json_object, of_json
 from rayrec.fields.writing import record_of
 from rayrec.layout.dynamic import DynamicConfig
-from rayrec.layout.schema_columns import DenseColumn, Feature
-from rayrec.layout.tables import DataType, EmbeddingBagConfig, PoolingType
+from rayrec.layout.schema_columns import DenseColumn, Feature, SequenceColumn
+from rayrec.layout.tables import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 if TYPE_CHECKING:
     from rayrec.layout.schema import FeatureSchema
@@ -31,16 +32,17 @@ class _Table:
     weight_init_max: float | None = None
     dynamic: DynamicConfig | None = None
 
-    def config(self) -> EmbeddingBagConfig:
+    def config(self) -> EmbeddingBagConfig | EmbeddingConfig:
         if self.dynamic is not None:
             self.dynamic.check_features(self.name, self.features)
-        return EmbeddingBagConfig(
+        sequence = self.pooling is PoolingType.NONE
+        kind = EmbeddingConfig if sequence else partial(EmbeddingBagConfig, pooling=self.pooling)
+        return kind(
             self.num_embeddings,
             self.embedding_dim,
             self.name,
             self.data_type or DataType.FP32,
             list(self.features),
-            pooling=self.pooling,
             weight_init_min=self.weight_init_min,
             weight_init_max=self.weight_init_max,
             dynamic=self.dynamic,
@@ -54,8 +56,11 @@ class _SchemaFile:
     label: str | tuple[str, ...]
     weight: str | None = None
     groups: tuple[str, ...] | None = None
+    user: str | None = None
+    time: str | None = None
     dense: tuple[str | DenseColumn, ...] = ()
     features: tuple[Feature, ...]
+    sequences: tuple[SequenceColumn, ...] | None = None
     tables: tuple[_Table, ...]
 
 
@@ -65,21 +70,24 @@ def schema_text(schema: FeatureSchema) -> str:
         label=schema.label,
         weight=schema.weight,
         groups=schema.groups or None,
+        user=schema.user,
+        time=schema.time,
         dense=tuple(one.column if one.fill == 0.0 else one for one in schema.dense),
         features=schema.features,
+        sequences=schema.sequences or None,
         tables=tuple(map(_table, schema.tables)),
     )
     sections = []
     # people read and edit the file: an entry has a line of its own
     for name, value in record_of(file).items():
         text = json.dumps(value)
-        if name in ("features", "tables"):
+        if name in ("features", "sequences", "tables"):
             text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
         sections.append(f'"{name}": {text}')
     return "{\n  " + ",\n  ".join(sections) + "\n}\n"
 
 
-def _table(table: EmbeddingBagConfig) -> _Table:
+def _table(table: EmbeddingBagConfig | EmbeddingConfig) -> _Table:
     if table.init_fn is not None:
         raise ConfigError(
             f"table {table.name!r} has an init_fn, which a schema cannot hold; set it on the "
@@ -112,7 +120,10 @@ def parse_schema(text: str, source: str) -> dict[str, Any]:
             DenseColumn(column=one) if isinstance(one, str) else one for one in file.dense
         ),
         "features": file.features,
+        "sequences": file.sequences or (),
         "tables": tuple(table.config() for table in file.tables),
         "weight": file.weight,
         "groups": file.groups or (),
+        "user": file.user,
+        "time": file.time,
     }

@@ -103,15 +103,16 @@ class IdColumn:
     """Ids of a feature with one per row, and how many there can be.
 
     Raises:
-        ConfigError: the schema has no such feature, or hashes it, or its table is dynamic.
+        ConfigError: the schema has no such feature, hashes it, or cuts it from a log, or its table
+            is dynamic.
     """
 
     def __init__(self, schema: FeatureSchema, feature: str) -> None:
         named = [f for f in schema.features if f.name == feature]
-        if not named or named[0].hash_buckets is not None:
+        if not named or named[0].hash_buckets is not None or named[0].history is not None:
             raise ConfigError(
-                f"feature {feature!r} is not in the schema, or is hashed; it must hold ids, one "
-                "per row."
+                f"feature {feature!r} is not in the schema, or is hashed or a history; it must "
+                "hold ids, one per row."
             )
         tables = [table for table in schema.tables if feature in table.feature_names]
         why = "recall needs ids that number its rows; number them and leave out 'dynamic'"

@@ -69,10 +69,12 @@ class TwoTowerRecipe:
         import torch
 
         from rayrec.data import FeatureSchema
+        from rayrec.layout.schema_sequences import check_pooled
         from rayrec.models import TwoTower, TwoTowerTrain
         from rayrec.modules import EmbeddingBagCollection
 
         schema = FeatureSchema.from_json(self.schema, "the schema")
+        check_pooled(schema, "two_tower")
         sides = self._sides(schema.embedding_bag_configs())
         weighted = schema.is_weighted
         query, candidate = (EmbeddingBagCollection(side, weighted, "meta") for side in sides)
@@ -91,8 +93,11 @@ class TwoTowerRecipe:
             ConfigError: a feature is not, or a table serves both towers.
         """
         from rayrec.data import FeatureSchema
+        from rayrec.layout.schema_sequences import check_pooled
 
-        self._sides(FeatureSchema.from_json(self.schema, "the schema").embedding_bag_configs())
+        schema = FeatureSchema.from_json(self.schema, "the schema")
+        check_pooled(schema, "two_tower")
+        self._sides(schema.embedding_bag_configs())
 
     def _sides(self, tables: Sequence[EmbeddingBagConfig]) -> list[list[EmbeddingBagConfig]]:
         """Return the tables of the query tower and of the candidate tower."""

@@ -23,6 +23,7 @@ from rayrec.checks import whole_number
 from rayrec.data import FileDataset
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_sequences import schema_of_lists
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of
 from rayrec.quant.types import Types
@@ -133,7 +134,7 @@ def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> 
     trouble = _write_program(trained, columns, folder / PROGRAM)
     schema = None
     if trained.schema is not None:
-        schema = stored(folder, SCHEMA, trained.schema.to_json().encode())
+        schema = stored(folder, SCHEMA, schema_of_lists(trained.schema).to_json().encode())
     return Manifest(
         step=trained.restored.step,
         source=trained.path,

@@ -120,6 +120,12 @@ def open_trained(
         tasks=tasks,
     )
     check_tables(restored.manifest, trained.tables(), {}, checkpoint, may_resize=False)
+    if schema is not None and schema.sequences:
+        raise ConfigError(
+            f"the schema reads the sequence {schema.sequences[0].name!r}, and what is served takes "
+            "ids and dense columns alone. Export a model without sequences of numbers, or score "
+            "files with Driver.evaluate(predictions=...)."
+        )
     if schema is not None and (trouble := schema_trouble(schema, trained.tables())):
         raise ConfigError(trouble)
     prefixes = tuple(f"{name}." if name else "" for name in collections)
