@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -102,7 +102,7 @@ class NextItemModel:
             raise ConfigError(
                 f"ks has {max(self.ks)}, which is longer than a list of all {items} items."
             )
-        sequences = [one.name for one in getattr(schema, "sequences", ())]
+        sequences = [one.name for one in schema.sequences]
         for option in ("times", "seen"):
             name = getattr(self, option)
             if name is not None and name not in sequences:
@@ -136,11 +136,12 @@ class NextItemModel:
 
         if self.model == "gru4rec":
             return GRUEncoder(width, self.layers or 1, self.dropout)
-        sizes: Any = (width, self.length, self.layers or 2, self.heads, self.dropout)
+        layers = self.layers or 2
         if self.model == "hstu":
             buckets = 40 if self.times is not None else 0
-            return HSTUEncoder(*sizes, "oldest", buckets)
-        return SASRecEncoder(*sizes)
+            sizes = width, self.length, layers, self.heads
+            return HSTUEncoder(*sizes, self.dropout, time_buckets=buckets)
+        return SASRecEncoder(width, self.length, layers, self.heads, self.dropout)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -189,31 +190,28 @@ class NextItemRecipe:
             ConfigError: history and item do not share one table.
         """
         from rayrec.data import FeatureSchema
-        from rayrec.layout import EmbeddingConfig
 
         schema = FeatureSchema.from_json(self.schema, "the schema")
         both = history, item = self.model.history, self.model.item
-        found = [table for table in schema.tables if set(both) & set(table.feature_names)]
+        found = [t for t in schema.embedding_configs() if set(both) & set(t.feature_names)]
         if len(found) != 1 or not set(both) <= set(found[0].feature_names):
             raise ConfigError(
                 f"history {history!r} and item {item!r} are to be features of one table of the "
-                f"schema; the tables have {[list(t.feature_names) for t in schema.tables]}. "
-                "Choose with [model] history and item."
+                f"schema, of pooling none; such tables have "
+                f"{[list(t.feature_names) for t in schema.embedding_configs()]}. Choose with "
+                "[model] history and item."
             )
         if CANDIDATES in schema.feature_names():
             raise ConfigError(
                 f"the schema has a feature {CANDIDATES!r}, which is the name of the items that the "
                 "loss compares; give it another name."
             )
-        (table,) = found
-        own: dict[str, Any] = {
-            f.name: getattr(table, f.name) for f in fields(EmbeddingConfig) if f.init
-        }
-        own["feature_names"] = [*both, CANDIDATES]
-        if table.weight_init_min is None and table.weight_init_max is None and not table.init_fn:
-            bound = self.model.init_bound
-            own |= {"weight_init_min": -bound, "weight_init_max": bound}
-        return EmbeddingConfig(**own)
+        table = replace(found[0], feature_names=[*both, CANDIDATES])
+        bound = self.model.init_bound
+        said = table.weight_init_min, table.weight_init_max, table.init_fn
+        if any(one is not None for one in said):
+            return table
+        return replace(table, weight_init_min=-bound, weight_init_max=bound)
 
     def candidates(self) -> Candidates:
         """Return what chooses the items that a batch is compared with."""
