@@ -34,6 +34,9 @@ def main(folder: Path, least: int, most: int) -> None:
     slow = str(folder / "slow")
 
     def model() -> Any:
+        # Nodes of one machine share the job's folder. The next one that comes writes it anew under
+        # the ranks, and without a working directory torch cannot load its kernels.
+        os.chdir(folder)
         module = build()
         module.register_forward_pre_hook(
             lambda _module, _inputs: time.sleep(0.25) if os.path.exists(slow) else None

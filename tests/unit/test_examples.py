@@ -47,6 +47,14 @@ def test_a_big_model_is_planned_without_hardware(tmp_path: Path):
     assert "Plan: 6 tables on 16 ranks (2 hosts x 8 cuda)" in text
 
 
+def test_the_tables_of_mlperf_are_planned_at_full_size(tmp_path: Path):
+    full, large, small, halved = printed("plan_mlperf.py", tmp_path).split("Eight GPUs of ")[1:]
+    assert "lower batch_size from 1024 to 512 rows per rank" in full
+    assert "store all tables as FP16" in small
+    for fits in (large, halved):
+        assert "Plan: 11 tables on 8 ranks (1 host x 8 cuda)" in fits
+
+
 @pytest.mark.slow
 def test_a_loop_of_ones_own_learns(tmp_path: Path):
     text = printed("own_loop.py", tmp_path)

@@ -1,0 +1,90 @@
+"""Target attention without padding: a candidate's row attends to the values of its own sequence.
+
+This is the attention of the Deep Interest Network. All work is done on the T values that there are,
+so its cost does not depend on the longest sequence; nothing is larger than (T, 4 D) or (T, first
+hidden layer), and the host waits for nothing on any device.
+
+    # B sequences, T values of all of them, D columns, K hidden units
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayrec.errors import ConfigError
+from rayrec.modules.jagged_rows import Sequences, dots, expand_rows, softmax_rows, weighted_sum
+
+Device = torch.device | str | None
+
+
+class TargetAttention(nn.Module):
+    """The sum of a sequence's values, each weighted by how it fits the query.
+
+    The weight is an MLP of query, value, their difference and their product, as in the paper, or
+    their dot product over the root of D. A sequence without values gives zeros.
+
+    Args:
+        dim: D.
+        hidden: sizes of the MLP's hidden layers, with sigmoids; empty for the dot product.
+        softmax: True divides a sequence's weights so that they sum to 1. The paper leaves them as
+            they are, so that the sum says how strong the interest is.
+    Raises:
+        ConfigError: a size is below 1.
+    Source: Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018. Its
+    activation, Dice, takes statistics of the batch and is left out: ranks would not agree on it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: Sequence[int] = (80, 40),
+        softmax: bool = False,
+        device: Device = None,
+    ) -> None:
+        super().__init__()
+        if min([dim, *hidden]) < 1:
+            raise ConfigError(
+                f"TargetAttention(dim={dim}, hidden={tuple(hidden)}): sizes must be at least 1."
+            )
+        self.dim, self.softmax = dim, softmax
+        sizes = [4 * dim, *hidden, 1] if hidden else []
+        self.layers = nn.ModuleList(nn.Linear(a, b, device=device) for a, b in pairwise(sizes))
+
+    def forward(self, query: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+        """Attend.
+
+        Args:
+            query: (B, D), one row per sequence.
+            values: (T, D), the values of all sequences.
+            offsets: (B + 1,) integers from 0 to T.
+        Returns:
+            (B, D).
+        """
+        sequences = Sequences.of(offsets, len(values))
+        scores = self._scores(query, values, sequences)
+        weights = softmax_rows(scores, sequences) if self.softmax else scores
+        return weighted_sum(weights, values, sequences)
+
+    def _scores(self, query: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+        # (T,)
+        if not len(self.layers):
+            return dots(query, values, sequences) * self.dim**-0.5
+        # The first layer is W (query, value, query - value, query * value). What it does with the
+        # query is the same for a whole sequence, so it is done once per row and then copied.
+        first = self.layers[0]
+        assert isinstance(first, nn.Linear)
+        of_query, of_value, of_difference, of_product = first.weight.split(self.dim, dim=1)
+        per_row_BK = functional.linear(query, of_query + of_difference, first.bias)
+        hidden_TK = (
+            expand_rows(per_row_BK, sequences)
+            + functional.linear(values, of_value - of_difference)
+            + functional.linear(expand_rows(query, sequences) * values, of_product)
+        )
+        for layer in self.layers[1:]:
+            hidden_TK = layer(hidden_TK.sigmoid())
+        return hidden_TK.squeeze(1)

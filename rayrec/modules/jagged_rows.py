@@ -1,0 +1,139 @@
+"""Sums, copies and softmax over the rows of a jagged tensor, without padding, on any device.
+
+A jagged tensor is T values and (B + 1) offsets: sequence b has the values [offsets[b],
+offsets[b + 1]). The functions come in pairs that are each other's backward: to copy a row to each
+of its values and to sum the values of a row; dot products with the row and the weighted sum. So all
+of them may be differentiated any number of times. Cost: one pass over the values;
+the host waits for nothing, and no tensor is larger than its inputs and outputs.
+
+    # B sequences, T values of all of them, D columns
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Sequences(NamedTuple):
+    """The places of T values in B sequences.
+
+    Attributes:
+        offsets: (B + 1,) int64, from 0 to T.
+        row: (T,) int64, the sequence of each value.
+    """
+
+    offsets: Tensor
+    row: Tensor
+
+    @classmethod
+    def of(cls, offsets: Tensor, num_values: int) -> Sequences:
+        """Return the sequences of some offsets; T is given so that no host sync is needed."""
+        offsets = offsets.long()
+        numbers = torch.arange(offsets.numel() - 1, device=offsets.device)
+        row = torch.repeat_interleave(numbers, offsets.diff(), output_size=num_values)
+        return cls(offsets, row)
+
+    def positions(self) -> Tensor:
+        """(T,) int64: the number of values before each one in its sequence."""
+        numbers = torch.arange(self.row.numel(), device=self.row.device)
+        return numbers - self.offsets.index_select(0, self.row)
+
+
+def expand_rows(rows: Tensor, sequences: Sequences) -> Tensor:
+    """Copy (B,) or (B, D) rows to each value of their sequences: (T,) or (T, D)."""
+    return _Expand.apply(rows, *sequences)
+
+
+def sum_rows(values: Tensor, sequences: Sequences) -> Tensor:
+    """Sum (T,) or (T, D) values by sequence: (B,) or (B, D), 0 for a sequence without values."""
+    return _Sum.apply(values, *sequences)
+
+
+def dots(rows: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+    """Multiply each of (T, D) values with the (B, D) row of its sequence: (T,) dot products."""
+    return _Dots.apply(rows, values, *sequences)
+
+
+def weighted_sum(weights: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+    """Sum (T, D) values by sequence, each times its weight of (T,): (B, D)."""
+    return _WeightedSum.apply(weights, values, *sequences)
+
+
+def softmax_rows(scores: Tensor, sequences: Sequences) -> Tensor:
+    """Softmax of (T,) scores within each sequence."""
+    # the largest score of a sequence keeps exp in range, and cancels in the result and its gradient
+    largest = torch.segment_reduce(scores.detach(), "max", offsets=sequences.offsets, axis=0)
+    exp = (scores - largest.index_select(0, sequences.row)).exp()
+    return exp / expand_rows(sum_rows(exp, sequences), sequences)
+
+
+def _sums(values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """(T, D) -> (B, D)."""
+    if not values.numel() or offsets.numel() < 2:
+        return values.new_zeros(offsets.numel() - 1, values.shape[1])
+    # a look-up of every value once is the quickest sum of neighbours that torch has
+    numbers = torch.arange(len(values), device=values.device)
+    return functional.embedding_bag(
+        numbers,
+        values.contiguous(),
+        offsets,
+        mode="sum",
+        include_last_offset=True,
+        per_sample_weights=weights,
+    )
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
+        ctx.sequences = Sequences(offsets, row)
+        return rows.index_select(0, row)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return sum_rows(grad, ctx.sequences), None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
+        ctx.sequences = Sequences(offsets, row)
+        if values.dim() == 1:
+            return _sums(values.unsqueeze(1), offsets).squeeze(1)
+        return _sums(values, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return expand_rows(grad, ctx.sequences), None, None
+
+
+class _Dots(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, values: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
+        ctx.sequences = Sequences(offsets, row)
+        ctx.save_for_backward(rows, values)
+        return (rows.index_select(0, row) * values).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows, values = ctx.saved_tensors
+        of_values = grad.unsqueeze(1) * expand_rows(rows, ctx.sequences)
+        return weighted_sum(grad, values, ctx.sequences), of_values, None, None
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, values: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
+        ctx.sequences = Sequences(offsets, row)
+        ctx.save_for_backward(weights, values)
+        return _sums(values, offsets, weights.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        weights, values = ctx.saved_tensors
+        of_values = weights.unsqueeze(1) * expand_rows(grad, ctx.sequences)
+        return dots(grad, values, ctx.sequences), of_values, None, None

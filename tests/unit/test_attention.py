@@ -1,0 +1,212 @@
+"""Attention over jagged sequences: equal to the padded one, and within its bound of memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rayrec.errors import ConfigError, InputError
+from rayrec.modules import TargetAttention, causal_attention, hstu_attention
+from rayrec.modules import attention_hstu as hstu
+from rayrec.modules.attention_groups import Group, JaggedGroups, cut_lengths
+from rayrec.modules.jagged_rows import (
+    Sequences,
+    dots,
+    expand_rows,
+    softmax_rows,
+    sum_rows,
+    weighted_sum,
+)
+from tests.unit.sequence_reference import (
+    padded_causal,
+    padded_pointwise,
+    padded_target,
+    random_offsets,
+)
+
+# Sums of up to 90 products in float32, in another order.
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def leaves(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def check_equal(ours: Tensor, reference: Tensor, inputs: list[Tensor]) -> None:
+    """Outputs and the gradients of a loss of them are equal; gradients by their largest part.
+
+    The reference is in float64, since a bias has the sum of thousands of pairs as its gradient.
+    """
+    torch.testing.assert_close(ours.double(), reference, **CLOSE)
+    factors = torch.linspace(-1, 1, ours.numel()).view(ours.shape)
+    wanted = torch.autograd.grad((reference * factors).sum(), inputs)
+    for got, want in zip(torch.autograd.grad((ours * factors).sum(), inputs), wanted, strict=True):
+        scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+        torch.testing.assert_close(got / scale, want / scale, **CLOSE)
+
+
+@pytest.mark.seeds(range(100))
+def test_target_attention_equals_the_padded_one(seed):
+    offsets = random_offsets(seed)
+    query, values = leaves(seed, (len(offsets) - 1, 6), (int(offsets[-1]), 6))
+    torch.manual_seed(seed)
+    module = TargetAttention(6, [(), (5,), (7, 3)][seed % 3], softmax=seed % 2 == 0)
+    inputs = [query, values, *module.parameters()]
+    reference = padded_target(module, query.double(), values.double(), offsets)
+    check_equal(module(query, values, offsets), reference, inputs)
+
+
+@pytest.mark.seeds(range(100))
+def test_causal_attention_equals_the_padded_one(seed):
+    offsets = random_offsets(seed)
+    heads = 1 + seed % 3
+    inputs = leaves(seed, *[(int(offsets[-1]), 12)] * 3)
+    ours = causal_attention(*inputs, offsets, heads=heads)
+    reference = padded_causal(*(one.double() for one in inputs), offsets, heads)
+    check_equal(ours, reference, inputs)
+
+
+@pytest.mark.seeds(range(100))
+def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
+    # bounds that real batches would meet, so that there are many tiles, of one query too
+    monkeypatch.setattr(hstu, "TILE_ELEMENTS", [1, 300, 1 << 19][seed % 3])
+    monkeypatch.setattr(hstu, "KEPT_ELEMENTS", [0, 2000, 1 << 22][seed // 3 % 3])
+    offsets = random_offsets(seed)
+    total, heads = int(offsets[-1]), 1 + seed % 3
+    query, key, value, position, time = leaves(seed, *[(total, 12)] * 3, (90,), (9,))
+    # seconds since 1970, some equal and some that go back
+    times = torch.randint(-2, 5000, (total,)).cumsum(0) + 1_700_000_000
+    of_time = time if seed % 5 else None
+    ours = hstu_attention(query, key, value, offsets, position, of_time, times, heads)
+    inputs = [query, key, value, position] + ([] if of_time is None else [time])
+    q, k, v, p, *t = (one.double() for one in inputs)
+    reference = padded_pointwise(q, k, v, offsets, p, t[0] if t else None, times, heads)
+    check_equal(ours, reference, inputs)
+
+
+def test_rows_have_the_gradients_of_their_gradients():
+    offsets = torch.tensor([0, 2, 2, 5, 6])
+    sequences = Sequences.of(offsets, 6)
+    rows, values, scores = (x.double() for x in leaves(0, (4, 3), (6, 3), (6,)))
+    for function, inputs in (
+        (expand_rows, [rows]),
+        (sum_rows, [values]),
+        (sum_rows, [scores]),
+        (dots, [rows, values]),
+        (weighted_sum, [scores, values]),
+        (softmax_rows, [scores]),
+    ):
+        inputs = [one.detach().requires_grad_() for one in inputs]
+        call = lambda *given, function=function: function(*given, sequences)  # noqa: E731
+        assert torch.autograd.gradcheck(call, inputs)
+        assert torch.autograd.gradgradcheck(call, inputs)
+
+
+@pytest.mark.seeds(range(50))
+def test_groups_hold_every_sequence_and_pad_less_than_a_call(seed):
+    offsets = random_offsets(seed)
+    lengths = offsets.diff()
+    total = int(offsets[-1])
+    groups = JaggedGroups(offsets, total)
+    assert sum(group.values for group in groups.groups) == total
+    values = torch.randn(total, 3)
+    assert torch.equal(groups.unsort(groups.sort(values)), values)
+    sequences = {tuple(bag[:, 0].tolist()) for bag in values.tensor_split(offsets[1:-1])}
+    left = Counter(lengths.tolist())
+    for group, (own,) in groups.parts(groups.sort(values)):
+        padded = group.pad(own)
+        assert padded.shape == (group.sequences, group.length, 3)
+        assert torch.equal(group.unpad(padded), own)
+        cuts = group.offsets
+        cuts = torch.arange(0, group.values + 1, group.length) if cuts is None else cuts
+        for bag in own.tensor_split(cuts[1:-1]):
+            assert tuple(bag[:, 0].tolist()) in sequences
+            left[len(bag)] -= 1
+    if len(groups.groups) > 1:
+        assert [group.length for group in groups.groups] == sorted(
+            (group.length for group in groups.groups), reverse=True
+        )
+    assert not any(number for length, number in left.items() if length), "each one once"
+    assert not total or max(group.length for group in groups.groups) == int(lengths.max())
+
+
+def test_the_way_follows_fill_and_length():
+    equal = cut_lengths(Counter({50: 200}))
+    assert equal == [(200, 50)]
+    short = cut_lengths(Counter(range(1, 20)))
+    assert short == [(19, 19)], "short sequences are padded to one call"
+    long = cut_lengths(Counter(range(100, 2000, 100)))
+    assert long == [(1, length) for length in range(1900, 0, -100)], "a call for each"
+    middle = cut_lengths(Counter(dict.fromkeys(range(1, 101), 20)))
+    assert 1 < len(middle) < 100
+    assert sum(count for count, _ in middle) == 2000
+
+
+def test_a_longer_sequence_than_said_is_refused():
+    offsets = torch.tensor([0, 2, 9])
+    values = torch.randn(9, 4)
+    with pytest.raises(InputError, match=r"has 7 values, more than the 6 .*max_length"):
+        causal_attention(values, values, values, offsets, max_length=6)
+    with pytest.raises(InputError, match="7 values"):
+        hstu_attention(values, values, values, offsets, torch.zeros(6))
+    with pytest.raises(ConfigError, match="hidden"):
+        TargetAttention(4, (0,))
+
+
+def test_tiles_are_within_their_bound_and_cover_every_query():
+    for sequences, length, heads in ((1, 9000, 2), (300, 50, 4), (7, 1, 1), (2, 300_000, 4)):
+        group = Group(sequences, length, sequences * length, None)
+        seen = Counter()
+        for tile in hstu.tiles_of(group, heads):
+            count = tile.span.stop - tile.span.start
+            queries = tile.rows.stop - tile.rows.start
+            weights = count * heads * queries * tile.rows.stop
+            assert weights <= max(hstu.TILE_ELEMENTS, heads * length)
+            seen[tile.rows.start] += count * queries
+        assert sum(seen.values()) == sequences * length
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 16])
+def test_no_tensor_of_all_queries_by_all_keys_is_made(kept, monkeypatch):
+    monkeypatch.setattr(hstu, "TILE_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(hstu, "KEPT_ELEMENTS", kept)
+    largest = _Largest()
+    offsets = torch.tensor([0, 400, 500, 800])
+    query, key, value, position, time = leaves(0, *[(800, 8)] * 3, (400,), (5,))
+    times = torch.arange(800)
+    with largest:
+        ours = hstu_attention(query, key, value, offsets, position, time, times)
+        ours = ours + causal_attention(query, key, value, offsets, heads=2)
+        ours.sum().backward()
+    # 800 x 8 values, padded to at most 3 x 400 x 8; a matrix of one head has 160,000 weights
+    assert largest.elements <= 3 * 400 * 8
+
+
+class _Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    """The most elements of any tensor that an operator returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(one, Tensor):
+                self.elements = max(self.elements, one.numel())
+        return out
+
+
+def test_types_of_half_width_are_close():
+    offsets = torch.tensor(np.cumsum([0, 5, 0, 30, 12]))
+    query, key, value, position = leaves(1, *[(47, 8)] * 3, (30,))
+    exact = hstu_attention(query, key, value, offsets, position, heads=2)
+    parts = [one.bfloat16() for one in (query, key, value)]
+    close = hstu_attention(*parts, offsets, position, heads=2)
+    assert close.dtype == torch.bfloat16
+    torch.testing.assert_close(close.float(), exact, atol=0.05, rtol=0.05)
+    close.sum().backward()
+    assert position.grad is not None and position.grad.isfinite().all()
