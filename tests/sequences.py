@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.data import ItemSlices, SharedNegatives
-from rayrec.data.candidates import with_bag
+from rayrec.data.candidates import ROW_KEYS, with_bag
 from rayrec.layout import EmbeddingConfig, ShardingPlan, Topology
 from rayrec.models import FullSoftmax, NextItem, NextItemTrain, SampledSoftmax
-from rayrec.modules import EmbeddingCollection
+from rayrec.modules import EmbeddingCollection, JaggedDropout, row_keys
+from rayrec.modules.jagged_dropout import value_keys
+from rayrec.modules.jagged_rows import Sequences
 from rayrec.planner import manual_plan
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -23,11 +25,11 @@ LOSSES = ("full", "popularity", "uniform")
 
 
 class MeanOfPast(nn.Module):
-    """A small encoder: a layer over the mean of each history up to the position."""
+    """A small encoder: a layer over the mean of each history up to the position, and dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.layer, self.dropout = nn.Linear(WIDTH, WIDTH), JaggedDropout(dropout)
 
     def forward(
         self, values: Tensor, offsets: Tensor, times: Tensor | None, keys: Tensor | None
@@ -36,7 +38,10 @@ class MeanOfPast(nn.Module):
             part.cumsum(0) / torch.arange(1, len(part) + 1).unsqueeze(1)
             for part in values.tensor_split(offsets[1:-1].long())
         ]
-        return torch.tanh(self.layer(torch.cat(means)))
+        own = None
+        if keys is not None:
+            own = value_keys(keys, Sequences.of(offsets, len(values)))
+        return self.dropout(torch.tanh(self.layer(torch.cat(means))), own)
 
 
 class Part:
@@ -78,10 +83,11 @@ def part(step: int, rank: int, ranks: int, loss: str) -> Part:
     own = Part(past[rows], items[rows], len(items))
     ids = torch.from_numpy(candidates_of(loss).ids(SEED, step, rank, ranks))
     own.sparse_features = with_bag(own.sparse_features, "candidates", ids)
+    own.groups = {ROW_KEYS: row_keys(SEED, step, rows.start, own.rows)}
     return own
 
 
-def build(loss: str, device: str = "meta") -> NextItemTrain:
+def build(loss: str, device: str = "meta", dropout: float = 0.0) -> NextItemTrain:
     torch.manual_seed(3)
     features = ["history", "item", "candidates"]
     table = EmbeddingConfig(
@@ -96,7 +102,7 @@ def build(loss: str, device: str = "meta") -> NextItemTrain:
     bias = torch.linspace(-1, 1, ITEMS)
     log_q = torch.from_numpy(NEGATIVES.log_q()) if loss == "popularity" else None
     objective = FullSoftmax(ITEMS) if loss == "full" else SampledSoftmax(ITEMS, log_q)
-    return NextItemTrain(NextItem(collection, MeanOfPast(), bias=bias), objective)
+    return NextItemTrain(NextItem(collection, MeanOfPast(dropout), bias=bias), objective)
 
 
 def plan_of(kind: str, ranks: int) -> ShardingPlan:
