@@ -1,4 +1,4 @@
-"""The files of MovieLens-100k as columns of text, in either form.
+"""The files of MovieLens-100k as columns of text, in either form, and the schema of their log.
 
 GroupLens publishes u.data, which is tab separated, and u.user and u.item, which are separated by
 '|'; none has a header, and u.item is Latin-1. Its items have a release date such as 01-Jan-1995, of
@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from rayrec.errors import InputError
+from rayrec.layout.dynamic import DynamicConfig
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_columns import Feature, SequenceColumn
+from rayrec.layout.tables import EmbeddingConfig
 
 _NAMES = (
     "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy "
@@ -118,3 +123,69 @@ def _read(path: Path, columns: Sequence[str], delimiter: str | None = None) -> p
         if name not in table.column_names:
             raise InputError(f"{path} has no column {name!r}; its header is {names}.")
     return table.select(columns)
+
+
+def log_schema(items: int, dim: int, history: int, dynamic: bool) -> FeatureSchema:
+    """Return the schema of the ratings as an event log, for a model of the next item.
+
+    Args:
+        items: rows of the table of items.
+        history: most items of a history.
+        dynamic: the table is dynamic.
+    """
+    item_table = EmbeddingConfig(
+        items,
+        dim,
+        "t_item",
+        feature_names=["item", "history"],
+        dynamic=DynamicConfig() if dynamic else None,
+    )
+    return FeatureSchema(
+        label="label",
+        user="user",
+        time="time",
+        features=(
+            Feature(name="item", column="item"),
+            Feature(name="history", column="item", history=history),
+        ),
+        sequences=(
+            SequenceColumn(name="event_time", column="time"),
+            SequenceColumn(name="history_time", column="time", history=history),
+        ),
+        tables=(item_table,),
+    )
+
+
+def numbers(table: pa.Table, column: str, path: Path) -> np.ndarray:
+    """Return a text column as finite float64; InputError names the row of what is no number."""
+    plain = pc.match_substring_regex(table[column], r"^-?\d{1,15}(\.\d*)?$").to_numpy()
+    if not plain.all():
+        row = int(np.flatnonzero(~plain)[0])
+        raise InputError(
+            f"{path}: column {column!r} holds {table[column][row].as_py()!r} in row {row}, which "
+            "is no number."
+        )
+    return table[column].cast(pa.float64()).to_numpy()
+
+
+def place_of(values: pa.ChunkedArray, keys: pa.ChunkedArray, path: Path, column: str) -> np.ndarray:
+    """Return the index of each value in `keys`, which are all different.
+
+    Raises:
+        InputError: two keys are the same, or a value is not among them.
+    """
+    counts = pc.value_counts(keys)
+    twice = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        raise InputError(
+            f"{column} {twice[0]['values'].as_py()!r} is in the list of them twice, which {path} "
+            "is joined with."
+        )
+    places = pc.index_in(values, value_set=keys.combine_chunks())
+    if places.null_count:
+        row = int(np.flatnonzero(places.is_null().to_numpy())[0])
+        raise InputError(
+            f"{path}: row {row} names {column} {values[row].as_py()!r}, which is not in the list "
+            "of them."
+        )
+    return places.to_numpy().astype(np.int64)

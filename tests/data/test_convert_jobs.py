@@ -9,6 +9,7 @@ import gzip
 import math
 import os
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,51 @@ def test_a_split_by_time_holds_out_the_latest_ratings(tmp_path, capsys):
     assert run_command(movielens_job.main, [*arguments[:2], "--split", "user"]) == 2
     with pytest.raises(ConfigError, match="split='user'"):
         convert_movielens(source, tmp_path / "other", split="user")
+
+
+@pytest.mark.parametrize("split", ["leave-one-out", "time"])
+def test_the_ratings_are_an_event_log_with_histories_of_items(tmp_path, capsys, split):
+    source, out = small_movielens(tmp_path / "in"), tmp_path / "out"
+    inter = source / "ml-100k.inter"
+    inter.write_text(
+        re.sub(r"\t88(\d*)\n", lambda found: f"\t{880 + int(found[1]) // 7}\n", inter.read_text())
+    )
+    arguments = [str(source), str(out), "--sequences", "3", "--split", split]
+    assert run_command(movielens_job.main, arguments) == 0
+    assert "40 events of 2 users" in capsys.readouterr().out
+    times = [880 + i // 7 for i in range(40)]
+    rows = {user: [i for i in range(40) if i % 2 == user] for user in range(2)}
+    # a tenth is 4, and all events of the time of the fourth from the end are held out with it
+    test = {i for i in range(40) if times[i] >= times[36]}
+    validation = {i for i in range(40) if times[i] >= times[32]} - test
+    if split == "leave-one-out":
+        test, validation = {38, 39}, {36, 37}
+    schema = FeatureSchema.load(out / "schema.json")
+    for part, wanted in (("test", test), ("validation", validation)):
+        data = ParquetDataset(out / "log", schema, where=f"split == '{part}'")
+        loader = data.loader(0, 1, 64, shuffle=False, ordered=True, keep_columns=["user"])
+        batch = next(loader)
+        loader.close()
+        order = [i for user in rows for i in rows[user] if i in wanted]
+        before = [rows[i % 2][: rows[i % 2].index(i)][-3:] for i in order]
+        found = {name: bags.to_dense() for name, bags in batch.sparse_features.to_dict().items()}
+        found |= {name: bags.to_dense() for name, bags in batch.sequences.items()}
+        lists = {name: [bag.tolist() for bag in bags] for name, bags in found.items()}
+        assert lists["history"] == [[i % 3 for i in past] for past in before]
+        assert lists["history_time"] == [[times[i] for i in past] for past in before]
+        assert lists["item"] == [[i % 3] for i in order]
+        assert lists["event_time"] == [[times[i]] for i in order]
+    assert [table.name for table in schema.embedding_configs()] == ["t_item"]
+
+
+def test_what_has_no_effect_beside_sequences_is_refused(tmp_path, capsys):
+    source = small_movielens(tmp_path / "in")
+    arguments = [str(source), str(tmp_path / "out"), "--sequences", "3"]
+    for more in (["--seed", "1"], ["--eval-fraction", "0.1"], ["--split", "random"]):
+        assert run_command(movielens_job.main, [*arguments, *more]) == 2
+        assert more[0 if "random" not in more else 1].lstrip("-") in capsys.readouterr().err
+    assert run_command(movielens_job.main, [*arguments[:2], "--split", "leave-one-out"]) == 2
+    assert not (tmp_path / "out").exists()
 
 
 def test_movielens_names_what_is_wrong(tmp_path, capsys):

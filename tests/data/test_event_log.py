@@ -12,6 +12,8 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
+from jobs import convert_events
+from rayrec.command import run_command
 from rayrec.data import ParquetDataset, event_log
 from rayrec.data.event_log import EventSplit, write_event_log
 from rayrec.errors import ConfigError, InputError
@@ -119,6 +121,26 @@ def test_timestamps_become_seconds_and_keep_their_finer_order(tmp_path):
     written = pq.read_table(log.path)
     assert written["item"].to_pylist() == [1, 2, 3]
     assert written["at"].to_pylist() == [int(times[0].timestamp())] * 3
+
+
+def test_the_job_converts_and_names_what_is_wrong(tmp_path, capsys):
+    rows = {"user": [1, 1, 2, 1], "time": [4, 2, 3, 2], "item": [0, 1, 2, 3]}
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    arguments = [str(tmp_path / "log.parquet"), str(tmp_path / "out"), "--user", "user"]
+    assert run_command(convert_events.main, [*arguments, "--time", "at"]) == 2
+    assert "'at'" in capsys.readouterr().err
+    arguments += ["--time", "time", "--test-from", "4", "--validation-from", "3", "--windows", "1"]
+    assert run_command(convert_events.main, arguments) == 0
+    said = "4 events of 2 users in", "2 for train, 1 for validation, 1 for test"
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in said)
+    written = pq.read_table(tmp_path / "out" / "log")
+    assert written["item"].to_pylist() == [1, 3, 0, 2]
+    assert written["split"].to_pylist() == ["train", "train", "test", "validation"]
+    assert written["window_end"].to_pylist() == [True, True, False, False]
+    assert run_command(convert_events.main, arguments) == 2
+    assert "already holds log" in capsys.readouterr().err
+    assert run_command(convert_events.main, [*arguments, "--overwrite"]) == 0
 
 
 BAD = {
