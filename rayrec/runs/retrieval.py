@@ -59,6 +59,7 @@ class TwoTowerRecipe:
     layers: tuple[int, ...]
     temperature: float
     log_q: tuple[float, ...] | None
+    all_ranks: bool = False
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss.
@@ -83,7 +84,12 @@ class TwoTowerRecipe:
         # are ranked by it
         log_q = None if self.log_q is None else torch.tensor(self.log_q)
         return TwoTowerTrain(
-            model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None
+            model,
+            self.temperature,
+            self.candidate[0],
+            log_q,
+            mask_hits=log_q is None,
+            all_ranks=self.all_ranks,
         )
 
     def check(self) -> None:
