@@ -5,8 +5,8 @@ they learn where ids are born and die.
 
 "map" and "admit" take one thread, whose CPU time is given beside the time of the wall: on a busy
 machine the first is nearer to what a free core needs. "step" lets static and dynamic tables of the
-same sizes take turns on the same batches, of which every id has a row after the warm-up; ranks of
-static tables read them in place, and "exchanged" ones do not, as those of dynamic tables never do.
+same sizes take turns on the same batches, of which every id has a row after the warm-up; ranks read
+rows in place, but for "exchanged" ones.
 "drift" is `benchmarks.dynamic_drift`. TorchRec's managed collisions would stand beside it, and do
 not train on a CPU (meta-pytorch/torchrec#2958).
 """
@@ -37,8 +37,8 @@ from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
 KEYS, BATCH, ZIPF = 1_000_000, 50_000, 1.05
 BLOCK = 10_240  # rows of each of 1,024 blocks for 10,000,000 ids, which then fill none of them
 FINDS, INSERTS, ADMIT_MS, STEP = 15e6, 10e6, 2.5, 1.25  # marks
-CASES = {"pooled": ("table_wise", "exchanged", "dynamic")}
-CASES["sequence"] = ("sequence", "sequence_exchanged", "sequence_dynamic")
+CASES = {"pooled": ("table_wise", "exchanged", "dynamic", "dynamic_exchanged")}
+CASES["sequence"] = ("sequence", *(f"sequence_{name}" for name in CASES["pooled"][1:]))
 
 
 def keys_of(numbers: np.ndarray) -> Tensor:
@@ -122,15 +122,19 @@ def steps(args: Namespace) -> tuple[dict[str, Any], list[str]]:
         for ranks, last in ((2, ""), (1, ALONE)):
             # one rank has nobody whose rows it could read in place
             names = [
-                f"rayrec {variant}" for variant in variants if ranks == 2 or variant != variants[1]
+                f"rayrec {variant}"
+                for variant in variants
+                if ranks == 2 or "exchanged" not in variant
             ]
             systems = {name: System(step_of, (name, work), True, ranks) for name in names}
             times = time_in_turns(systems, Turns(args.rounds, 6, 10))
             compared = compare(times, names[0])
+            if ranks == 2:  # exchanged ones against exchanged ones
+                compared |= {names[3]: compare(times, names[1])[names[3]]}
             for name, one in compared.items():
                 found[f"{case}, {name}{last}"] = one
                 ms, ratio = one["ms"], one["ratio"]
-                cpu = one["cpu_ms"] / compared[names[0]]["cpu_ms"]
+                cpu = one["cpu_ms"] / compared[names[1 if name in names[3:] else 0]]["cpu_ms"]
                 lines.append(
                     f"| {case}, {ranks} rank{'s' * (ranks > 1)} | {name} | {ms['median']:.2f} "
                     f"({ms['p25']:.2f} to {ms['p75']:.2f}) | {one['cpu_ms']:.2f} | "

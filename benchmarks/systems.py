@@ -23,8 +23,8 @@ from benchmarks.workload import Workload
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 KINDS = ("table_wise", "row_wise", "column_wise", "grid", "data_parallel", "mixed")
-VARIANTS = ("pipeline", "fp16", "int8", "exchanged", "dynamic")
-VARIANTS += tuple(f"sequence{what}" for what in ("", "_dedup", "_exchanged", "_dynamic"))
+VARIANTS = ("pipeline", "fp16", "int8", "exchanged", "dynamic", "dynamic_exchanged")
+VARIANTS += ("sequence", "sequence_dedup", *(f"sequence_{what}" for what in VARIANTS[3:]))
 
 
 def rayrec_step(
@@ -32,7 +32,7 @@ def rayrec_step(
 ) -> Step:
     """rayrec's DistributedModelParallel over one collection: a sharding kind, or a table-wise
     variant; with " far", over `FarExchange`. Ranks that are "exchanged" do not read each other's
-    tables in place; those of dynamic tables never do.
+    tables in place.
     """
     from rayrec.comm.codec import CommType, QCommsConfig
     from rayrec.distributed import DistributedModelParallel

@@ -60,6 +60,15 @@ class RankPool:
         assert world_size <= self.size
         if not self.processes:
             self._start()
+        try:
+            return self._run(world_size, fn, args, timeout_s)
+        except BaseException:  # a limit of pytest, too: the next task must not get these answers
+            self.close()
+            raise
+
+    def _run(
+        self, world_size: int, fn: Callable[..., Any], args: tuple[Any, ...], timeout_s: float
+    ) -> list[Any]:
         self.generation += 1
         pipes = self.pipes[:world_size]
         for rank, pipe in enumerate(pipes):
@@ -69,7 +78,6 @@ class RankPool:
             waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
             ready = wait(waiting, timeout_s)
             if not ready:
-                self.close()
                 raise RankFailed(
                     f"ranks {[r for r in range(world_size) if r not in results]} gave "
                     f"no answer in {timeout_s:.0f} s"
@@ -81,7 +89,6 @@ class RankPool:
                 except EOFError:
                     ok, value = False, "the process died"
                 if not ok:
-                    self.close()
                     raise RankFailed(f"rank {rank} of {world_size} failed:\n{value}")
                 results[rank] = value
         return [results[rank] for rank in range(world_size)]

@@ -71,14 +71,17 @@ class PlanRequest(ExchangeOptions):
         """Return the work of a step on each table where it lies; see `table_works`."""
         wire = self.wire
         # Ranks read rows in place only in the memory of one host, and then nothing is coded. A
-        # dynamic table has its whole collection exchanged, and which tables lie in one is not known
-        # here.
+        # dynamic table whose ids have weights has its whole collection exchanged, and which tables
+        # lie in one is not known here.
         shared = (
             self.share_tables
             and self.topology.device == "cpu"
             and len(self.topology.hosts) == 1
             and wire == FLOAT32
-            and all(table.dynamic is None for table in self.tables)
+            and not any(
+                table.dynamic is not None and self.limits(number).weighted
+                for number, table in enumerate(self.tables)
+            )
         )
         works = table_works(
             self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared

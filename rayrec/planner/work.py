@@ -204,7 +204,9 @@ def shard_traffic(work: TableWork, shards: Sequence[Shard], summed: int = 1) -> 
         fraction = len(blocks)  # owners pick their ids themselves
     bags = sum(returned_rows(work, shard, summed) for shard in blocks.values())
     headers = len(blocks) * work.features * HEADER_BYTES
-    per_id = ID_BYTES + WEIGHT_BYTES * work.weighted
+    # owners of dynamic tables that are read in place answer every id with its row
+    answered = work.in_place and work.id_bytes > 0
+    per_id = ID_BYTES * (1 + answered) + WEIGHT_BYTES * work.weighted
     ids = work.ids * fraction * per_id
     elements = sum(returned_rows(work, shard, summed) * len(shard.cols) for shard in shards)
     return Traffic(

@@ -176,6 +176,7 @@ def soak(rank: int, world: int, steps: int) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_long_run_keeps_its_memory_and_its_pace(ranks: RankPool) -> None:
     for resident, seconds in ranks.run(2, soak, SOAK_STEPS, timeout_s=500):

@@ -90,12 +90,14 @@ def train(
     steps: list[list[Bags]],
     plans: dict[int, ShardingPlan] | None = None,
     start: dict[str, Tensor] | None = None,
+    in_place: bool = False,
 ) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
     """Outputs by step and rank, and per table what is known of every id.
 
     Args:
         plans: plan to go over to before a step.
         start: first rows of static tables.
+        in_place: ranks read the rows of each other where they lie.
     """
 
     def rank_main(exchange: Any) -> Any:
@@ -111,7 +113,7 @@ def train(
             model.optimizer,
             torch.device("cpu"),
             SEED,
-            EngineOptions(share_tables=False),
+            EngineOptions(share_tables=in_place),
         )
         outputs = []
         for number, step in enumerate(steps):
@@ -137,6 +139,11 @@ def train(
                 if key != -1:
                     told = part.setdefault(key, {})
                     told |= {c: state.weight[row, i].item() for i, c in enumerate(state.shard.cols)}
+                    for name, tensor in state.optimizer.items():
+                        values = tensor[row].view(-1).tolist()
+                        of_columns = len(values) == len(state.shard.cols)
+                        where = state.shard.cols if of_columns else range(len(values))
+                        told |= {(name, c): v for c, v in zip(where, values, strict=True)}
                     for name, column in state.ids.items():
                         told[name] = column[row].item() if name.startswith("id") else 0
     return [list(outputs) for outputs, _ in ranks], known

@@ -22,6 +22,7 @@ from rayrec.comm.pages import Allocate
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.dynamic.clock import Dynamic
+from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.rows import DynamicRows, rows_of
 from rayrec.errors import ConfigError
 from rayrec.shards.state import ShardState
@@ -79,8 +80,8 @@ class DynamicIds:
         for number, ids in enumerate(self.of_shards):
             ids.call_before(partial(stamps.touch_rows, number))
 
-    def with_rows(self, routed: GroupIds) -> GroupIds:
-        """Return the rows of ids; ids without one are left out of their bags.
+    def rows_of(self, routed: GroupIds) -> Tensor:
+        """Return (N,) rows of ids within their shards, -1 for those without one.
 
         Raises:
             ConfigError: rows of an earlier step still wait for their gradient.
@@ -92,22 +93,32 @@ class DynamicIds:
                 "then. Run backward or drop the output first; look-ups under torch.no_grad() or "
                 "after eval() are free."
             )
-        rows = torch.empty_like(routed.ids)
-        of_shards = zip(self.of_shards, self._spans(routed), self._bases, strict=True)
-        for ids, spans, base in of_shards:
-            only = None if routed.read_only is None else _joined(routed.read_only, spans)
-            found = self._rows_of(ids, _joined(routed.ids, spans), only)
-            if base:
-                found[found >= 0] += base
-            for span, part in zip(spans, found.split([_size(s) for s in spans]), strict=True):
-                rows[span] = part
-        known = rows >= 0
-        if bool(known.all()):
-            return GroupIds(rows, routed.offsets, routed.weights)
-        before = torch.zeros(rows.numel() + 1, dtype=torch.int64)
-        torch.cumsum(known, 0, out=before[1:])
-        weights = None if routed.weights is None else routed.weights[known]
-        return GroupIds(rows[known], before[routed.offsets], weights)
+        rows = torch.full_like(routed.ids, ABSENT)
+        for ids, places in zip(self.of_shards, self._places(routed), strict=True):
+            only = None if routed.read_only is None else _joined(routed.read_only, places)
+            found = self._rows_in(ids, _joined(routed.ids, places), only)
+            sizes = [_size(at) for at in places]
+            for at, part in zip(places, found.split(sizes), strict=True):
+                rows[at] = part
+        return rows
+
+    def looked_up(self, routed: GroupIds, rows: Tensor) -> GroupIds:
+        """Return what a kernel reads of ids with such rows; those without one are left out."""
+        if any(self._bases):
+            shifted = rows.clone()
+            for base, places in zip(self._bases, self._places(routed), strict=True):
+                for at in places:
+                    shifted[at] += base
+            rows = shifted.where(rows != ABSENT, ABSENT)
+        return without_absent(GroupIds(rows, routed.offsets, routed.weights))
+
+    def with_rows(self, routed: GroupIds) -> GroupIds:
+        """Return the rows of ids; ids without one are left out of their bags.
+
+        Raises:
+            ConfigError: rows of an earlier step still wait for their gradient.
+        """
+        return self.looked_up(routed, self.rows_of(routed))
 
     def wait_for_gradient(self, rows: Tensor) -> None:
         """Remember that a backward pass may come, for as long as something holds its graph."""
@@ -118,16 +129,21 @@ class DynamicIds:
         rows.register_hook(arrived)
         self._pending = ref(arrived)
 
-    def _rows_of(self, ids: DynamicRows, of_step: Tensor, read_only: Tensor | None) -> Tensor:
+    def _rows_in(self, ids: DynamicRows, of_step: Tensor, read_only: Tensor | None) -> Tensor:
         """Return the rows of all ids of a step in one shard, or -1."""
         clock = self._clock
         if clock.trains:
             return ids.admit(of_step, clock.steps, read_only)
         return ids.find(of_step, clock.steps)
 
-    def _spans(self, routed: GroupIds) -> list[list[slice]]:
-        """Return per shard where the ids of its slots lie."""
+    def _places(self, routed: GroupIds) -> Sequence[Sequence[slice | Tensor]]:
+        """Return per shard where its ids are."""
         group = self._group
+        if routed.places:
+            of_shards: list[list[slice | Tensor]] = [[] for _ in self.of_shards]
+            for number, of_slot in zip(group.slot_shards, routed.places, strict=True):
+                of_shards[number] += of_slot
+            return of_shards
         if group.key.sequence:
             bounds = list(accumulate(routed.parts, initial=0))
             lanes: Sequence[int | None] = group.slot_shards * (
@@ -137,22 +153,33 @@ class DynamicIds:
             lanes = group.lanes
             bags = (routed.offsets.numel() - 1) // len(lanes)
             bounds = routed.offsets[::bags].tolist() if bags else [0] * (len(lanes) + 1)
-        spans: list[list[slice]] = [[] for _ in self.of_shards]
+        places: list[list[slice]] = [[] for _ in self.of_shards]
         for shard, (start, stop) in zip(lanes, pairwise(bounds), strict=True):
             if shard is not None:
-                spans[shard].append(slice(start, stop))
-        return spans
+                places[shard].append(slice(start, stop))
+        return places
+
+
+def without_absent(routed: GroupIds) -> GroupIds:
+    """Return the same bags without the rows that are `ABSENT`."""
+    known = routed.ids != ABSENT
+    if bool(known.all()):
+        return routed
+    before = torch.zeros(known.numel() + 1, dtype=torch.int64)
+    torch.cumsum(known, 0, out=before[1:])
+    weights = None if routed.weights is None else routed.weights[known]
+    return GroupIds(routed.ids[known], before[routed.offsets], weights)
 
 
 def _never() -> None:
     """Stand for the backward pass of no look-up."""
 
 
-def _size(span: slice) -> int:
-    return int(span.stop - span.start)
+def _joined(whole: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
+    if len(places) == 1:
+        return whole[places[0]]
+    return torch.cat([whole[:0], *(whole[at] for at in places)])
 
 
-def _joined(whole: Tensor, spans: Sequence[slice]) -> Tensor:
-    if len(spans) == 1:
-        return whole[spans[0]]
-    return torch.cat([whole[span] for span in spans])
+def _size(at: slice | Tensor) -> int:
+    return at.numel() if isinstance(at, Tensor) else int(at.stop - at.start)

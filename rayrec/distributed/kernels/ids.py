@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,8 @@ class GroupIds:
         weights: (N,) float32, or None when the group is unweighted.
         read_only: (N,) bool, ids that are not admitted to their dynamic table; None where all are.
         parts: of sequences of dynamic tables, the ids of every slot from every rank, in order.
+        places: of sequences of dynamic tables that are read in place, where the ids of every slot
+            from every rank are; else empty.
     """
 
     ids: Tensor
@@ -35,6 +38,7 @@ class GroupIds:
     weights: Tensor | None
     read_only: Tensor | None = None
     parts: tuple[int, ...] = ()
+    places: Sequence[Sequence[slice | Tensor]] = ()
 
 
 def bag_offsets(lengths: Tensor) -> Tensor:

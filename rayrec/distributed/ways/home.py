@@ -29,10 +29,12 @@ class Wanted(NamedTuple):
     Attributes:
         ids: the bags of every slot of a pooled collection; one bag per id of a sequence.
         counts: number of ids of each use of a sequence; empty for a pooled collection.
+        absent: of a sequence of dynamic tables, (N,) ids without a row; else None.
     """
 
     ids: GroupIds
     counts: list[int]
+    absent: Tensor | None = None
 
 
 class Home(Protocol):
@@ -48,8 +50,13 @@ class Home(Protocol):
     width: int
     weighted: bool
 
-    def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
-        """Return what is to be looked up of a batch with these keys."""
+    def wanted(self, rows: SourceRows, keys: Keys, of_uses: Sequence[Tensor] = ()) -> Wanted:
+        """Return what is to be looked up of a batch with these keys.
+
+        Args:
+            of_uses: per use, the rows of its ids, `ABSENT` where one has none; empty where ids are
+                rows.
+        """
         ...
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from rayrec.distributed.kernels.dynamic_ids import without_absent
 from rayrec.distributed.kernels.ids import GroupIds, bag_offsets
 from rayrec.distributed.kernels.slot_rows import SlotRows
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -50,13 +52,21 @@ class HomeLookup:
             [width for _, _, width in blocks],
             workers,
         )
-        self._features = Features([use.feature for use, _, _ in blocks])
+        self._slot_uses = [use for use, _, _ in blocks]
+        self._features = Features([use.feature for use in self._slot_uses])
 
-    def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
+    def wanted(self, rows: SourceRows, keys: Keys, of_uses: Sequence[Tensor] = ()) -> Wanted:
         """Return the bags of every slot, slot by slot: as many of each, ids local to its table.
 
         Keys with fewer bags than others are padded by empty ones.
         """
+        wanted = self._wanted(rows, keys)
+        if not of_uses:
+            return wanted
+        ids = torch.cat([of_uses[use.index] for use in self._slot_uses])
+        return Wanted(without_absent(replace(wanted.ids, ids=ids)), [])
+
+    def _wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
         order, part, most = self._features.order(keys), rows.parts[0], rows.most_bags
         if len(set(part.bags)) > 1:
             none = part.lengths.new_zeros(most)

@@ -16,6 +16,7 @@ from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import CollectionSpec, Use
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.ways.home import Features, Keys, Wanted
+from rayrec.dynamic.id_map import ABSENT
 from rayrec.sparse.ops import gather_segments, offsets_of
 
 
@@ -42,7 +43,7 @@ class HomeSequence:
         table = space.as_table(self.width)
         self._whole = SlotRows(table.view(-1), [0], [0, table.shape[0]], [self.width], workers)
 
-    def wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
+    def wanted(self, rows: SourceRows, keys: Keys, of_uses: Sequence[Tensor] = ()) -> Wanted:
         """Return the ids of every use, use by use, and how many each has.
 
         Where no table is cut by columns, an id is a row of all memory seen as one table of this
@@ -51,27 +52,36 @@ class HomeSequence:
         order, part = self._features.order(keys), rows.parts[0]
         ids = gather_segments(part.ids, rows.kjt_offsets, order)
         counts = [part.counts[key] for key in order]
+        absent = None
+        if of_uses:
+            ids = torch.cat(list(of_uses))
+            absent = ids == ABSENT
+            ids = ids.clamp_(min=0)  # any row, whose values are then left out
         if self._uncut:
             ids = ids + self._firsts.repeat_interleave(
                 torch.tensor(counts), output_size=ids.numel()
             )
-        return Wanted(GroupIds(ids, torch.arange(ids.numel() + 1), None), counts)
+        return Wanted(GroupIds(ids, torch.arange(ids.numel() + 1), None), counts, absent)
 
     def look_up(self, wanted: Wanted, bags: Mapping[str, int]) -> list[Tensor]:
         """Return per use (ids, D)."""
         ids, counts = wanted.ids, wanted.counts
         with self._workers.alone():
             if not self._uncut:
-                return [
+                found = [
                     self._columns(blocks, part)
                     for blocks, part in zip(self._blocks, ids.ids.split(counts), strict=True)
                 ]
             # a gather can write in place, FBGEMM's kernel is quicker alone
-            if self._workers.threads > 1:
+            elif self._workers.threads > 1:
                 gathered = take_rows(self._space.as_table(self.width), ids.ids, self._workers)
+                found = list(gathered.split(counts))
             else:
-                gathered = self._whole.look_up(ids.ids, ids.offsets, None)
-        return list(gathered.split(counts))
+                found = list(self._whole.look_up(ids.ids, ids.offsets, None).split(counts))
+        if wanted.absent is not None and bool(wanted.absent.any()):
+            for rows, absent in zip(found, wanted.absent.split(counts), strict=True):
+                rows[absent] = 0.0
+        return found
 
     def _columns(self, blocks: Sequence[tuple[int, int]], ids: Tensor) -> Tensor:
         tables = [(self._space.as_table(width), start // width) for start, width in blocks]

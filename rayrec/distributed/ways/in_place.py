@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.codec import Codecs
-from rayrec.comm.exchange import Exchange
-from rayrec.comm.pages import make_huge
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.program.compile import Address, group_of, uses_of
@@ -44,12 +42,13 @@ from rayrec.distributed.ways.in_place_groups import (
     columns_of,
     sequence_ids_in_place,
 )
+from rayrec.distributed.ways.in_place_rows import OwnedRows, owned_ids
+from rayrec.distributed.ways.shared_gradients import SharedGradients
 from rayrec.distributed.ways.way import Joined, Leg, Opening, Step, Way, World
 from rayrec.layout import Layout, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.observe.timer import span
 
 CARRIER = "in_place"
-_LEAST_BYTES = 1 << 20
 
 
 def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, world: World) -> bool:
@@ -57,44 +56,16 @@ def can_read_in_place(spec: CollectionSpec, plan: ShardingPlan, world: World) ->
 
     Their rows must have one type, since they lie in one memory; no gradient of a sequence may be
     clipped; no table of a pooled collection may take two hops, which only several hosts do; and
-    none may be dynamic, since only the owner of its rows knows whose they are.
+    ids of dynamic tables may have no weights, whose gradients would need the rows of unknown ids.
     """
-    types = {table.data_type for table in spec.tables}
-    if len(types) > 1 or any(table.dynamic is not None for table in spec.tables):
+    if len({table.data_type for table in spec.tables}) > 1:
+        return False
+    if spec.weighted and any(table.dynamic is not None for table in spec.tables):
         return False
     if spec.sequence:
         return all(world.optimizers[table.name].max_gradient is None for table in spec.tables)
     layouts = (plan.tables[table.name].layout for table in spec.tables)
     return not any(takes_two_hops(layout, plan.hosts) for layout in layouts)
-
-
-class SharedGradients:
-    """Memory for the gradients of one step of all ranks; it grows to the largest step.
-
-    Attributes:
-        free: True once every rank has read those of the last step.
-    """
-
-    def __init__(self) -> None:
-        self.free = True
-        self._memory = torch.empty(0)
-
-    def matrices(self, shapes: Sequence[tuple[int, int]], exchange: Exchange) -> list[Tensor]:
-        """Return one matrix of each shape, which all ranks share; all ranks call it together.
-
-        The contents are those of a former step. The memory grows to a power of two of bytes; all
-        ranks know all shapes, so all grow in the same step.
-        """
-        sizes = [rows * width for rows, width in shapes]
-        if self._memory.numel() < sum(sizes):
-            size = max(_LEAST_BYTES, 1 << (4 * sum(sizes) - 1).bit_length())
-            memory = exchange.share(size)
-            assert memory is not None, "tables are shared"
-            if exchange.rank == 0:
-                make_huge(memory)
-            self._memory = memory.view(torch.float32)
-        parts = self._memory[: sum(sizes)].split(sizes)
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class InPlace(Way):
@@ -188,17 +159,26 @@ class InPlace(Way):
     def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
         """Make the leg that reads the tables in place."""
         homes = {c: self._homes[c] for c in collections}
-        return _InPlaceLeg(slots, rank, homes, self._gradients)
+        groups = [one.carried_by([CARRIER], collections) for one in slots.ranks]
+        layouts = {c: self._spaces[c].layouts for c in collections}
+        owned = OwnedRows(slots, rank, groups, layouts)
+        return _InPlaceLeg(slots, rank, homes, self._gradients, owned)
 
 
 class _InPlaceLeg(Leg):
     """One step of the collections that are read in place."""
 
     def __init__(
-        self, slots: SlotTable, rank: int, homes: Mapping[int, Home], gradients: SharedGradients
+        self,
+        slots: SlotTable,
+        rank: int,
+        homes: Mapping[int, Home],
+        gradients: SharedGradients,
+        owned: OwnedRows,
     ) -> None:
         self.collections = tuple(homes)
-        self._slots, self._homes, self._gradients = slots, homes, gradients
+        self._slots, self._homes, self._gradients, self._owned = slots, homes, gradients, owned
+        self._pieces = slots.ranks[rank].pieces
         self._groups = slots.ranks[rank].carried_by([CARRIER], self.collections)
 
     def unpack(
@@ -210,9 +190,11 @@ class _InPlaceLeg(Leg):
             # Bags are as many as the rows of the gradients that every rank will hand over.
             extents = self._slots.extents[group.key.collection]
             if group.key.sequence:
-                ids[group.key] = sequence_ids_in_place(
-                    group, [s.extents[extents] for s in got], arrived
-                )
+                counts = [s.extents[extents] for s in got]
+                if group.key.dynamic:
+                    ids[group.key] = owned_ids(group, self._pieces, counts, arrived)
+                else:
+                    ids[group.key] = sequence_ids_in_place(group, counts, arrived)
             else:
                 rows = [sizes.extents[extents.start] for sizes in got]
                 ids[group.key] = pooled_ids(group, rows, arrived)
@@ -226,8 +208,18 @@ class _InPlaceLeg(Leg):
                 # the ranks have said so by sending them.
                 step.exchange.meet()
         self._gradients.free = True
+        if self._owned.collections:
+            with span(step.timer, "input"):
+                groups, rows = self._owned.find(step)
+            step = replace(step, routed=replace(step.routed, groups=groups), rows=rows)
         weights = () if step.weights is None else (step.weights,)
-        return Joined.apply(self, step, step.anchor, *weights)
+        outputs: tuple[Tensor, ...] = Joined.apply(self, step, step.anchor, *weights)
+        if self._owned.collections and outputs[0].requires_grad:
+            for group in self._groups:
+                ids = step.lookups[group.key].ids
+                if ids is not None:
+                    ids.wait_for_gradient(outputs[0])
+        return outputs
 
     def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Wanted]]:
         """Look up this rank's batch in place; `inputs` are the weights, if they are learned."""
@@ -235,7 +227,9 @@ class _InPlaceLeg(Leg):
         wanted = {}
         for collection, home in self._homes.items():
             with span(step.timer, "input"):
-                wanted[collection] = home.wanted(step.routed.source, step.send.keys)
+                wanted[collection] = home.wanted(
+                    step.routed.source, step.send.keys, step.rows.get(collection, ())
+                )
             with span(step.timer, "lookup"):
                 outputs += home.look_up(wanted[collection], step.bags)
         return outputs, wanted

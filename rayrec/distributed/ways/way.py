@@ -103,6 +103,8 @@ class Step:
         anchor: an empty tensor that keeps a rank without rows in the graph, since every rank must
             enter the collectives of the backward pass.
         timer: counts where time goes, or None.
+        rows: collection -> per use, the rows of this rank's ids, where tables are dynamic and read
+            in place.
     """
 
     routed: RoutedIds
@@ -116,6 +118,7 @@ class Step:
     replicas: int
     anchor: Tensor
     timer: StepTimer | None
+    rows: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
 
 class Way(ABC):

@@ -1,0 +1,207 @@
+"""The rows of the ids of dynamic tables that all ranks read in place.
+
+Only the owner of a row knows whose it is. So once ids have travelled, each owner gives rows to its
+own, and tells the ranks that sent them. Then every rank looks its batch up by rows, as if the
+tables were static. A row of `ABSENT` is that of an id without one.
+"""
+
+# N ids
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Slot, Use
+from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.steps.source_rows import SourceRows
+from rayrec.distributed.steps.unpack import Arrived
+from rayrec.distributed.ways.way import Step
+from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.id_map import ABSENT
+from rayrec.layout import Layout, TableLayout
+
+Parts = list[list[Tensor]]  # by slot and source
+
+
+def owned_ids(
+    group: LookupGroup,
+    pieces: Sequence[Piece],
+    counts: Sequence[Sequence[int]],
+    arrived: Sequence[Arrived],
+) -> GroupIds:
+    """Return the ids of sequences of all ranks, as the rows of their gradients lie.
+
+    Args:
+        counts: per source, the ids of every use of the collection.
+    """
+    ids: list[Tensor] = []
+    flags: list[Tensor] = []
+    places: list[list[slice | Tensor]] = [[] for _ in group.slots]
+    at = 0
+    for of_source, source in zip(counts, arrived, strict=True):
+        for use, count in enumerate(of_source):
+            mine = [i for i, slot in enumerate(group.slots) if slot.use.index == use]
+            own = torch.zeros(count, dtype=torch.int64)
+            for i in mine:
+                slot, rows = group.slots[i], group.slots[i].shard.rows
+                own = source.ids[slot.piece]
+                if slot.whole:
+                    places[i].append(slice(at, at + count))
+                else:
+                    first = _first_rows(own, *pieces[slot.piece].dynamic)
+                    here = (first >= rows.start) & (first < rows.stop)
+                    places[i].append(here.nonzero().view(-1) + at)
+            ids.append(own)
+            flags.append(torch.full((count,), any(group.slots[i].use.read_only for i in mine)))
+            at += count
+    read_only = torch.cat(flags) if group.has_read_only else None
+    return GroupIds(torch.cat(ids), torch.arange(at + 1), None, read_only, places=places)
+
+
+class OwnedRows:
+    """Rows of one rank's batch, as the owners of dynamic tables know them.
+
+    Args:
+        slots: slots that every rank looks up.
+        rank: this rank.
+        groups: per rank, the groups whose tables are read in place.
+        layouts: collection -> layouts of its tables.
+    Attributes:
+        collections: those with dynamic tables.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        rank: int,
+        groups: Sequence[Sequence[LookupGroup]],
+        layouts: Mapping[int, Mapping[str, Layout]],
+    ) -> None:
+        self._slots, self._rank, self._layouts = slots, rank, layouts
+        self._groups = [[group for group in of_rank if group.key.dynamic] for of_rank in groups]
+        found = {group.key.collection for of_rank in self._groups for group in of_rank}
+        self.collections = tuple(sorted(found))
+
+    def find(self, step: Step) -> tuple[dict[GroupKey, GroupIds], dict[int, list[Tensor]]]:
+        """Give rows to the ids that this rank owns, and learn those of its batch.
+
+        All ranks call it together.
+
+        Returns:
+            what this rank's kernels update; and collection -> per use (N,) rows of its table.
+        """
+        mapped = dict(step.routed.groups)
+        parts: dict[GroupKey, Parts] = {}
+        for group in self._groups[self._rank]:
+            routed, ids = step.routed.groups[group.key], step.lookups[group.key].ids
+            assert ids is not None, "the tables of the group are dynamic"
+            rows = ids.rows_of(routed)
+            mapped[group.key] = ids.looked_up(routed, rows)
+            parts[group.key] = self._parts(group, rows, routed, step.routed.got)
+        ranks = range(len(self._groups))
+        send = [
+            [parts[group.key][i][source] for group, i in self._told(self._rank, source)]
+            for source in ranks
+        ]
+        found, blocks = self._wanted(step.routed.source, step.send.keys)
+        places = [
+            [self._place(group.slots[i], blocks) for group, i in self._told(owner, self._rank)]
+            for owner in ranks
+        ]
+        counts = [
+            [
+                found[use.collection][use.index].numel() if here is None else int(here.sum())
+                for use, here in of_owner
+            ]
+            for of_owner in places
+        ]
+        got = step.exchange.all_to_all(
+            torch.cat([*(part for of_source in send for part in of_source), _NONE]),
+            [sum(part.numel() for part in of_source) for of_source in send],
+            [sum(of_owner) for of_owner in counts],
+        ).wait()
+        flow = iter(got.split([count for of_owner in counts for count in of_owner]))
+        for use, here in (place for of_owner in places for place in of_owner):
+            rows = found[use.collection][use.index]
+            rows[slice(None) if here is None else here] = next(flow)
+        return mapped, found
+
+    def _told(self, owner: int, source: int) -> Iterator[tuple[LookupGroup, int]]:
+        """Yield the slots of an owner whose rows it tells a source: those of the first columns, and
+        of replicated tables to itself alone.
+        """
+        for group in self._groups[owner]:
+            for i, slot in enumerate(group.slots):
+                layout = self._layouts[group.key.collection][slot.use.table]
+                if slot.shard.cols.start == 0 and (
+                    isinstance(layout, TableLayout) or owner == source
+                ):
+                    yield group, i
+
+    def _parts(
+        self, group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]
+    ) -> Parts:
+        """Return rows of the table for the ids of every slot, source by source."""
+        if routed.places:
+            found = [[rows[at] for at in of_slot] for of_slot in routed.places]
+        else:
+            sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
+            flow = iter(rows.split(sizes))
+            found = [[next(flow) for _ in got] for _ in group.slots]
+        return [
+            [_of_table(part, slot) for part in of_slot]
+            for slot, of_slot in zip(group.slots, found, strict=True)
+        ]
+
+    def _wanted(
+        self, source: SourceRows, keys: Sequence[str]
+    ) -> tuple[dict[int, list[Tensor]], dict[Use, Tensor]]:
+        """Return what `find` fills, where static tables have their rows already, and the row block
+        of every id of tables that have several.
+        """
+        where, bounds, whole = list(keys), source.kjt_offsets, source.parts[0]
+        found: dict[int, list[Tensor]] = {}
+        blocks: dict[Use, Tensor] = {}
+        for collection in self.collections:
+            tables = {table.name: table for table in self._slots.collections[collection].tables}
+            found[collection] = []
+            for use in self._slots.uses[collection]:
+                key, table = where.index(use.feature), tables[use.table]
+                ids = whole.ids[bounds[key] : bounds[key + 1]]
+                layout = self._layouts[collection][use.table]
+                if table.dynamic is not None:
+                    if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
+                        size = table.row_multiple
+                        first = _first_rows(ids, table.num_embeddings // size, size)
+                        blocks[use] = (
+                            torch.bucketize(first, torch.tensor(layout.row_cuts), right=True) - 1
+                        )
+                    ids = torch.full_like(ids, ABSENT)
+                found[collection].append(ids)
+        return found, blocks
+
+    def _place(self, slot: Slot, blocks: Mapping[Use, Tensor]) -> tuple[Use, Tensor | None]:
+        """Return which ids of a use of this rank's batch lie in a slot; None where all do."""
+        if slot.use not in blocks:
+            return slot.use, None
+        layout = self._layouts[slot.use.collection][slot.use.table]
+        assert isinstance(layout, TableLayout), "a table with several row blocks is cut"
+        return slot.use, blocks[slot.use] == layout.row_block(slot.shard.rows.start)
+
+
+def _of_table(rows: Tensor, slot: Slot) -> Tensor:
+    """Return rows of a table for those of its shard."""
+    first = slot.shard.rows.start
+    return rows if not first else torch.where(rows == ABSENT, ABSENT, rows + first)
+
+
+def _first_rows(ids: Tensor, blocks: int, rows: int) -> Tensor:
+    """Return (N,) the first row of the block of every id; see `Piece.dynamic`."""
+    return torch.from_numpy(blocks_of(ids.numpy(), blocks) * rows)
+
+
+_NONE = torch.empty(0, dtype=torch.int64)
