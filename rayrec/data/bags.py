@@ -84,6 +84,16 @@ class Bags:
             begins, ends = self.offsets[:-1].astype(np.int64), self.offsets[1:].astype(np.int64)
         return replace(self, offsets=np.maximum(begins, ends - count), ends=ends)
 
+    def packed(self) -> Bags:
+        """The same bags one after another, as those are that have weights."""
+        if self.offsets is None or self.ends is None:
+            return self
+        offsets = _offsets(self.ends - self.offsets)
+        values = np.empty(offsets[-1], self.values.dtype)
+        rows = len(self.offsets)
+        self.write(0, rows, values, np.empty(rows, np.int32))
+        return Bags(values, offsets)
+
     def write(
         self,
         start: int,

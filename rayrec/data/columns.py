@@ -87,7 +87,8 @@ def read_columns(
             use = f"weights of feature {feature.name!r}:"
             leaf = partial(floats, column=feature.weights, use=use)
             weights = read_bags(column(feature.weights), feature.weights, leaf, where)
-            bag.weights = _checked_weights(bag, weights, feature, rows, where)
+            bag = bag.packed()
+            bag.weights = _checked_weights(bag, weights.packed(), feature, rows, where)
         bags.append(bag)
     sequences = [_sequence(column(one.source), one, where) for one in schema.sequences]
     _check_aligned(bags, sequences, schema, rows, where)

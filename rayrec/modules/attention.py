@@ -65,7 +65,7 @@ class TargetAttention(nn.Module):
         Returns:
             (B, D).
         """
-        sequences = Sequences.of(offsets, len(values))
+        sequences = Sequences(offsets, len(values))
         scores = self._scores(query, values, sequences)
         weights = softmax_rows(scores, sequences) if self.softmax else scores
         return weighted_sum(weights, values, sequences)

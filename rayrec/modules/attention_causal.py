@@ -54,4 +54,6 @@ def attend_causal(
         )
         out.append(group.unpad(attended.transpose(1, 2).flatten(2)))
     # no values, no groups: the empty result stays in the graph of all three
-    return torch.cat(out) if out else query + key + value
+    if not out:
+        return query + key + value
+    return out[0] if len(out) == 1 else torch.cat(out)

@@ -50,13 +50,17 @@ class Group(NamedTuple):
         """(values, D) -> (sequences, L, D), zeros behind the end of each; a view where none is."""
         if self.offsets is None:
             return values.view(self.sequences, self.length, -1)
-        return _Pad.apply(values, self.offsets, self.length)
+        if values.element_size() == 8:
+            return _Pad.apply(values, self.offsets, self.length)
+        return jagged_to_padded_dense(values, self.offsets, self.length, 0.0)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(sequences, L, D) -> (values, D); the reverse of `pad`."""
         if self.offsets is None:
             return padded.reshape(self.values, -1)
-        return _Unpad.apply(padded, self.offsets, self.values)
+        if padded.element_size() == 8:
+            return _Unpad.apply(padded, self.offsets, self.values)
+        return torch.ops.fbgemm.dense_to_jagged(padded, [self.offsets], self.values)[0]
 
 
 class JaggedGroups:
@@ -79,7 +83,7 @@ class JaggedGroups:
     def __init__(
         self, offsets: Tensor, num_values: int, max_length: int | None = None, width: int = 64
     ) -> None:
-        self.sequences = Sequences.of(offsets, num_values)
+        self.sequences = Sequences(offsets, num_values)
         self.groups: list[Group] = []
         self._order: Tensor | None = None
         self._inverse: Tensor | None = None
@@ -108,8 +112,7 @@ class JaggedGroups:
         if len(sizes) == 1:
             same = len(counts) == 1 and not empty
             offsets = None if same else self.sequences.offsets
-            total = int(lengths.sum()) if same else self.sequences.row.numel()
-            self.groups = [Group(len(lengths), sizes[0][1], total, offsets)]
+            self.groups = [Group(len(lengths), sizes[0][1], self.sequences.num_values, offsets)]
             return
         # longest first, as `cut_lengths` counts; equal lengths keep their order
         by_length = torch.argsort(lengths, descending=True, stable=True)
@@ -123,9 +126,9 @@ class JaggedGroups:
             full = values == number * length
             self.groups.append(Group(number, length, values, None if full else own))
             first += number
-        into = Sequences.of(sorted_offsets, self.sequences.row.numel())
+        into = Sequences(sorted_offsets, self.sequences.num_values)
         starts = self.sequences.offsets[:-1].index_select(0, by_length)
-        self._order = starts.index_select(0, into.row) + into.positions()
+        self._order = starts.index_select(0, into.row) + into.positions
         self._inverse = torch.empty_like(self._order)
         self._inverse[self._order] = torch.arange(len(self._order))
 
@@ -139,6 +142,9 @@ class JaggedGroups:
 
     def parts(self, *tensors: Tensor) -> Iterator[tuple[Group, tuple[Tensor, ...]]]:
         """Yield each group with its part of some (T, ...) tensors in the order of the groups."""
+        if len(self.groups) == 1:
+            yield self.groups[0], tensors
+            return
         # one split has one backward, where a slice per group would fill T values per group
         sizes = [group.values for group in self.groups]
         yield from zip(
@@ -195,6 +201,9 @@ class _Reorder(torch.autograd.Function):
         return _Reorder.apply(grad, inverse, order), None, None
 
 
+# FBGEMM pads no values of 64 bits, so they go through it as two words of 32; zeros stay zeros.
+
+
 class _Pad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, offsets: Tensor, length: int) -> Tensor:
@@ -220,6 +229,4 @@ class _Unpad(torch.autograd.Function):
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Values of 64 bits as two of 32, which FBGEMM can pad; zeros are zeros in both."""
-    tensor = tensor.contiguous()
-    return tensor.view(torch.float32) if tensor.element_size() == 8 else tensor
+    return tensor.contiguous().view(torch.float32)

@@ -16,7 +16,7 @@ sequence. The gradient is not differentiable once more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from rayrec.modules.attention_groups import Group, JaggedGroups
 
 TILE_ELEMENTS = 1 << 19  # 2 MiB of float32: about what a core's cache holds
 KEPT_ELEMENTS = 1 << 22  # 16 MiB of float32, which spares short sequences a third of the time
-TILE_QUERIES = range(16, 65)
+TILE_QUERIES = 64
 BUCKETS_PER_OCTAVE = 1.2
 
 
@@ -80,65 +80,25 @@ def attend_pointwise(
     return _Pointwise.apply(query, key, value, position_bias, time_bias, times, groups, heads)
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """Queries `rows` of the sequences `span`, and the keys before `rows.stop`."""
 
     span: slice
     rows: slice
 
-    @property
-    def keys(self) -> tuple[slice, slice]:
-        """The place of the tile's keys."""
-        return self.span, slice(0, self.rows.stop)
 
-
-def tiles_of(group: Group, heads: int) -> Iterator[_Tile]:
+def tiles_of(group: Group, heads: int) -> Iterator[Tile]:
     """Yield the tiles of a group; each has at most TILE_ELEMENTS weights, or one query of one
     sequence.
     """
     # few queries leave out more keys that stand behind them, many are quicker for each of them
-    queries = max(TILE_QUERIES[0], min(-(-group.length // 4), TILE_QUERIES[-1]))
-    queries = max(1, min(queries, group.length, TILE_ELEMENTS // (heads * group.length)))
+    queries = min(TILE_QUERIES, -(-group.length // 2), TILE_ELEMENTS // (heads * group.length))
+    queries = max(1, queries)
     count = max(1, TILE_ELEMENTS // (heads * queries * group.length))
     for first in range(0, group.sequences, count):
         span = slice(first, min(first + count, group.sequences))
         for start in range(0, group.length, queries):
-            yield _Tile(span, slice(start, min(start + queries, group.length)))
-
-
-class _Padded(NamedTuple):
-    """The tensors of one group: (n, H, L, d), and (n, L) times."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    times: Tensor | None
-
-    @classmethod
-    def of(cls, group: Group, heads: int, parts: tuple[Tensor, ...]) -> _Padded:
-        query, key, value = (_by_head(group, part, heads) for part in parts[:3])
-        # the scale goes into the queries, which are fewer than the weights
-        query = query * query.shape[3] ** -0.5
-        times = None if len(parts) == 3 else group.pad(parts[3].unsqueeze(1)).squeeze(2)
-        return cls(query, key, value, times)
-
-    def scores(self, tile: _Tile, position_bias: Tensor, time_bias: Tensor | None) -> Tensor:
-        """(n, H, r, c) scores of a tile, with their biases."""
-        scores = self.query[tile.span, :, tile.rows] @ self.key[tile.keys[0], :, tile.keys[1]].mT
-        distances = _distances(tile, scores.device)
-        bias = position_bias.index_select(0, distances.flatten()).view_as(distances)
-        if time_bias is not None:
-            buckets = self.buckets(tile, len(time_bias))
-            of_times = time_bias.index_select(0, buckets.flatten()).view(buckets.shape)
-            bias = (of_times + bias).unsqueeze(1)
-        return scores.add_(bias)
-
-    def buckets(self, tile: _Tile, count: int) -> Tensor:
-        """(n, r, c) bucket of the time between each query and key."""
-        assert self.times is not None
-        span, keys = tile.keys
-        between = self.times[span, tile.rows].unsqueeze(2) - self.times[span, keys].unsqueeze(1)
-        return time_buckets(between, count)
+            yield Tile(span, slice(start, min(start + queries, group.length)))
 
 
 def time_buckets(seconds: Tensor, count: int) -> Tensor:
@@ -147,24 +107,69 @@ def time_buckets(seconds: Tensor, count: int) -> Tensor:
     return octaves.mul_(BUCKETS_PER_OCTAVE).clamp_(max=count - 1).int()
 
 
-def _by_head(group: Group, part: Tensor, heads: int) -> Tensor:
-    return group.pad(part).unflatten(2, (heads, -1)).transpose(1, 2).contiguous()
+class _Padded:
+    """The tensors of one group: (n H, L, d) queries, keys and values, and (n, L) times."""
+
+    def __init__(self, group: Group, heads: int, parts: tuple[Tensor, ...]) -> None:
+        self.group, self.heads = group, heads
+        self.query, self.key, self.value = (self.by_head(part) for part in parts[:3])
+        # the scale goes into the queries, which are fewer than the weights
+        self.scale = self.query.shape[2] ** -0.5
+        self.query = self.query * self.scale
+        self.times = group.pad(parts[3].unsqueeze(1)).squeeze(2) if len(parts) > 3 else None
+
+    def by_head(self, part: Tensor) -> Tensor:
+        """(values, D) -> (n H, L, d)."""
+        return self.group.pad(part).unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+
+    def together(self, of_heads: Tensor) -> Tensor:
+        """(n H, L, d) -> (values, D)."""
+        of_heads = of_heads.unflatten(0, (-1, self.heads))
+        return self.group.unpad(of_heads.transpose(1, 2).flatten(2))
+
+    def counts(self) -> Tensor:
+        """(L, 1): the number of values that each place looks at."""
+        like = self.value
+        counts = torch.arange(1, self.group.length + 1, device=like.device, dtype=like.dtype)
+        return counts.unsqueeze(1)
+
+    def queries(self, tile: Tile, tensor: Tensor) -> Tensor:
+        """Return the part of (n H, L, d) that belongs to the queries of a tile."""
+        return tensor[tile.span.start * self.heads : tile.span.stop * self.heads, tile.rows]
+
+    def keys(self, tile: Tile, tensor: Tensor) -> Tensor:
+        """Return the part of (n H, L, d) that belongs to the keys of a tile."""
+        span = slice(tile.span.start * self.heads, tile.span.stop * self.heads)
+        return tensor[span, : tile.rows.stop]
+
+    def scores(
+        self, tile: Tile, position_bias: Tensor, bucket_bias: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """(n H, r, c) scores of a tile, with their biases; those of keys behind their query are so
+        low that their weights and gradients are 0.
+        """
+        scores = torch.bmm(self.queries(tile, self.query), self.keys(tile, self.key).mT)
+        apart = distances_of(tile, scores.device)
+        bias = position_bias.index_select(0, apart.clamp(min=0).flatten()).view_as(apart)
+        bias.masked_fill_(apart < 0, torch.finfo(bias.dtype).min / 2)
+        if bucket_bias is not None:
+            buckets, time_bias = bucket_bias
+            bias = time_bias.index_select(0, buckets.flatten()).view(buckets.shape).add_(bias)
+            bias = bias.unsqueeze(1)
+        scores.unflatten(0, (-1, self.heads)).add_(bias)
+        return scores
+
+    def buckets(self, tile: Tile, count: int) -> Tensor:
+        """(n, r, c) bucket of the time between each query and key."""
+        assert self.times is not None
+        of_queries = self.times[tile.span, tile.rows].unsqueeze(2)
+        return time_buckets(of_queries - self.times[tile.span, None, : tile.rows.stop], count)
 
 
-def _together(group: Group, heads_first: Tensor) -> Tensor:
-    return group.unpad(heads_first.transpose(1, 2).flatten(2))
-
-
-def _distances(tile: _Tile, device: torch.device) -> Tensor:
-    """(r, c) places between query and key; 0 for keys behind the query, which are masked."""
+def distances_of(tile: Tile, device: torch.device) -> Tensor:
+    """(r, c) places between query and key; negative for keys behind the query."""
     keys = torch.arange(tile.rows.stop, device=device)
-    return (keys[tile.rows].unsqueeze(1) - keys).clamp_(min=0)
-
-
-def _mask(weights: Tensor, tile: _Tile) -> Tensor:
-    """Set the weights of keys behind their queries to 0, in place."""
-    weights[..., tile.rows].tril_()
-    return weights
+    return keys[tile.rows].unsqueeze(1) - keys
 
 
 class _Pointwise(torch.autograd.Function):
@@ -181,95 +186,96 @@ class _Pointwise(torch.autograd.Function):
         heads: int,
     ) -> Tensor:
         ctx.groups, ctx.heads = groups, heads
-        ctx.save_for_backward(query, key, value, position_bias, time_bias, times)
-        biases = _biases(position_bias, time_bias, query.dtype)
-        tensors = _read(query, key, value, times, time_bias)
+        tensors = (query, key, value, position_bias, time_bias, times)
+        ctx.save_for_backward(*tensors)
         out = [query[:0]]
-        # scores of tiles, in their order; a forward without a backward keeps none
+        # of each group what was padded, and of its tiles the buckets and scores; a forward without
+        # a backward keeps none
         ctx.kept, room = [], KEPT_ELEMENTS if any(ctx.needs_input_grad) else 0
         with torch.autocast(query.device.type, enabled=False):
-            for group, parts in groups.parts(*tensors):
-                own = _Padded.of(group, heads, parts)
+            for group, parts in groups.parts(*_read(tensors)):
+                own = _Padded(group, heads, parts)
                 result = torch.empty_like(own.value)
+                room -= 3 * own.value.numel()
+                kept: list[tuple[Tensor | None, Tensor] | None] = []
+                ctx.kept.append((own if room >= 0 else None, kept))
                 for tile in tiles_of(group, heads):
-                    scores = own.scores(tile, *biases)
-                    room -= scores.numel()
-                    ctx.kept.append(scores if room >= 0 else None)
-                    weights = _mask(functional.silu(scores, inplace=room < 0), tile)
-                    span, keys = tile.keys
-                    result[span, :, tile.rows] = weights @ own.value[span, :, keys]
-                out.append(_together(group, result.div_(_counts(group, result))))
+                    buckets, scores = _scores(own, tile, position_bias, time_bias)
+                    room -= scores.numel() + (0 if buckets is None else buckets.numel())
+                    kept.append((buckets, scores) if room >= 0 else None)
+                    weights = functional.silu(scores, inplace=room < 0)
+                    # torch multiplies batches into parts of a tensor one by one, so not in place
+                    own.queries(tile, result).copy_(torch.bmm(weights, own.keys(tile, own.value)))
+                out.append(own.together(result.div_(own.counts())))
         return torch.cat(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, position_bias, time_bias, times = ctx.saved_tensors
-        biases = _biases(position_bias, time_bias, query.dtype)
-        tensors = _read(query, key, value, times, time_bias)
-        found: list[list[Tensor]] = [[tensor[:0]] for tensor in tensors[:3]]
+        tensors = ctx.saved_tensors
+        position_bias, time_bias = tensors[3:5]
+        found: list[list[Tensor]] = [[grad[:0]] for _ in range(3)]
         of_position = torch.zeros_like(position_bias)
         of_time = None if time_bias is None else torch.zeros_like(time_bias)
-        kept = iter(ctx.kept)
-        with torch.autocast(query.device.type, enabled=False):
-            for group, (above, *parts) in ctx.groups.parts(grad, *tensors):
-                own = _Padded.of(group, ctx.heads, tuple(parts))
-                above = _by_head(group, above, ctx.heads)
-                above = above / _counts(group, above)
-                grads = [torch.zeros_like(one) for one in own[:3]]
-                for tile in tiles_of(group, ctx.heads):
-                    scores = next(kept)
-                    scores = own.scores(tile, *biases) if scores is None else scores
-                    _tile_backward(own, tile, scores, above, grads, of_position, of_time)
-                grads[0].mul_(own.query.shape[3] ** -0.5)
-                for parts_of, one in zip(found, grads, strict=True):
-                    parts_of.append(_together(group, one))
-        return *(torch.cat(parts_of) for parts_of in found), of_position, of_time, None, None, None
+        with torch.autocast(grad.device.type, enabled=False):
+            parts_of_groups = ctx.groups.parts(grad, *_read(tensors))
+            for (group, (above, *parts)), (own, kept) in zip(
+                parts_of_groups, ctx.kept, strict=True
+            ):
+                own = _Padded(group, ctx.heads, tuple(parts)) if own is None else own
+                above = own.by_head(above) / own.counts()
+                grads = [torch.zeros_like(own.query) for _ in range(3)]
+                for tile, found_before in zip(tiles_of(group, ctx.heads), kept, strict=True):
+                    buckets, scores = found_before or _scores(own, tile, position_bias, time_bias)
+                    of_scores = _tile_backward(own, tile, scores, above, grads)
+                    # a bias has many pairs, whose sum bfloat16 could not hold
+                    wide = torch.promote_types(of_scores.dtype, torch.float32)
+                    pairs = of_scores.unflatten(0, (-1, ctx.heads)).sum(1, dtype=wide)
+                    apart = distances_of(tile, grad.device).clamp_(min=0).flatten()
+                    sums = pairs.sum(0).flatten().to(of_position.dtype)
+                    of_position.index_add_(0, apart, sums)
+                    if of_time is not None and buckets is not None:
+                        count = len(of_time)
+                        of_time += torch.bincount(buckets.flatten(), pairs.flatten(), count)
+                grads[0].mul_(own.scale)
+                for own_parts, one in zip(found, grads, strict=True):
+                    own_parts.append(own.together(one))
+        return (
+            *(torch.cat(own_parts) for own_parts in found),
+            of_position,
+            of_time,
+            None,
+            None,
+            None,
+        )
 
 
 def _tile_backward(
-    own: _Padded,
-    tile: _Tile,
-    scores: Tensor,
-    above: Tensor,
-    grads: list[Tensor],
-    of_position: Tensor,
-    of_time: Tensor | None,
-) -> None:
-    """Add the gradients of a tile to those of queries, keys, values and biases."""
-    (span, keys), rows = tile.keys, tile.rows
-    weights = _mask(functional.silu(scores), tile)
-    above_rows = above[span, :, rows]
-    grads[2][span, :, keys] += weights.mT @ above_rows
-    of_weights = _mask(above_rows @ own.value[span, :, keys].mT, tile)
+    own: _Padded, tile: Tile, scores: Tensor, above: Tensor, grads: list[Tensor]
+) -> Tensor:
+    """Add the gradients of a tile to those of queries, keys and values; return the scores'."""
+    of_query, of_key, of_value = grads
+    above = own.queries(tile, above)
+    own.keys(tile, of_value).add_(torch.bmm(functional.silu(scores).mT, above))
+    of_weights = torch.bmm(above, own.keys(tile, own.value).mT)
     of_scores = torch.ops.aten.silu_backward(of_weights, scores)
-    grads[0][span, :, rows] = of_scores @ own.key[span, :, keys]
-    grads[1][span, :, keys] += of_scores.mT @ own.query[span, :, rows]
-    # a bias has many pairs, whose sum bfloat16 could not hold
-    by_sequence = of_scores.sum(1, dtype=torch.promote_types(of_scores.dtype, torch.float32))
-    distances = _distances(tile, scores.device).flatten()
-    of_position.index_add_(0, distances, by_sequence.sum(0).flatten().to(of_position.dtype))
-    if of_time is not None:
-        buckets = own.buckets(tile, len(of_time)).flatten()
-        sums = torch.bincount(buckets, by_sequence.flatten(), minlength=len(of_time))
-        of_time.add_(sums.to(of_time.dtype))
+    own.queries(tile, of_query).copy_(torch.bmm(of_scores, own.keys(tile, own.key)))
+    own.keys(tile, of_key).add_(torch.bmm(of_scores.mT, own.queries(tile, own.query)))
+    return of_scores
 
 
-def _read(
-    query: Tensor, key: Tensor, value: Tensor, times: Tensor | None, time_bias: Tensor | None
-) -> list[Tensor]:
-    """The tensors that tiles are made of; times only where there is a bias of time."""
+def _scores(
+    own: _Padded, tile: Tile, position_bias: Tensor, time_bias: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Return the buckets and the scores of a tile."""
+    position_bias = position_bias.to(own.query.dtype)
     if time_bias is None:
-        return [query, key, value]
-    assert times is not None
-    return [query, key, value, times]
+        return None, own.scores(tile, position_bias, None)
+    buckets = own.buckets(tile, len(time_bias))
+    return buckets, own.scores(tile, position_bias, (buckets, time_bias.to(own.query.dtype)))
 
 
-def _biases(position: Tensor, time: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Any]:
-    return position.to(dtype), None if time is None else time.to(dtype)
-
-
-def _counts(group: Group, like: Tensor) -> Tensor:
-    """(L, 1): the number of values that each place looks at."""
-    counts = torch.arange(1, group.length + 1, device=like.device, dtype=like.dtype)
-    return counts.unsqueeze(1)
+def _read(tensors: Sequence[Any]) -> list[Tensor]:
+    """The tensors that tiles are made of; times only where there is a bias of time."""
+    query, key, value, _, time_bias, times = tensors
+    return [query, key, value] if time_bias is None else [query, key, value, times]

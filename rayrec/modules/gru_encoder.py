@@ -51,7 +51,7 @@ class GRUEncoder(nn.Module):
         keys: Tensor | None = None,
     ) -> Tensor:
         """Encode; as the forward of `AttentionEncoder`. Times are not read."""
-        sequences = Sequences.of(offsets, len(values))
+        sequences = Sequences(offsets, len(values))
         own = None if keys is None else value_keys(keys, sequences)
         states = self.before(values, own)
         if len(values):
@@ -62,7 +62,7 @@ class GRUEncoder(nn.Module):
         """Run the GRU over (T, D) values, T above 0."""
         # A packed sequence holds the first values of all sequences, longest sequence first, then
         # their second values, and so on. It needs the number of values at every position.
-        positions = sequences.positions()
+        positions = sequences.positions
         lengths = sequences.offsets.diff()
         by_length = torch.argsort(lengths, descending=True, stable=True)
         rank = torch.empty_like(by_length)

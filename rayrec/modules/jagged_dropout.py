@@ -67,7 +67,7 @@ def row_keys(
 
 def value_keys(rows: Tensor, sequences: Sequences) -> Tensor:
     """(B,) keys of the rows -> (T,) keys of their values."""
-    return mix(rows.index_select(0, sequences.row) ^ sequences.positions())
+    return mix(rows.index_select(0, sequences.row) ^ sequences.positions)
 
 
 class JaggedDropout(nn.Module):

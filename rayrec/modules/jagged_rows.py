@@ -11,56 +11,59 @@ the host waits for nothing, and no tensor is larger than its inputs and outputs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-class Sequences(NamedTuple):
+class Sequences:
     """The places of T values in B sequences.
 
+    Args:
+        offsets: (B + 1,) integers from 0 to T.
+        num_values: T, so that no host sync is needed.
     Attributes:
-        offsets: (B + 1,) int64, from 0 to T.
-        row: (T,) int64, the sequence of each value.
+        offsets: the same, int64.
     """
 
-    offsets: Tensor
-    row: Tensor
+    def __init__(self, offsets: Tensor, num_values: int) -> None:
+        self.offsets, self.num_values = offsets.long(), num_values
 
-    @classmethod
-    def of(cls, offsets: Tensor, num_values: int) -> Sequences:
-        """Return the sequences of some offsets; T is given so that no host sync is needed."""
-        offsets = offsets.long()
-        numbers = torch.arange(offsets.numel() - 1, device=offsets.device)
-        row = torch.repeat_interleave(numbers, offsets.diff(), output_size=num_values)
-        return cls(offsets, row)
+    @cached_property
+    def row(self) -> Tensor:
+        """(T,) int64: the sequence of each value."""
+        numbers = torch.arange(self.offsets.numel() - 1, device=self.offsets.device)
+        lengths = self.offsets.diff()
+        return torch.repeat_interleave(numbers, lengths, output_size=self.num_values)
 
+    @cached_property
     def positions(self) -> Tensor:
         """(T,) int64: the number of values before each one in its sequence."""
-        numbers = torch.arange(self.row.numel(), device=self.row.device)
+        numbers = torch.arange(self.num_values, device=self.offsets.device)
         return numbers - self.offsets.index_select(0, self.row)
 
 
 def expand_rows(rows: Tensor, sequences: Sequences) -> Tensor:
     """Copy (B,) or (B, D) rows to each value of their sequences: (T,) or (T, D)."""
-    return _Expand.apply(rows, *sequences)
+    return _Expand.apply(rows, sequences)
 
 
 def sum_rows(values: Tensor, sequences: Sequences) -> Tensor:
     """Sum (T,) or (T, D) values by sequence: (B,) or (B, D), 0 for a sequence without values."""
-    return _Sum.apply(values, *sequences)
+    return _Sum.apply(values, sequences)
 
 
 def dots(rows: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
     """Multiply each of (T, D) values with the (B, D) row of its sequence: (T,) dot products."""
-    return _Dots.apply(rows, values, *sequences)
+    return _Dots.apply(rows, values, sequences)
 
 
 def weighted_sum(weights: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
     """Sum (T, D) values by sequence, each times its weight of (T,): (B, D)."""
-    return _WeightedSum.apply(weights, values, *sequences)
+    return _WeightedSum.apply(weights, values, sequences)
 
 
 def softmax_rows(scores: Tensor, sequences: Sequences) -> Tensor:
@@ -89,51 +92,51 @@ def _sums(values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Ten
 
 class _Expand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
-        ctx.sequences = Sequences(offsets, row)
-        return rows.index_select(0, row)
+    def forward(ctx: Any, rows: Tensor, sequences: Sequences) -> Tensor:
+        ctx.sequences = sequences
+        return rows.index_select(0, sequences.row)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return sum_rows(grad, ctx.sequences), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return sum_rows(grad, ctx.sequences), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
-        ctx.sequences = Sequences(offsets, row)
+    def forward(ctx: Any, values: Tensor, sequences: Sequences) -> Tensor:
+        ctx.sequences = sequences
         if values.dim() == 1:
-            return _sums(values.unsqueeze(1), offsets).squeeze(1)
-        return _sums(values, offsets)
+            return _sums(values.unsqueeze(1), sequences.offsets).squeeze(1)
+        return _sums(values, sequences.offsets)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return expand_rows(grad, ctx.sequences), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return expand_rows(grad, ctx.sequences), None
 
 
 class _Dots(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, values: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
-        ctx.sequences = Sequences(offsets, row)
+    def forward(ctx: Any, rows: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+        ctx.sequences = sequences
         ctx.save_for_backward(rows, values)
-        return (rows.index_select(0, row) * values).sum(1)
+        return (rows.index_select(0, sequences.row) * values).sum(1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, values = ctx.saved_tensors
         of_values = grad.unsqueeze(1) * expand_rows(rows, ctx.sequences)
-        return weighted_sum(grad, values, ctx.sequences), of_values, None, None
+        return weighted_sum(grad, values, ctx.sequences), of_values, None
 
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, values: Tensor, offsets: Tensor, row: Tensor) -> Tensor:
-        ctx.sequences = Sequences(offsets, row)
+    def forward(ctx: Any, weights: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+        ctx.sequences = sequences
         ctx.save_for_backward(weights, values)
-        return _sums(values, offsets, weights.contiguous())
+        return _sums(values, sequences.offsets, weights.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, values = ctx.saved_tensors
         of_values = weights.unsqueeze(1) * expand_rows(grad, ctx.sequences)
-        return dots(grad, values, ctx.sequences), of_values, None, None
+        return dots(grad, values, ctx.sequences), of_values, None

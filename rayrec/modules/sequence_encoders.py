@@ -96,7 +96,7 @@ class AttentionEncoder(nn.Module):
         groups = JaggedGroups(offsets, len(values), self.max_length, self.dim)
         sequences = groups.sequences
         own = None if keys is None else value_keys(keys, sequences)
-        places = sequences.positions()
+        places = sequences.positions
         if self.positions == "newest":
             places = sequences.offsets.diff().index_select(0, sequences.row) - places - 1
         states = self.dropout(values * self.dim**0.5 + self.position(places), own)

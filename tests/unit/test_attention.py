@@ -91,7 +91,7 @@ def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
 
 def test_rows_have_the_gradients_of_their_gradients():
     offsets = torch.tensor([0, 2, 2, 5, 6])
-    sequences = Sequences.of(offsets, 6)
+    sequences = Sequences(offsets, 6)
     rows, values, scores = (x.double() for x in leaves(0, (4, 3), (6, 3), (6,)))
     for function, inputs in (
         (expand_rows, [rows]),
