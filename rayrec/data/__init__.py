@@ -4,6 +4,7 @@ from rayrec.data.batch import Batch
 from rayrec.data.candidates import ItemSlices, NextItemDataset, SharedNegatives
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
+from rayrec.data.event_log import EventLog, EventSplit, write_event_log
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.inspect import DataReport, inspect_data
 from rayrec.data.loader import BatchLoader
@@ -13,7 +14,7 @@ from rayrec.data.random import RandomRecDataset
 from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
 from rayrec.layout.schema import FeatureSchema
-from rayrec.layout.schema_columns import DenseColumn, Feature
+from rayrec.layout.schema_columns import DenseColumn, Feature, SequenceColumn
 
 __all__ = [
     "ArrowDataset",
@@ -21,6 +22,8 @@ __all__ = [
     "BatchLoader",
     "DataReport",
     "DenseColumn",
+    "EventLog",
+    "EventSplit",
     "Feature",
     "FeatureSchema",
     "FileDataset",
@@ -30,11 +33,13 @@ __all__ = [
     "RandomRecDataset",
     "RowDataset",
     "SampleOrder",
+    "SequenceColumn",
     "SharedNegatives",
     "SyntheticConfig",
     "SyntheticPaths",
     "check_columns",
     "inspect_data",
     "to_batch",
+    "write_event_log",
     "write_synthetic",
 ]
