@@ -40,7 +40,7 @@ class MeanOfPast(nn.Module):
         ]
         own = None
         if keys is not None:
-            own = value_keys(keys, Sequences.of(offsets, len(values)))
+            own = value_keys(keys, Sequences(offsets, len(values)))
         return self.dropout(torch.tanh(self.layer(torch.cat(means))), own)
 
 

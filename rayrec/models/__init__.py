@@ -16,7 +16,7 @@ from rayrec.models.dlrm_parts import (
     OverArch,
     SparseArch,
 )
-from rayrec.models.full_ranking import Places, rank_items
+from rayrec.models.full_ranking import Lists, Places, rank_items, rank_scores
 from rayrec.models.multi_task import MultiTaskTrain
 from rayrec.models.next_item import NextItem, NextItemTrain
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
@@ -37,6 +37,7 @@ __all__ = [
     "InteractionArch",
     "InteractionDCNArch",
     "InteractionProjectionArch",
+    "Lists",
     "MultiTaskTrain",
     "NextItem",
     "NextItemTrain",
@@ -48,4 +49,5 @@ __all__ = [
     "TwoTower",
     "TwoTowerTrain",
     "rank_items",
+    "rank_scores",
 ]

@@ -25,6 +25,7 @@ from rayrec.data.candidates import ROW_KEYS
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
 from rayrec.modules import EmbeddingCollection
+from rayrec.modules.jagged_rows import Sequences
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
@@ -195,8 +196,6 @@ def next_places(offsets: Tensor, tokens: int) -> Tensor:
     Returns:
         (T,): t + 1 inside of a history, and T + b at the end of row b.
     """
-    rows = len(offsets) - 1
-    lengths = offsets[1:] - offsets[:-1]
-    row = torch.arange(rows, device=offsets.device).repeat_interleave(lengths, output_size=tokens)
     following = torch.arange(1, tokens + 1, device=offsets.device)
+    row = Sequences(offsets, tokens).row
     return torch.where(following == offsets[1:][row], tokens + row, following)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rayrec.data import Batch, RowDataset
-    from rayrec.models import NextItem, Places
+    from rayrec.models import Lists, NextItem, Places
     from rayrec.train.loop import RankTrainer
 
 SCORES = 1 << 24  # of queries of all ranks with all items, that are in memory at a time
@@ -89,16 +89,17 @@ class NextItemScorer:
 
         from rayrec.data import ItemSlices
         from rayrec.data.candidates import with_bag
-        from rayrec.models import rank_items
-        from rayrec.models.full_ranking import rank_scores
+        from rayrec.models import Lists, rank_items, rank_scores
 
         device, rank, world = trainer.device, trainer.rank, trainer.world_size
-        items = len(self.pairs.counts)
+        # in 2D groups the ranks of each group hold all items, and rank the queries of their own
+        exchange, items = model.exchange, len(self.pairs.counts)
+        share = exchange.rank, exchange.world_size
         known = self._known(model).to(device)
         counts = torch.from_numpy(self.pairs.counts).to(device).double()
         slices = ItemSlices(num_items=items)
-        ids = torch.from_numpy(slices.ids(0, 0, rank, world)).to(device)
-        first = items * rank // world
+        ids = torch.from_numpy(slices.ids(0, 0, *share)).to(device)
+        first = int(ids[0]) if len(ids) else 0
         rows: Tensor | None = None
         for batch in self._batches(rank, world):
             batch = batch.to(device)
@@ -107,7 +108,8 @@ class NextItemScorer:
             looked = model.look_up(features)
             rows = looked.candidates if rows is None else rows
             queries = last_of(model.encode(looked.history, batch).float(), looked.history.offsets())
-            wanted, seen = item_ids(batch, model.item), self._seen(batch, model)
+            ones = item_ids(batch, model.item)
+            wanted, seen = Lists(ones, torch.ones_like(ones)), self._seen(batch, model)
             found = rank_items(
                 queries,
                 wanted,
@@ -116,12 +118,12 @@ class NextItemScorer:
                 model.biases(ids),
                 first,
                 known[first : first + len(ids)],
-                model.exchange,
+                exchange,
             )
             past = batch.sparse_features[model.history]
             histories = np.split(past.values().cpu().numpy(), past.offsets().cpu().numpy()[1:-1])
-            chain = torch.from_numpy(markov_scores(self.pairs, histories[: len(wanted)]))
-            popular = counts.repeat(len(wanted), 1)
+            chain = torch.from_numpy(markov_scores(self.pairs, histories[: len(ones)]))
+            popular = counts.repeat(len(ones), 1)
             yield (
                 found,
                 rank_scores(popular, wanted, seen, known),
@@ -136,12 +138,14 @@ class NextItemScorer:
         ) as batches:
             yield from batches
 
-    def _seen(self, batch: Batch, model: NextItem) -> tuple[Tensor, Tensor]:
-        """Return the items that each query has seen, and how many they are."""
+    def _seen(self, batch: Batch, model: NextItem) -> Lists:
+        """Return the items that each query has seen."""
+        from rayrec.models import Lists
+
         bags = batch.sparse_features[model.history]
         if self.seen is not None:
             bags = batch.sequences[self.seen]
-        return bags.values(), bags.lengths()
+        return Lists(bags.values(), bags.lengths())
 
     def _known(self, model: NextItem) -> Tensor:
         """Return the items that a training row or a held-out row holds, (N,) bool."""

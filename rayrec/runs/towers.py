@@ -20,7 +20,8 @@ from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.recipe import MAX_SIZE
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
-from rayrec.runs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval import RetrievalPaths, TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.runs.training import FileRun
 from rayrec.storage import probe_output
 

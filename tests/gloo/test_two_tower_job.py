@@ -21,7 +21,8 @@ from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
 from rayrec.runs.held_out import Truth
-from rayrec.runs.retrieval import RetrievalScorer, TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.progress import ProgressLog

@@ -10,7 +10,15 @@ from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.differentiable import counts_by_rank, gather_rows, send_home
 from rayrec.data import ItemSlices, SharedNegatives
 from rayrec.errors import ConfigError, InputError
-from rayrec.models import FullSoftmax, NextItem, rank_items, softmax
+from rayrec.models import (
+    FullSoftmax,
+    Lists,
+    NextItem,
+    full_ranking,
+    rank_items,
+    rank_scores,
+    softmax,
+)
 from rayrec.models.next_item import next_places
 from tests.sequences import COUNTS, ITEMS, LOSSES, NEGATIVES, MeanOfPast, build, part, plain_loss
 
@@ -150,36 +158,49 @@ def test_gradients_go_back_to_the_ranks_whose_rows_were_gathered(seed: int) -> N
     torch.testing.assert_close(torch.cat([grad for *_, grad in found]), whole.grad)
 
 
+def place_by_sort(scores: list[float], wanted: list[int]) -> list[int]:
+    """A list of all items, best first, in which wanted ones stand behind others of their score."""
+    order = sorted(
+        range(len(scores)),
+        key=lambda i: (-scores[i], i in wanted, wanted.index(i) if i in wanted else 0),
+    )
+    return [order.index(i) if scores[i] > -np.inf else len(scores) for i in wanted]
+
+
 @pytest.mark.seeds(range(50))
-def test_places_are_those_of_a_sort_with_ties_before(seed: int) -> None:
+def test_places_are_those_of_a_sort_with_ties_before(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_ranking, "CHUNK_SCORES", 12)
     rng = np.random.default_rng(seed)
     ranks, items = int(rng.integers(1, 5)), int(rng.integers(2, 20))
     # few values, so that many scores tie
     rows = torch.from_numpy(rng.integers(-1, 2, (items, 3))).float()
     biases = torch.from_numpy(rng.integers(0, 2, items)).float()
     known = torch.from_numpy(rng.random(items) < 0.8)
-    asked, wanted_places = [], []
+    asked, expected = [], []
     for _ in range(ranks):
         count = int(rng.integers(0, 4))
         queries = torch.from_numpy(rng.integers(-1, 2, (count, 3))).float()
-        wanted = torch.from_numpy(rng.choice(np.flatnonzero(known) if known.any() else [0], count))
+        wanted = [
+            rng.choice(items, min(items, int(rng.integers(0, 4))), False).tolist()
+            for _ in range(count)
+        ]
         seen = [rng.integers(0, items, int(rng.integers(0, 5))).tolist() for _ in range(count)]
         asked.append((queries, wanted, seen))
-        for query, target, past in zip(queries, wanted.tolist(), seen, strict=True):
+        for query, targets, past in zip(queries, wanted, seen, strict=True):
             scores = (rows @ query + biases).masked_fill(~known, -torch.inf).tolist()
-            kept = sum(s >= scores[target] for s in scores) - 1
             masked = [-np.inf if i in past else s for i, s in enumerate(scores)]
-            wanted_places.append((kept, sum(s >= masked[target] for s in masked) - 1))
+            pairs = zip(place_by_sort(scores, targets), place_by_sort(masked, targets), strict=True)
+            expected += [tuple(min(place, items) for place in pair) for pair in pairs]
 
     def body(exchange):
         queries, wanted, seen = asked[exchange.rank]
         mine = slice(items * exchange.rank // ranks, items * (exchange.rank + 1) // ranks)
-        lengths = torch.tensor([len(one) for one in seen], dtype=torch.int64)
-        ids = torch.tensor([i for one in seen for i in one], dtype=torch.int64)
         return rank_items(
             queries,
-            wanted,
-            (ids, lengths),
+            lists(wanted),
+            lists(seen),
             rows[mine],
             biases[mine],
             mine.start,
@@ -189,15 +210,21 @@ def test_places_are_those_of_a_sort_with_ties_before(seed: int) -> None:
 
     found = SimulatedWorld(ranks).run(body)
     pairs = [pair for p in found for pair in zip(p.kept.tolist(), p.masked.tolist(), strict=True)]
-    assert pairs == wanted_places
+    # one that cannot be found stands behind all items, in whatever order
+    assert [tuple(min(place, items) for place in pair) for pair in pairs] == expected
+
+
+def lists(rows: list[list[int]]) -> Lists:
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return Lists(torch.tensor([i for row in rows for i in row], dtype=torch.int64), lengths)
 
 
 def test_a_model_that_has_diverged_finds_nothing() -> None:
-    nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    rows = torch.full((4, 2), torch.nan)
-    known, wanted = torch.ones(4, dtype=torch.bool), torch.tensor([2])
-    one = torch.ones(1, 2), wanted, nothing, rows, torch.zeros(4), 0, known, LocalExchange()
-    assert rank_items(*one).kept.tolist() == [3]
+    rows, known = torch.full((4, 2), torch.nan), torch.ones(4, dtype=torch.bool)
+    one = torch.ones(1, 2), lists([[2]]), lists([[]]), rows, torch.zeros(4), 0, known
+    assert rank_items(*one, LocalExchange()).kept.tolist() == [4]
+    scores = torch.full((1, 4), torch.nan)
+    assert rank_scores(scores, lists([[2]]), lists([[]]), known).kept.tolist() == [4]
 
 
 def test_full_softmax_is_cross_entropy_also_of_far_scores() -> None:
