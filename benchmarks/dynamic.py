@@ -30,6 +30,7 @@ from benchmarks.ranks import System, Turns, compare, time_in_turns
 from benchmarks.step import ALONE, step_of
 from benchmarks.workload import Workload, quartiles, zipf_ids
 from rayrec.data.hashing import mix, to_ids
+from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.id_map import IdMap
 from rayrec.dynamic.rows import DynamicRows
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
@@ -94,11 +95,11 @@ def admit(args: Namespace) -> tuple[dict[str, Any], list[str]]:
     step = 0
     for first in range(0, args.rows, 20 * BATCH):
         step += 1
-        rows.admit(keys_of(np.arange(first, min(first + 20 * BATCH, args.rows))), step)
-    assert rows.take_counts(step)["held"] == args.rows, "no block is full"
+        rows.admit(keys_of(np.arange(first, min(first + 20 * BATCH, args.rows))), Instant(step))
+    assert rows.take_counts(Instant(step))["held"] == args.rows, "no block is full"
     rng, steps = np.random.default_rng(1), iter(range(step + 1, 10**9))
     batches = [keys_of(zipf_ids(rng, args.rows, BATCH, ZIPF)) for _ in range(60)]
-    found = timed(lambda ids: rows.admit(ids, next(steps)), batches)
+    found = timed(lambda ids: rows.admit(ids, Instant(next(steps))), batches)
     found["distinct"] = quartiles([float(batch.unique().numel()) for batch in batches])
     cpu, wall = found["cpu_ms"], found["wall_ms"]
     lines = [

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayrec.checks import positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.layout.tables import BaseEmbeddingConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from rayrec.layout import EmbeddingBagConfig
+    from rayrec.data import FeatureSchema
 
-MODELS = ("dlrm", "dcn")
+MODELS = ("dlrm", "dcn", "din")
+# fields that one model alone reads
+OPTIONS_OF = {"cross_layers": "dcn", "cross_rank": "dcn", "attention_layers": "din"}
+_LAYERS = ("dense_layers", "over_layers", "attention_layers")
 MAX_SIZE = 2**31 - 1  # of a layer
 # The models multiply rows with each other, and a product of rows near zero has hardly a gradient.
 INIT_BOUND = 0.5
+
+Table = TypeVar("Table", bound=BaseEmbeddingConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +32,13 @@ class ModelRecipe:
     """A click model as plain data; calling it builds the module, tables on the meta device.
 
     Attributes:
-        model: "dlrm" or "dcn".
+        model: "dlrm", "dcn" or "din".
         schema: the JSON text of the feature schema.
-        dense_layers: sizes of the dense MLP's layers but the last, which is as wide as the tables.
+        dense_layers: sizes of the dense MLP's layers but the last, which is as wide as the tables;
+            of all of them for din.
         over_layers: sizes of the over MLP's layers before its one logit.
         cross_layers, cross_rank: depth and rank of dcn's cross network.
+        attention_layers: sizes of the hidden layers of din's attention; none for dot products.
         init_bound: the rows of tables start within +- this, where the schema gives a table no
             bounds; None takes the table's own, the root of 1 / num_embeddings.
     Raises:
@@ -43,6 +51,7 @@ class ModelRecipe:
     over_layers: tuple[int, ...] = (64, 32)
     cross_layers: int = 2
     cross_rank: int = 16
+    attention_layers: tuple[int, ...] = (80, 40)
     init_bound: float | None = INIT_BOUND
 
     def __post_init__(self) -> None:
@@ -51,7 +60,7 @@ class ModelRecipe:
             raise ConfigError(
                 f"model {self.model!r} is not known; choose one of {', '.join(MODELS)}."
             )
-        for name in ("dense_layers", "over_layers"):
+        for name in _LAYERS:
             for size in getattr(self, name):
                 whole_number(f"{name} has the size", size, 1, MAX_SIZE)
         whole_number("cross_layers", self.cross_layers)
@@ -67,6 +76,8 @@ class ModelRecipe:
         from rayrec.modules import EmbeddingBagCollection
 
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
+        if self.model == "din":
+            return self._din(schema)
         check_pooled(schema, self.model)
         tables = [self._started(table) for table in schema.embedding_bag_configs()]
         # On the meta device the tables take no memory; every rank makes only its own shards.
@@ -81,7 +92,30 @@ class ModelRecipe:
             DLRM_DCN(collection, len(schema.dense), dense, over, self.cross_layers, self.cross_rank)
         )
 
-    def _started(self, table: EmbeddingBagConfig) -> EmbeddingBagConfig:
+    def _din(self, schema: FeatureSchema) -> nn.Module:
+        from rayrec.layout.schema_sequences import candidates_of
+        from rayrec.models import DIN, DLRMTrain
+        from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+
+        sequences = [self._started(table) for table in schema.embedding_configs()]
+        pooled = [self._started(table) for table in schema.embedding_bag_configs()]
+        histories = candidates_of(schema)
+        bags = None
+        if pooled:
+            bags = EmbeddingBagCollection(pooled, is_weighted=schema.is_weighted, device="meta")
+        return DLRMTrain(
+            DIN(
+                EmbeddingCollection(sequences, device="meta"),
+                histories,
+                [*self.over_layers, 1],
+                bags,
+                len(schema.dense),
+                self.dense_layers,
+                self.attention_layers,
+            )
+        )
+
+    def _started(self, table: Table) -> Table:
         """The table with the recipe's initial values, where it has none of its own."""
         said = table.weight_init_min, table.weight_init_max, table.init_fn
         if self.init_bound is None or any(one is not None for one in said):
@@ -102,7 +136,7 @@ class ModelRecipe:
         try:
             fields = dict(extras["recipe"])
             # JSON knows no tuples: they came back as lists, and two equal recipes must be equal.
-            fields |= {name: tuple(fields[name]) for name in ("dense_layers", "over_layers")}
+            fields |= {name: tuple(fields[name]) for name in _LAYERS if name in fields}
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ConfigError(

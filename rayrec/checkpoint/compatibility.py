@@ -16,7 +16,7 @@ from rayrec.checkpoint.resized import is_resized
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.shards.state import IDS, WEIGHT, ShardState
+from rayrec.shards.state import IDS, WEIGHT, ShardState, is_time
 
 _STATE_REMEDY = (
     "Restore with the optimizer that was saved, or the weights alone, without optimizer state "
@@ -101,7 +101,9 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
             "not dynamic. Give the table the `dynamic` that it had."
         )
     # the ids of a table that was not dynamic are the numbers of its rows
-    ids = state.ids if IDS in saved else {}
+    ids = dict(state.ids) if IDS in saved else {}
+    # and where no times were saved, the next one that data tells is that of all ids
+    ids = {name: one for name, one in ids.items() if name in saved or not is_time(name)}
     for name, tensor in {WEIGHT: state.weight, **ids, **state.optimizer}.items():
         if name not in saved and name in state.ids:
             raise CheckpointError(

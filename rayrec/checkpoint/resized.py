@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain
 from rayrec.checkpoint.entries import FileEntry, TableEntry
-from rayrec.dynamic.blocks import NO_KEY, IdColumns
+from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.columns import NO_KEY, IdColumns
 from rayrec.dynamic.resize import places_in
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
@@ -37,7 +38,7 @@ def fill_resized(
     chain: Chain,
     table: BaseEmbeddingConfig,
     states: Sequence[ShardState],
-    step: int,
+    now: Instant,
     writer: OverlapWriter,
     *,
     verify: bool,
@@ -46,7 +47,7 @@ def fill_resized(
 
     Args:
         states: the shards, at least one.
-        step: training steps of the table when it was saved.
+        now: instant of the table when it was saved.
     Returns:
         the number of ids that have no row any more.
     Raises:
@@ -58,10 +59,11 @@ def fill_resized(
     places, left_out = dict[str, Tensor](), 0
     for kind in _KINDS:
         if f"{kind}_key" in saved:
-            own = IdColumns(*(saved[f"{kind}_{column}"] for column in IdColumns._fields))
+            of_kind = {one: saved.get(f"{kind}_{one}") for one in IdColumns._fields}
+            own = IdColumns(**of_kind)  # type: ignore[arg-type]
             # candidates always make room by when they were seen
             eviction = table.dynamic.eviction if kind == "id" else "step"
-            moved = places_in(table, own, eviction, step)
+            moved = places_in(table, own, eviction, now)
             places[kind] = torch.from_numpy(moved.places)
             left_out += moved.left_out if kind == "id" else 0
     for state in states:
@@ -92,13 +94,20 @@ def fill_resized(
 def _columns(
     chain: Chain, table: str, files: Sequence[FileEntry], names: Sequence[str], verify: bool
 ) -> Mapping[str, Tensor]:
-    """Read those of some (P,) columns that were saved of a table."""
+    """Read those of some (P,) columns that were saved of a table; times may not have been."""
     held = {column.name for column in files[0].columns}
     if IDS in held:
-        return chain.whole_columns(table, [name for name in names if name in held], verify=verify)
-    rows = torch.arange(max(entry.rows.stop for entry in files))
-    none = torch.zeros(len(rows), dtype=torch.int32)
-    return {IDS: rows, SEEN: none, HITS: none}
+        wanted = [name for name in names if name in held]
+        saved = chain.whole_columns(table, wanted, verify=verify)
+    else:
+        rows = torch.arange(max(entry.rows.stop for entry in files))
+        none = torch.zeros(len(rows), dtype=torch.int32)
+        saved = {IDS: rows, SEEN: none, HITS: none}
+    for kind in _KINDS:
+        name = f"{kind}_time"
+        if name in names and f"{kind}_key" in saved:
+            saved.setdefault(name, torch.full_like(saved[f"{kind}_key"], NO_TIME))
+    return saved
 
 
 def _inside(places: Tensor, state: ShardState) -> tuple[Tensor, Tensor]:

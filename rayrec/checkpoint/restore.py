@@ -37,6 +37,7 @@ from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.paths import open_checkpoint
 from rayrec.checkpoint.resized import fill_resized, is_resized
 from rayrec.checkpoint.store import Store
+from rayrec.dynamic.clock import Instant, clocks_in
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
@@ -145,11 +146,12 @@ def restore_checkpoint(
     for read, data in _read_ahead(chain, reads, verify):
         for state in read.targets:
             writer.put(read.entry.batch_range(read.batch), read.entry.cols, data, state)
-    left_out, steps = dict[str, int](), manifest.extras.get("id_steps", {})
+    left_out, clocks = dict[str, int](), clocks_in(manifest.extras)
     for name, table in resized.items():
-        own, step = [one for one in shards if one.shard.table == name], steps.get(name, 0)
+        own = [one for one in shards if one.shard.table == name]
         if own:
-            left_out[name] = fill_resized(chain, table, own, step, writer, verify=verify)
+            now = clocks.get(name, Instant())
+            left_out[name] = fill_resized(chain, table, own, now, writer, verify=verify)
     writer.finish(shards)
     parts = {"dense": dense["model"], "dense_optimizer": dense["optimizer"]}
     random = tuple(dense.get("random", ()))

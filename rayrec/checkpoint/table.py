@@ -30,7 +30,7 @@ def load_table(
 
     A dynamic table has "id_key" (int64), "id_seen" and "id_hits" (int32) beside these: whose id has
     the row, in which step it was last seen, and how often since it has the row. Where "id_key" is
-    `NO_KEY` (-1, of `rayrec.dynamic.blocks`) the row belongs to no id and its values mean nothing.
+    `NO_KEY` (-1, of `rayrec.dynamic.columns`) the row belongs to no id and its values mean nothing.
     With an admission threshold above 1 there are "candidate_key", "candidate_seen" and
     "candidate_hits", which say the same of ids that are counted before they get a row; such an id
     lies at a place of its own, which has nothing to do with the row of that number.

@@ -20,7 +20,7 @@ def check_columns(
     """Check that a file has the schema's columns, in types that their uses take.
 
     Args:
-        with_labels: whether labels, weights of rows and groups are among them.
+        with_labels: whether labels, weights of rows, groups and time are among them.
     Raises:
         InputError: names the column, its type, `source` and the remedy.
     """
@@ -35,6 +35,8 @@ def check_columns(
         problems.append(number_problem(types[schema.weight], schema.weight, "weight"))
     if with_labels:
         problems += [group_problem(types[name], name) for name in schema.groups]
+    if with_labels and schema.time is not None and schema.tells_time:
+        problems.append(time_type_problem(types[schema.time], schema.time))
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
     unbounded = schema.unbounded()
     problems += [id_problem(types[f.source], f, f.name in unbounded) for f in schema.features]
@@ -137,6 +139,13 @@ def group_problem(kind: pa.DataType, column: str) -> str | None:
     if pa.types.is_integer(leaf) or is_text(leaf):
         return None
     return f"group column {column!r} has type {kind}; cast it to int64 or to string."
+
+
+def time_type_problem(kind: pa.DataType, column: str) -> str | None:
+    """Why a column of this type cannot hold times, with the remedy; None when it can."""
+    if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
+        return None
+    return f"time column {column!r} has type {kind}; cast it to whole seconds or to timestamp."
 
 
 def number_problem(kind: pa.DataType, column: str, use: str) -> str | None:

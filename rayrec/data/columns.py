@@ -29,6 +29,7 @@ from rayrec.data.numeric import (
     label_values,
     mask,
     row_weights,
+    times_of,
 )
 from rayrec.data.origin import RowOrigin
 from rayrec.errors import InputError
@@ -49,6 +50,7 @@ class Columns:
     row_weights: NDArray[np.float32] | None = None  # (B,)
     origin: RowOrigin | None = None
     groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # (B,) each
+    times: NDArray[np.int64] | None = None  # (B,) seconds
 
 
 def read_columns(
@@ -64,8 +66,8 @@ def read_columns(
         batch: may be sliced or empty; other columns are ignored.
         where: names a row of `batch` in messages.
         binary: the label columns that may hold nothing but 0 and 1.
-        with_labels: read labels, weights of rows and groups; else labels are zeros, and rows weigh
-            1.
+        with_labels: read labels, weights of rows, groups and times; else labels are zeros, and
+            rows weigh 1.
     Raises:
         InputError: a column is missing, of a wrong type, or holds a bad label, number or null.
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range
@@ -110,7 +112,12 @@ def read_columns(
     groups = {}
     if with_labels:
         groups = {name: _groups(column(name), name, where) for name in schema.groups}
-    return Columns(rows, bags, sequences, dense, labels, where, weight_of_row, groups=groups)
+    times = None
+    if with_labels and schema.time is not None and schema.tells_time:
+        times = times_of(column(schema.time), schema.time, where)
+    return Columns(
+        rows, bags, sequences, dense, labels, where, weight_of_row, groups=groups, times=times
+    )
 
 
 def _feature_bags(array: pa.Array, feature: Feature, unbounded: bool, where: Where) -> Bags:

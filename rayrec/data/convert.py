@@ -57,8 +57,8 @@ def to_batch(
         data: may be sliced, chunked or empty.
         source, first_row: name of the data and number of its first row, for messages.
         binary_labels: refuse labels other than 0 and 1: of all label columns, or of these.
-        with_labels: read labels, weights of rows and groups; else labels are zeros, and rows weigh
-            1.
+        with_labels: read labels, weights of rows, groups and times; else labels are zeros, and
+            rows weigh 1.
     Raises:
         ConfigError: `binary_labels` names a column that is no label.
         InputError: names feature, column, row, `source` and value of the first bad entry, and the
@@ -138,6 +138,7 @@ def assemble(
         stride=rows,
         # known here; on a GPU the host would have to wait for it
         length_per_key=counts,
+        time=_time(parts),
     )
     return Batch(
         dense_features=dense,
@@ -149,6 +150,16 @@ def assemble(
         groups=groups,
         sequences=sequences,
     )
+
+
+def _time(parts: Sequence[Part]) -> int | None:
+    """Return the largest time of the parts' rows, where they have one."""
+    of_parts = [
+        int(part.columns.times[part.rows].max())
+        for part in parts
+        if part.columns.times is not None and part.stop > part.start
+    ]
+    return max(of_parts, default=None)
 
 
 def _new(shape: int | tuple[int, int], dtype: type[np.generic], pin_memory: bool) -> Tensor:

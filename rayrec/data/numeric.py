@@ -1,4 +1,5 @@
-"""Columns of numbers to float32: the dense matrix, labels, weights of rows, each value checked.
+"""Columns of numbers: the dense matrix, labels and weights of rows as float32, times as seconds,
+each value checked.
 
 A column of float32 without nulls is a view; any other is converted once. Labels that are whole
 numbers beyond 2**24, such as classes or amounts, become float64, which holds them exactly. What a
@@ -15,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.data.column_types import number_problem
+from rayrec.data.column_types import number_problem, time_type_problem
 from rayrec.errors import InputError
+from rayrec.layout.dynamic import LATEST_S, time_problem
 from rayrec.layout.schema import FeatureSchema
 
 _FLOAT32 = pa.float32()
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EXACT_32, _EXACT_64 = 2**24, 2**53  # whole numbers up to these are exact in floats
 Labels = NDArray[np.float32] | NDArray[np.float64]
 
@@ -104,6 +107,28 @@ def row_weights(array: pa.Array, column: str, where: Where) -> NDArray[np.float3
             f"weight column {column!r} holds {weights[row]:g} in {where(row)}. {remedy}"
         )
     return weights
+
+
+def times_of(array: pa.Array, column: str, where: Where) -> NDArray[np.int64]:
+    """(B,) times of rows in seconds since 1970; InputError names row and file of what is none."""
+    problem = time_type_problem(array.type, column)
+    if problem is not None:
+        raise InputError(problem)
+    if array.null_count:
+        place = where(first_true(mask(array.is_null())))
+        raise InputError(
+            f"time column {column!r} holds null in {place}. Write the time of the row, or drop it."
+        )
+    per_second = 1
+    if pa.types.is_timestamp(array.type):
+        per_second = _PER_SECOND[array.type.unit]
+        array = array.view(pa.int64())
+    times = array.to_numpy() // per_second
+    beyond = (times < 0) | (times > LATEST_S)
+    if beyond.any():
+        row = first_true(beyond)
+        raise InputError(f"time column {column!r} in {where(row)}: {time_problem(int(times[row]))}")
+    return cast("NDArray[np.int64]", times.astype(np.int64, copy=False))
 
 
 def floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArray[np.float32]:

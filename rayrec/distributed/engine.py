@@ -10,7 +10,7 @@ connections of its own; the forward pass that is given this very KJT uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
 from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
-from rayrec.dynamic.clock import IdClock
+from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import span
@@ -162,29 +162,30 @@ class ShardedEmbeddings:
             lookup.iteration = value
 
     @property
-    def id_steps(self) -> dict[str, int]:
-        """Training steps of every dynamic table so far, by which its ids grow old."""
-        return {table: clock.steps for table, clock in self._id_clocks()}
+    def id_clocks(self) -> dict[str, Instant]:
+        """The instant of every dynamic table, by which its ids grow old."""
+        return {
+            table.name: clock.now if table.dynamic.uses_time else Instant(clock.now.step)
+            for number, clock in self.deployed.world.id_clocks.items()
+            for table in self.deployed.world.specs[number].tables
+            if table.dynamic is not None
+        }
 
-    @id_steps.setter
-    def id_steps(self, steps: Mapping[str, int]) -> None:
+    @id_clocks.setter
+    def id_clocks(self, instants: Mapping[str, Instant]) -> None:
         world = self.deployed.world
         for number, clock in world.id_clocks.items():
             names = [table.name for table in world.specs[number].tables]
-            clock.steps = max((steps[name] for name in names if name in steps), default=0)
-        # rows of a table that was not dynamic were in use, though nobody knows when
-        clocks = dict(self._id_clocks())
+            clock.go_to([instants[name] for name in names if name in instants])
+        # rows of a table that was not dynamic, or without times, were in use; nobody knows when
+        now = self.id_clocks
         for lookup in self.lookups.values():
             for ids in () if lookup.ids is None else lookup.ids.of_shards:
-                if ids.table.name not in steps:
-                    ids.see_all(clocks[ids.table.name].steps)
-
-    def _id_clocks(self) -> Iterator[tuple[str, IdClock]]:
-        world = self.deployed.world
-        for number, clock in world.id_clocks.items():
-            for table in world.specs[number].tables:
-                if table.dynamic is not None:
-                    yield table.name, clock
+                name = ids.table.name
+                if name not in instants:
+                    ids.see_all(now[name])
+                elif instants[name].time == NO_TIME:
+                    ids.time_all(now[name])
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor, training: bool = True) -> Outputs:
         """Return the output of one collection, differentiable.
@@ -291,7 +292,6 @@ class ShardedEmbeddings:
             with span(timer, "input"):
                 ahead = self._ahead.take(shared.started, collections, timer)
             shared.started = None  # a KJT that is kept must not keep what was routed
-        for number, clock in self.deployed.world.id_clocks.items():
-            if number in collections:
-                clock.begin(training and torch.is_grad_enabled())
-        return self.runner.run(self.deployed, collections, kjt, ahead)
+        return self.runner.run(
+            self.deployed, collections, kjt, ahead, training and torch.is_grad_enabled()
+        )

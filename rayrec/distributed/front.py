@@ -8,6 +8,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.inner_names import NamedAsInner
 from rayrec.distributed.state import fused_optimizer_of
+from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.rows import DynamicRows
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, SparseOptimizer
@@ -98,15 +99,15 @@ class EngineFront(NamedAsInner):
         return [ids for kernel in kernels if kernel is not None for ids in kernel.of_shards]
 
     @property
-    def id_steps(self) -> dict[str, int]:
-        """Training steps of each dynamic table so far, by which its ids grow old; checkpoints carry
-        them.
+    def id_clocks(self) -> dict[str, Instant]:
+        """Training steps of each dynamic table so far, and the time of its data, by which its ids
+        grow old; checkpoints carry them.
         """
-        return self._engine.id_steps
+        return self._engine.id_clocks
 
-    @id_steps.setter
-    def id_steps(self, steps: Mapping[str, int]) -> None:
-        self._engine.id_steps = steps
+    @id_clocks.setter
+    def id_clocks(self, instants: Mapping[str, Instant]) -> None:
+        self._engine.id_clocks = instants
 
     @property
     def timer(self) -> StepTimer | None:

@@ -47,7 +47,7 @@ def load_table(
         raise InputError(
             f"the model has no table {name!r}; it has {', '.join(sorted(model.plan.tables)[:20])}."
         )
-    if name in model.id_steps:
+    if name in model.id_clocks:
         raise ConfigError(
             f"table {name!r} is dynamic: its rows belong to ids as they come, so rows by number "
             "cannot be copied in. Start from a checkpoint (init_from)."

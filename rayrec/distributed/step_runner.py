@@ -15,11 +15,12 @@ from rayrec.distributed.deployed import Deployed, Program
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import GroupKey
-from rayrec.distributed.program.slots import by_collection
+from rayrec.distributed.program.slots import SlotTable, by_collection
 from rayrec.distributed.steps.peers import look_up_with_peers
 from rayrec.distributed.steps.route import RoutedIds, route
 from rayrec.distributed.steps.shared_exchange import Outputs
 from rayrec.distributed.ways import Step
+from rayrec.errors import InputError
 from rayrec.observe.timer import StepTimer, span
 from rayrec.sparse import KeyedJaggedTensor, start_check_ids
 
@@ -50,17 +51,26 @@ class StepRunner:
         collections: frozenset[int],
         kjt: KeyedJaggedTensor,
         ahead: RoutedIds | None,
+        trains: bool,
     ) -> dict[int, Outputs]:
         """Return the outputs of some collections, differentiable.
 
         Args:
             ahead: the ids of `kjt` for these collections, where they have been routed already.
+            trains: dynamic tables may give rows to ids and take them back.
+        Raises:
+            InputError: they ask for the time of the data, and ids have come without one.
         """
         program = deployed.program(collections)
+        if trains:
+            self._check_time(program.slots, kjt)
         weights = kjt.weights_or_none() if program.slots.weighted else None
         if weights is not None and not (weights.requires_grad and torch.is_grad_enabled()):
             weights = None  # they are only read, and have travelled with the ids
         routed = ahead or self.route(program, kjt, self.exchange, weights is not None)
+        for number, clock in deployed.world.id_clocks.items():
+            if number in collections:
+                clock.begin(trains, routed.time)
         bags: dict[str, int] = {}
         if kjt.variable_stride_per_key():
             bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
@@ -101,6 +111,16 @@ class StepRunner:
                 checked = start_check_ids(kjt, program.slots.limits, source)
             send, watched = program.send_plan(kjt), self.watched(exchange)
             return route(kjt, program.slots, send, watched, program.unpack, track, checked)
+
+    def _check_time(self, slots: SlotTable, kjt: KeyedJaggedTensor) -> None:
+        if slots.uses_time and kjt.time is None and kjt.values().numel():
+            tables = (table for spec in slots.collections.values() for table in spec.tables)
+            name = next(t.name for t in tables if t.dynamic is not None and t.dynamic.uses_time)
+            raise InputError(
+                f"rank {self.exchange.rank}: ids of table {name!r} come and go by the time of the "
+                "data, and the batch has none. Name the column of `time` in the schema, or give "
+                "KeyedJaggedTensor its `time` in seconds."
+            )
 
     def watched(self, exchange: Exchange) -> Exchange:
         """Return the same exchange, whose waits are counted while there is a timer."""

@@ -6,7 +6,7 @@ once, those of keys whose time is over first, then those with the least score; s
 once for many keys. A place that was given or asked for in this very step is not taken back. Ties
 are broken by the hash of the key: nothing depends on the order in which keys come.
 
-The three tensors are the whole state. `rebuild` makes the map and the free places anew from them.
+The columns are the whole state. `rebuild` makes the map and the free places anew from them.
 A step costs one search of the map for every key, and two writes for every key that has a place; all
 of them go to random places of memory, which therefore lies on huge pages.
 """
@@ -21,47 +21,22 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from rayrec.comm.pages import Allocate
 from rayrec.data.hashing import mix
+from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT, IdMap
 from rayrec.errors import ConfigError
+from rayrec.layout.dynamic import DynamicConfig
 
-NO_KEY = -1
 MOST_HITS = 2**31 - 1
+LONG_AGO = Instant(0, 0)
 SHARE = 8  # of the places of a full block, one in so many is taken back
-Ints = NDArray[np.int64]
 Touch = Callable[[Ints], None]
 
 
 def no_touch(places: Ints) -> None:
     """Keep nothing of places that change."""
-
-
-class IdColumns(NamedTuple):
-    """What is known of every place, (P,) each.
-
-    Attributes:
-        key: int64, `NO_KEY` where the place is free.
-        seen: int32, the step in which the key was last seen.
-        hits: int32, how often it was seen since it has the place.
-    """
-
-    key: Tensor
-    seen: Tensor
-    hits: Tensor
-
-    @classmethod
-    def lying_in(cls, allocate: Allocate, places: int) -> IdColumns:
-        """Return columns in memory of somebody's: those that lie there, or of free places."""
-        key = allocate(8 * places).view(torch.int64)
-        seen, hits = (allocate(4 * places).view(torch.int32) for _ in range(2))
-        is_made = allocate(8).view(torch.int64)
-        if not is_made:
-            key.fill_(NO_KEY)
-            is_made.fill_(1)
-        return cls(key, seen, hits)
 
 
 class Met(NamedTuple):
@@ -106,7 +81,8 @@ class BlockedKeys:
         size: places of a block.
         blocks: number of blocks of the whole table, a power of two.
         first: the first of the blocks that are here.
-        eviction, ttl_steps: see `DynamicConfig`.
+        rule: says when time is over.
+        eviction: see `DynamicConfig`.
     Attributes:
         touch: called with places whose columns are about to change; a place may repeat.
     """
@@ -117,13 +93,14 @@ class BlockedKeys:
         size: int,
         blocks: int,
         first: int,
+        rule: DynamicConfig,
         eviction: str,
-        ttl_steps: int | None,
     ) -> None:
         self._tensors = columns
-        self._key, self._seen, self._hits = (column.numpy() for column in columns)
+        self._key, self._seen, self._hits = (column.numpy() for column in columns[:3])
+        self._time = None if columns.time is None else columns.time.numpy()
         self._size, self._blocks, self._first = size, blocks, first
-        self._eviction, self._ttl = eviction, ttl_steps
+        self._rule, self._eviction = rule, eviction
         self.touch: Touch = no_touch
         self.rebuild()
 
@@ -148,19 +125,32 @@ class BlockedKeys:
         for block in range(len(self._free)):
             self._fill_free(block)
         self._no_more_than = int(self._hits.max(initial=0))  # is any count
-        self._version = self._tensors.key._version
+        self._untimed = np.zeros(0, np.int64)
+        if self._time is not None:
+            self._untimed = live[self._time[live] == NO_TIME]
+        self._version = self._versions()
 
     def is_stale(self) -> bool:
         """Return True if the keys were written by somebody else since they were last looked at."""
         # torch counts writes into a tensor and its views; those through numpy, of this class, it
         # does not see
-        return self._tensors.key._version != self._version
+        return self._versions() != self._version
+
+    def _versions(self) -> int:
+        return sum(column._version for column in self._tensors.named().values())
 
     def find(self, keys: Ints) -> Ints:
         """Return (N,) places of (N,) keys, `ABSENT` where they have none."""
         return self._map.find(torch.from_numpy(keys)).numpy()
 
-    def meet(self, keys: Ints, step: int, counts: Ints | None = None) -> Met:
+    def begin(self, now: Instant) -> None:
+        """Let keys of which nobody knows the time have been seen at the first that data tells."""
+        if self._time is not None and len(self._untimed) and now.time != NO_TIME:
+            self.touch(self._untimed)
+            self._time[self._untimed] = now.time
+            self._untimed = self._untimed[:0]
+
+    def meet(self, keys: Ints, now: Instant, counts: Ints | None = None) -> Met:
         """Find (N,) keys, and count those that are not outlived.
 
         Args:
@@ -170,12 +160,12 @@ class BlockedKeys:
         places = self.find(keys)
         known = places != ABSENT
         fresh = known
-        if self._ttl is not None:
+        if self._rule.has_ttl:
             fresh = known.copy()
-            fresh[known] = self.fresh(places[known], step)
+            fresh[known] = self.fresh(places[known], now)
         seen = places if fresh.all() else places[fresh]
         self.touch(seen)
-        self._seen[seen] = step
+        self._see(seen, now)
         more = np.uint32(1) if counts is None else counts[fresh].astype(np.uint32)
         hits = self._hits.view(np.uint32)  # which the sum of two counts does not overflow
         np.add.at(hits, seen, more)
@@ -184,31 +174,39 @@ class BlockedKeys:
             hits[seen] = np.minimum(hits[seen], MOST_HITS)
         return Met(places, known, fresh)
 
-    def fresh(self, places: Ints | slice, step: int) -> NDArray[np.bool_]:
+    def fresh(self, places: Ints | slice, now: Instant) -> NDArray[np.bool_]:
         """Return (N,) whether the keys of some places were seen lately enough to be known."""
         seen = self._seen[places]
-        if self._ttl is None:
+        if not self._rule.has_ttl:
             return np.ones(len(seen), bool)
-        return seen.astype(np.int64) + self._ttl >= step
+        time = None if self._time is None else self._time[places]
+        fresh: NDArray[np.bool_] = now.is_fresh(self._rule, seen, time)
+        return fresh
 
-    def held(self, step: int, least: int = 0) -> int:
-        """Return the number of keys that are known in a step, and were seen so often at least."""
+    def held(self, now: Instant, least: int = 0) -> int:
+        """Return the number of keys that are known by now, and were seen so often at least."""
         counted = (self._key != NO_KEY) & (self._hits >= least)
-        if self._ttl is not None:
-            counted &= self._seen >= step - self._ttl
+        if self._rule.has_ttl:
+            counted &= self.fresh(slice(None), now)
         return int(np.count_nonzero(counted))
 
     def hits(self, places: Ints) -> NDArray[np.int32]:
         """Return (N,) how often the keys of some places were seen."""
         return self._hits[places]
 
-    def restart(self, places: Ints, step: int, counts: Ints) -> None:
+    def restart(self, places: Ints, now: Instant, counts: Ints) -> None:
         """Begin the counts of some places anew."""
         self.touch(places)
-        self._seen[places], self._hits[places] = step, np.minimum(counts, MOST_HITS)
+        self._see(places, now)
+        self._hits[places] = np.minimum(counts, MOST_HITS)
         self._no_more_than = max(self._no_more_than, int(counts.max(initial=0)))
 
-    def place(self, keys: Ints, counts: Ints, step: int) -> Placed:
+    def _see(self, places: Ints, now: Instant) -> None:
+        self._seen[places] = now.step
+        if self._time is not None:
+            self._time[places] = now.time
+
+    def place(self, keys: Ints, counts: Ints, now: Instant) -> Placed:
         """Give places to (N,) different keys without one, in the order of their counts.
 
         Args:
@@ -222,7 +220,7 @@ class BlockedKeys:
         sorted_blocks = blocks[order]
         here, firsts, wanted = np.unique(sorted_blocks, return_index=True, return_counts=True)
         freed = [
-            self._evict(block, count, step)
+            self._evict(block, count, now)
             for block, count in zip(here.tolist(), wanted.tolist(), strict=True)
             if count > self._frees[block]
         ]
@@ -235,33 +233,35 @@ class BlockedKeys:
         given = places[taken]
         self.touch(given)
         self._key[given] = keys[taken]
-        self.restart(given, step, counts[taken])
+        self.restart(given, now, counts[taken])
         self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
         return Placed(places, np.concatenate([np.zeros(0, np.int64), *freed]))
 
-    def _evict(self, block: int, wanted: int, step: int) -> Ints:
+    def _evict(self, block: int, wanted: int, now: Instant) -> Ints:
         """Take places of a block back, so that `wanted` are free where that can be.
 
         Returns:
             (M,) places that were taken back.
         """
         own = slice(block * self._size, (block + 1) * self._size)
-        key, seen, hits = self._key[own], self._seen[own], self._hits[own]
-        fresh = self.fresh(own, step)
-        goes = ~fresh if self._eviction == "none" else seen < step
+        key, seen = self._key[own], self._seen[own]
+        fresh = self.fresh(own, now)
+        goes = ~fresh if self._eviction == "none" else seen < now.step
         (may_go,) = np.nonzero((key != NO_KEY) & goes)
         missing = wanted - int(self._frees[block])
         if not len(may_go):
             return may_go
         number = min(len(may_go), max(missing, self._size // SHARE))
         # the last key of a sort is the first that it compares
-        score = (seen, hits, fresh) if self._eviction == "lfu" else (hits, seen, fresh)
+        score = *(one[own] for one in self._tensors.score(self._eviction)), fresh
         hashed = mix(key[may_go].view(np.uint64))
         least = np.lexsort((hashed, *(one[may_go] for one in score)))[:number]
         going = may_go[least]
         self.touch(going + own.start)
         self._map.drop(torch.from_numpy(key[going]))
-        key[going], seen[going], hits[going] = NO_KEY, 0, 0
+        key[going] = NO_KEY
+        self._see(going + own.start, LONG_AGO)
+        self._hits[going + own.start] = 0
         self._fill_free(block)
         return going + block * self._size
 

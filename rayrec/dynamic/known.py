@@ -12,42 +12,44 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rayrec.dynamic.blocks import NO_KEY
+from rayrec.dynamic.clock import Instant
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.copies import TouchedState, copy_touched
-from rayrec.shards.state import IDS, SEEN, ShardState
+from rayrec.shards.state import IDS, SEEN, TIME, ShardState
 
 
-def known_keys(table: BaseEmbeddingConfig, key: Tensor, seen: Tensor, step: int) -> Tensor:
-    """Return (N,) keys of some rows, `NO_KEY` of those that are unknown after a step.
+def known_keys(
+    table: BaseEmbeddingConfig, key: Tensor, seen: Tensor, time: Tensor | None, now: Instant
+) -> Tensor:
+    """Return (N,) keys of some rows, `NO_KEY` of those that are unknown by now.
 
     Args:
-        key, seen: (N,) columns of the rows.
+        key, seen, time: (N,) columns of the rows.
     """
     assert table.dynamic is not None, "the table is dynamic"
-    ttl = table.dynamic.ttl_steps
-    if ttl is None:
+    if not table.dynamic.has_ttl:
         return key
-    return torch.where(seen.long() + ttl >= step, key, NO_KEY)
+    return torch.where(now.is_fresh(table.dynamic, seen, time), key, NO_KEY)
 
 
 def copy_known(
-    table: BaseEmbeddingConfig, state: ShardState, rows: Tensor, steps: range
+    table: BaseEmbeddingConfig, state: ShardState, rows: Tensor, since: Instant, now: Instant
 ) -> TouchedState:
     """Copy what has changed of a shard for servers, between two steps.
 
     Args:
         rows: (U,) int64 row numbers of the table that training has touched, ascending.
-        steps: training steps of the table at the time of the copy before, and now.
+        since: instant of the copy before.
     Returns:
         these rows, and those whose ids have outlived their time meanwhile.
     """
-    first, key, seen = state.shard.rows.start, state.ids[IDS], state.ids[SEEN]
-    before, now = (known_keys(table, key, seen, step) for step in (steps.start, steps.stop))
-    is_changed = before != now
+    first, columns = state.shard.rows.start, (state.ids[IDS], state.ids[SEEN], state.ids.get(TIME))
+    known = known_keys(table, *columns, now)
+    is_changed = known_keys(table, *columns, since) != known
     is_changed[rows - first] = True
     (changed,) = is_changed.nonzero(as_tuple=True)
     copied = copy_touched(ShardState(state.shard, state.weight), changed + first)
-    keys = now[changed]
+    keys = known[changed]
     copied.weight[keys == NO_KEY] = 0.0
     return replace(copied, ids={IDS: keys})

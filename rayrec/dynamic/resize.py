@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rayrec.data.hashing import mix
-from rayrec.dynamic.blocks import NO_KEY, IdColumns, Ints, blocks_of
+from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.clock import Instant
+from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -30,8 +32,8 @@ class Moved(NamedTuple):
     left_out: int
 
 
-def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step: int) -> Moved:
-    """Give places in a table to what is known in a saved one after a step.
+def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, now: Instant) -> Moved:
+    """Give places in a table to what is known in a saved one by now.
 
     Where a block has too few, those with the highest score get one; the order of the saved places
     is kept.
@@ -39,14 +41,15 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, step:
     Args:
         table: the dynamic table with its new settings.
         saved: (P,) columns.
-        eviction: by what ids are compared, "lfu" or else by the step in which they were seen.
+        eviction: by what ids are compared; see `DynamicConfig`.
     """
-    key, seen, hits = (column.numpy() for column in saved)
-    (old,) = np.nonzero(known_keys(table, saved.key, saved.seen, step).numpy() != NO_KEY)
+    key = saved.key.numpy()
+    known = known_keys(table, saved.key, saved.seen, saved.time, now)
+    (old,) = np.nonzero(known.numpy() != NO_KEY)
     size = table.row_multiple
     block = blocks_of(key[old], table.num_embeddings // size)
-    score = (seen, hits) if eviction == "lfu" else (hits, seen)
-    order = np.lexsort((mix(key[old].view(np.uint64)), *(one[old] for one in score), block))
+    score = (one[old] for one in saved.score(eviction))
+    order = np.lexsort((mix(key[old].view(np.uint64)), *score, block))
     # the last of a block are the best
     _, counts = np.unique(block[order], return_counts=True)
     better = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))

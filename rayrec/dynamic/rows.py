@@ -19,7 +19,9 @@ from torch import Tensor
 
 from rayrec.comm.pages import Allocate, private_memory
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import NO_KEY, BlockedKeys, IdColumns, Ints, Touch
+from rayrec.dynamic.blocks import LONG_AGO, BlockedKeys, Touch
+from rayrec.dynamic.clock import Instant
+from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout.dynamic import DynamicConfig
@@ -34,8 +36,8 @@ def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
     """Return the columns of `DynamicRows.tensors` of a table with their types; {} of others."""
     if table.dynamic is None:
         return {}
-    empty = IdColumns.lying_in(private_memory, 0)
-    types = {name: column.dtype for name, column in empty._asdict().items()}
+    empty = IdColumns.lying_in(private_memory, 0, table.dynamic.uses_time)
+    types = {name: column.dtype for name, column in empty.named().items()}
     names = _kinds(table.dynamic)
     return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
 
@@ -102,11 +104,11 @@ class DynamicRows:
         size = rule.block_rows(self.table.num_embeddings)
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
         for name in _kinds(rule):
-            columns = IdColumns.lying_in(allocate, len(self.shard.rows))
+            columns = IdColumns.lying_in(allocate, len(self.shard.rows), rule.uses_time)
             # candidates that were not seen for longest make room, whatever the rows do
             eviction = rule.eviction if name == "id" else "step"
             self._columns[name] = columns
-            self._keys[name] = BlockedKeys(columns, size, blocks, first, eviction, rule.ttl_steps)
+            self._keys[name] = BlockedKeys(columns, size, blocks, first, rule, eviction)
 
     def copy(self, begin: Begin) -> DynamicRows:
         """Return the same ids for a copy of the rows, which `begin` writes into."""
@@ -120,7 +122,7 @@ class DynamicRows:
         return {
             f"{name}_{column}": tensor
             for name, columns in self._columns.items()
-            for column, tensor in columns._asdict().items()
+            for column, tensor in columns.named().items()
         }
 
     def call_before(self, touch: Touch) -> None:
@@ -131,72 +133,81 @@ class DynamicRows:
         for keys in self._keys.values():
             keys.touch = touch
 
-    def take_counts(self, step: int) -> dict[str, int]:
-        """Return how many ids have a row after a step ("held"), how many are "candidates", and the
+    def take_counts(self, now: Instant) -> dict[str, int]:
+        """Return how many ids have a row by now ("held"), how many are "candidates", and the
         numbers of the tally, which begins anew.
         """
         self._refresh()
         # a candidate that got a row keeps its place for a while, with a count of none
-        held = {name: keys.held(step, int(name != "id")) for name, keys in self._keys.items()}
+        held = {name: keys.held(now, int(name != "id")) for name, keys in self._keys.items()}
         counts = {"held": held["id"], "candidates": held.get("candidate", 0), **asdict(self.tally)}
         self.tally = Tally()
         return counts
 
-    def see_all(self, step: int) -> None:
-        """Let all ids that have a row have been seen last in a step."""
+    def see_all(self, now: Instant) -> None:
+        """Let all ids that have a row have been seen last by now."""
         columns = self._columns["id"]
-        columns.seen[columns.key != NO_KEY] = step
+        columns.seen[columns.key != NO_KEY] = now.step
+        self.time_all(now)
 
-    def find(self, ids: Tensor, step: int) -> Tensor:
-        """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown after a step."""
+    def time_all(self, now: Instant) -> None:
+        """Let ids and candidates of which no time was saved have been seen at the time of now."""
+        for columns in self._columns.values():
+            if columns.time is not None:
+                columns.time[columns.key != NO_KEY] = now.time
+
+    def find(self, ids: Tensor, now: Instant) -> Tensor:
+        """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown by now."""
         self._refresh()
-        return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), step))
+        return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), now))
 
-    def admit(self, ids: Tensor, step: int, read_only: Tensor | None = None) -> Tensor:
+    def admit(self, ids: Tensor, now: Instant, read_only: Tensor | None = None) -> Tensor:
         """Count the (N,) ids of a step, admit and evict, and return their (N,) rows, or -1.
 
         Args:
-            step: greater than at every call before.
+            now: a later step than at every call before.
             read_only: (N,) bool, ids that are found after all others, and change nothing.
         """
         self._refresh()
+        for known in self._keys.values():
+            known.begin(now)
         keys = np.ascontiguousarray(ids.numpy())
         if read_only is None:
-            rows = self._admit_all(keys, step)
+            rows = self._admit_all(keys, now)
         else:
             rows, only = np.empty(len(keys), np.int64), read_only.numpy()
-            rows[~only] = self._admit_all(keys[~only], step)
-            rows[only] = self._find(keys[only], step)
+            rows[~only] = self._admit_all(keys[~only], now)
+            rows[only] = self._find(keys[only], now)
         self.tally.looked_up += len(rows)
         self.tally.unknown += int(np.count_nonzero(rows == ABSENT))
         return torch.from_numpy(rows)
 
-    def _find(self, keys: Ints, step: int) -> Ints:
+    def _find(self, keys: Ints, now: Instant) -> Ints:
         rows = self._keys["id"].find(keys)
         known = rows != ABSENT
-        rows[known] = np.where(self._keys["id"].fresh(rows[known], step), rows[known], ABSENT)
+        rows[known] = np.where(self._keys["id"].fresh(rows[known], now), rows[known], ABSENT)
         return rows
 
-    def _admit_all(self, keys: Ints, step: int) -> Ints:
+    def _admit_all(self, keys: Ints, now: Instant) -> Ints:
         """Count (N,) ids, admit and evict, and return their (N,) rows."""
         # most ids have a row, and are counted as often as they occur: to sort them costs more
-        rows, _, fresh = self._keys["id"].meet(keys, step)
+        rows, _, fresh = self._keys["id"].meet(keys, now)
         (others,) = np.nonzero(~fresh)
         if len(others):
-            rows[others] = self._admit_repeated(keys[others], rows[others], step)
+            rows[others] = self._admit_repeated(keys[others], rows[others], now)
         return rows
 
-    def _admit_repeated(self, keys: Ints, old_rows: Ints, step: int) -> Ints:
+    def _admit_repeated(self, keys: Ints, old_rows: Ints, now: Instant) -> Ints:
         """Return rows of (N,) ids that are unknown and may be there several times."""
         found = torch.unique(torch.from_numpy(keys), return_inverse=True, return_counts=True)
         different, inverse, counts = (part.numpy() for part in found)
         # an id that comes back after its time is a new one, which has its old row at hand
         olds = np.empty(len(different), np.int64)
         olds[inverse] = old_rows
-        rows: Ints = self._admit(different, counts, olds, step)[inverse]
+        rows: Ints = self._admit(different, counts, olds, now)[inverse]
         return rows
 
-    def _admit(self, keys: Ints, counts: Ints, old_rows: Ints, step: int) -> Ints:
+    def _admit(self, keys: Ints, counts: Ints, old_rows: Ints, now: Instant) -> Ints:
         """Return rows of (N,) different ids without a row, or with an outlived one in `old_rows`.
 
         Args:
@@ -204,52 +215,52 @@ class DynamicRows:
         """
         rows = np.full(len(keys), ABSENT, np.int64)
         (wanted,) = np.nonzero(self._may_enter(keys))
-        wanted = wanted[self._have_waited(keys[wanted], counts[wanted], step)]
+        wanted = wanted[self._have_waited(keys[wanted], counts[wanted], now)]
         outlived = wanted[old_rows[wanted] != ABSENT]
         rows[outlived] = old_rows[outlived]
-        self._keys["id"].restart(rows[outlived], step, counts[outlived])
+        self._keys["id"].restart(rows[outlived], now, counts[outlived])
         new = wanted[old_rows[wanted] == ABSENT]
-        rows[new], freed = self._keys["id"].place(keys[new], counts[new], step)
+        rows[new], freed = self._keys["id"].place(keys[new], counts[new], now)
         (given,) = np.nonzero(rows != ABSENT)
         refused = new[rows[new] == ABSENT]
         self.tally.admitted += len(given)
         self.tally.evicted += len(freed)
         self.tally.refused += len(refused)
-        self._wait_on(keys[refused], counts[refused], step)
+        self._wait_on(keys[refused], counts[refused], now)
         if len(given):
             self._wait_no_more(keys[given])
             values = first_values(self.seed, self.table, keys[given], self.shard.cols)
             self.begin(torch.from_numpy(rows[given]), values)
         return rows
 
-    def _have_waited(self, keys: Ints, counts: Ints, step: int) -> NDArray[np.bool_]:
+    def _have_waited(self, keys: Ints, counts: Ints, now: Instant) -> NDArray[np.bool_]:
         """Count (N,) candidates; return which of them have been seen often enough."""
         threshold = self._rule.admission_threshold
         if threshold == 1:
             return np.ones(len(keys), bool)
         candidates = self._keys["candidate"]
-        places, known, fresh = candidates.meet(keys, step, counts)
+        places, known, fresh = candidates.meet(keys, now, counts)
         outlived = known & ~fresh
-        candidates.restart(places[outlived], step, counts[outlived])
+        candidates.restart(places[outlived], now, counts[outlived])
         total = counts.copy()
         total[known] = candidates.hits(places[known])
         enough: NDArray[np.bool_] = total >= threshold
         new = ~known & ~enough
-        candidates.place(keys[new], counts[new], step)
+        candidates.place(keys[new], counts[new], now)
         return enough
 
-    def _wait_on(self, keys: Ints, counts: Ints, step: int) -> None:
+    def _wait_on(self, keys: Ints, counts: Ints, now: Instant) -> None:
         """Keep the counts of (N,) ids that were seen often enough and got no row."""
         if "candidate" in self._keys and len(keys):
             new = self._keys["candidate"].find(keys) == ABSENT
-            self._keys["candidate"].place(keys[new], counts[new], step)
+            self._keys["candidate"].place(keys[new], counts[new], now)
 
     def _wait_no_more(self, keys: Ints) -> None:
         """Let the places of candidates that got a row go first when room is needed."""
         if "candidate" in self._keys:
             places = self._keys["candidate"].find(keys)
             places = places[places != ABSENT]
-            self._keys["candidate"].restart(places, 0, np.zeros(len(places), np.int64))
+            self._keys["candidate"].restart(places, LONG_AGO, np.zeros(len(places), np.int64))
 
     def _may_enter(self, keys: Ints) -> NDArray[np.bool_]:
         """Return (N,) which ids a hash of seed and id lets in."""

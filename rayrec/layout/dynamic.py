@@ -16,7 +16,16 @@ from rayrec.fields.typed import check_fields
 
 MOST_BLOCKS = 1024
 MOST = 2**31 - 1  # steps and counts are kept in 32 bits
+LATEST_S = 253_402_300_799  # the last second of the year 9999; milliseconds lie beyond it
 BLOCK_ROWS = 4096  # and more: then blocks fill alike, within 2%
+
+
+def time_problem(time: int) -> str:
+    """Return why a time cannot be one, with the remedy."""
+    return (
+        f"the time {time} is not in seconds since 1970, which are 0 to {LATEST_S}; write seconds, "
+        "or timestamps of Arrow, which know their unit."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +41,12 @@ class DynamicConfig:
             keeps as many as it has rows.
         admission_probability: share of all ids that may get a row at all, chosen by a hash.
         eviction: which rows a full block takes back, an eighth of it at once: "step", those of the
-            ids that were not seen for longest; "lfu", those of the ids that were seen least often;
-            "none", no rows, so that further ids get none. Rows of unknown ids go first, also under
-            "none".
+            ids that were not seen for longest; "timestamp", the same by the time of the data;
+            "lfu", those of the ids that were seen least often; "none", no rows, so that further ids
+            get none. Rows of unknown ids go first, also under "none".
         ttl_steps: an id, or candidate, that was not seen for more steps than this is unknown again;
             None keeps it.
+        ttl_s: the same in seconds of the time of the data, instead of steps.
         read_only_features: features of the table whose ids are looked up and otherwise left alone:
             they are never admitted or counted, nor kept for longer. Ids that have a row through
             other features are trained as usual; the others are zeros. It is for candidates and
@@ -44,13 +54,14 @@ class DynamicConfig:
         blocks: a power of two that divides num_embeddings; None takes the largest, up to 1,024,
             whose blocks have 4,096 rows or more.
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or two contradict each other.
     """
 
     admission_threshold: int = 1
     admission_probability: float = 1.0
-    eviction: Literal["step", "lfu", "none"] = "step"
+    eviction: Literal["step", "timestamp", "lfu", "none"] = "step"
     ttl_steps: int | None = None
+    ttl_s: int | None = None
     read_only_features: tuple[str, ...] = ()
     blocks: int | None = None
 
@@ -59,12 +70,18 @@ class DynamicConfig:
         for name, value in (
             ("admission_threshold", self.admission_threshold),
             ("ttl_steps", self.ttl_steps),
+            ("ttl_s", self.ttl_s),
             ("blocks", self.blocks),
         ):
             if value is not None and not 1 <= value <= MOST:
                 raise ConfigError(
                     f"DynamicConfig has {name}={value}; it must be at least 1 and at most {MOST}."
                 )
+        if self.ttl_steps is not None and self.ttl_s is not None:
+            raise ConfigError(
+                f"DynamicConfig has ttl_steps={self.ttl_steps} and ttl_s={self.ttl_s}; ids grow "
+                "old by one of them: leave the other out."
+            )
         if not 0 < self.admission_probability <= 1:
             raise ConfigError(
                 f"DynamicConfig has admission_probability={self.admission_probability}; it must be "
@@ -74,12 +91,22 @@ class DynamicConfig:
             raise ConfigError(f"DynamicConfig has blocks={self.blocks}; it must be a power of two.")
 
     @property
+    def has_ttl(self) -> bool:
+        """True if ids that were not seen for long are unknown again."""
+        return self.ttl_steps is not None or self.ttl_s is not None
+
+    @property
+    def uses_time(self) -> bool:
+        """True if ids come and go by the time of the data, too."""
+        return self.ttl_s is not None or self.eviction == "timestamp"
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a row beside its values: id, step, count, free places and map, and as many for
-        candidates where there are any. The map has 64 to 128 of them, since its slots are a power
-        of two.
+        """Bytes of a row beside its values: id, step, count, free places and map, 8 more for a
+        time, and as many for candidates where there are any. The map has 64 to 128 of them, since
+        its slots are a power of two.
         """
-        return 150 * (1 if self.admission_threshold == 1 else 2)
+        return (158 if self.uses_time else 150) * (1 if self.admission_threshold == 1 else 2)
 
     def check_features(self, table: str, features: Sequence[str]) -> None:
         """Check the names of features against those of the table.

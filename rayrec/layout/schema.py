@@ -34,8 +34,9 @@ class FeatureSchema:
             models do not; they are in `Batch.groups`. A feature may read one, too.
         sequences: numbers that no table is asked for, in `Batch.sequences`.
         user: column of whose event a row is; histories are cut from the rows of one user.
-        time: column of the time of an event, whole seconds, by which the rows of a user must be
-            in order.
+        time: column of times: seconds since 1970, or timestamps of Arrow. The rows of a user with
+            histories must be in its order, and ids of dynamic tables may come and go by it; the
+            largest of a batch is its `KeyedJaggedTensor.time` then. A feature may read it, too.
     Raises:
         ConfigError: names the feature, table or column and the contradiction.
     """
@@ -60,6 +61,8 @@ class FeatureSchema:
         _unique(self.labels, "label column")
         if self.weight == "":
             raise ConfigError("the schema has a weight without a name; name its column.")
+        if self.time == "":
+            raise ConfigError("the schema has a time without a name; name its column.")
         if not self.features:
             raise ConfigError("the schema has no sparse features; name at least one in 'features'.")
         if not all(self.groups):
@@ -88,6 +91,13 @@ class FeatureSchema:
                 raise ConfigError(
                     f"a table of {table.num_embeddings} x {table.embedding_dim} has no name; give "
                     "it a 'name'."
+                )
+            if self.time is None and table.dynamic is not None and table.dynamic.uses_time:
+                rule = table.dynamic
+                asks = "eviction='timestamp'" if rule.ttl_s is None else f"ttl_s={rule.ttl_s}"
+                raise ConfigError(
+                    f"table {table.name!r} has {asks}, and the schema names no column of times; "
+                    "give it time='<column>', or count in steps (ttl_steps, eviction 'step')."
                 )
             if not table.feature_names:
                 raise ConfigError(
@@ -168,18 +178,24 @@ class FeatureSchema:
         """True if any feature has weights; features without them then weigh 1."""
         return any(f.weights is not None for f in self.features)
 
+    @property
+    def tells_time(self) -> bool:
+        """True if ids of a dynamic table come and go by the time of the rows."""
+        rules = (table.dynamic for table in self.tables)
+        return any(rule is not None and rule.uses_time for rule in rules)
+
     def feature_names(self) -> tuple[str, ...]:
         """Names of the sparse features, in the order of the batch's keys."""
         return tuple(f.name for f in self.features)
 
     def columns(self, with_labels: bool = True) -> tuple[str, ...]:
         """The columns to read, each once: labels, dense, features, sequences, weights of ids and
-        of rows, groups.
+        of rows, groups, and the time where tables go by it.
 
         A history has a column of its own, which has the name of its feature.
 
         Args:
-            with_labels: True includes labels, weights of rows and groups.
+            with_labels: True includes labels, weights of rows, groups and time.
         """
         # Two features may read one column, and a column is read once.
         weights = [f.weights for f in self.features if f.weights is not None]
@@ -193,6 +209,11 @@ class FeatureSchema:
                     *weights,
                     *([self.weight] if with_labels and self.weight is not None else []),
                     *(self.groups if with_labels else ()),
+                    *(
+                        [self.time]
+                        if with_labels and self.time is not None and self.tells_time
+                        else []
+                    ),
                 ]
             )
         )

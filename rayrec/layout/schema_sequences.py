@@ -27,12 +27,16 @@ def check_sequences(schema: FeatureSchema) -> None:
             f'{histories[0].name!r} has a history, and the schema names no user; say "user", the '
             "column of whose event a row is."
         )
-    for name in ("user", "time"):
-        if getattr(schema, name) is not None and not histories:
-            raise ConfigError(
-                f"the schema names {name}={getattr(schema, name)!r}, and no feature has a history "
-                'to cut; leave it out, or give a feature "history".'
-            )
+    if schema.user is not None and not histories:
+        raise ConfigError(
+            f"the schema names user={schema.user!r}, and no feature has a history to cut; leave it "
+            'out, or give a feature "history".'
+        )
+    if schema.time is not None and not histories and not schema.tells_time:
+        raise ConfigError(
+            f"the schema names time={schema.time!r}, and neither has a feature a history to cut nor "
+            "a table ttl_s or eviction 'timestamp'; leave it out."
+        )
     named = [one.column for one in every.values()]
     others = {c.column for c in schema.dense} | {schema.weight, *schema.labels, *schema.groups}
     for one in histories:
@@ -72,6 +76,42 @@ def check_pooled(schema: FeatureSchema, user: str) -> None:
         )
 
 
+def candidates_of(schema: FeatureSchema) -> dict[str, str]:
+    """Return the histories of a schema, each with the candidate that attends to it.
+
+    In a table of pooling none, features with `history` or `most_recent` are histories, and the one
+    other feature is their candidate.
+
+    Raises:
+        ConfigError: there is no history, a table has no candidate or several, or ids have weights.
+    """
+    features = {feature.name: feature for feature in schema.features}
+    found: dict[str, str] = {}
+    for table in schema.embedding_configs():
+        own = [features[name] for name in table.feature_names]
+        for feature in own:
+            if feature.weights is not None:
+                raise ConfigError(
+                    f"feature {feature.name!r} has weights, and sequences have none; give its "
+                    f"table {table.name!r} pooling sum or mean, or leave the weights out."
+                )
+        past = [one.name for one in own if one.history is not None or one.most_recent is not None]
+        others = [one.name for one in own if one.name not in past]
+        if not past or len(others) != 1:
+            raise ConfigError(
+                f"table {table.name!r} of pooling none has the histories {past} and beside them "
+                f"{others}; it needs at least one feature with history or most_recent, and one "
+                "other, the candidate that attends to it."
+            )
+        found |= dict.fromkeys(past, others[0])
+    if not found:
+        raise ConfigError(
+            "the schema has no table of pooling none, whose candidate could attend to a history; "
+            "give it one, or train dlrm or dcn."
+        )
+    return found
+
+
 def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
     """Return the schema of rows that bring their histories as lists, as requests do.
 
@@ -88,5 +128,5 @@ def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
         features=tuple(map(listed, schema.features)),
         sequences=tuple(map(listed, schema.sequences)),
         user=None,
-        time=None,
+        time=schema.time if schema.tells_time else None,
     )

@@ -1,4 +1,4 @@
-"""Whole models that know nothing of sharding: DLRM and its kin, DeepFM, two towers, next item."""
+"""Whole models that know nothing of sharding: click models, two towers, next-item models."""
 
 from rayrec.models.deepfm import (
     DeepFM,
@@ -7,6 +7,7 @@ from rayrec.models.deepfm import (
     FMInteractionArch,
     SimpleDeepFMNN,
 )
+from rayrec.models.din import DIN
 from rayrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from rayrec.models.dlrm_parts import (
     DenseArch,
@@ -24,6 +25,7 @@ from rayrec.models.two_tower import TwoTower
 from rayrec.models.two_tower_train import TwoTowerTrain
 
 __all__ = [
+    "DIN",
     "DLRM",
     "DLRM_DCN",
     "DLRMTrain",

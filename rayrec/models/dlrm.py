@@ -168,7 +168,7 @@ class DLRMTrain(nn.Module):
     over the rows, so weights with a mean of 1 keep the size of the steps.
     """
 
-    def __init__(self, dlrm_module: DLRM) -> None:
+    def __init__(self, dlrm_module: nn.Module) -> None:
         super().__init__()
         self.model = dlrm_module
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rayrec.dynamic.blocks import NO_KEY
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.dynamic.id_map import IdMap, slots_of
 
 

@@ -21,6 +21,7 @@ def open_data(
     source: str = "the schema",
     where: str | None = None,
     with_labels: bool = True,
+    num_streams: int | None = None,
 ) -> FileDataset:
     """Open a dataset of Parquet files, or of Arrow IPC files by their suffix.
 
@@ -30,8 +31,9 @@ def open_data(
         source: name of the schema in messages.
         where: filter of the rows, in the language of docs/data.md; None takes all.
         with_labels: read labels and weights of rows.
+        num_streams: see `FileDataset`; None takes its default.
     Raises:
-        ConfigError: the schema contradicts itself, or the path is empty.
+        ConfigError: the schema contradicts itself, the path is empty, or num_streams is below 1.
         InputError: there is nothing to read, or there are files of both kinds.
     """
     from rayrec.data import ArrowDataset, FeatureSchema, ParquetDataset
@@ -51,7 +53,10 @@ def open_data(
             "set is of one kind. Move those of the other kind away."
         )
     kind = ArrowDataset if arrow else ParquetDataset
-    return kind(path, FeatureSchema.from_json(schema, source), where=where, with_labels=with_labels)
+    parsed = FeatureSchema.from_json(schema, source)
+    if num_streams is None:
+        return kind(path, parsed, where=where, with_labels=with_labels)
+    return kind(path, parsed, where=where, with_labels=with_labels, num_streams=num_streams)
 
 
 def output_path(option: str, path: str | None) -> str | None:

@@ -39,6 +39,7 @@ class NextItemRun(FileRun):
         eval: as `train`, of the rows to rank.
         schema: the JSON text of the schema.
         where, eval_where: filters of the rows; None takes all.
+        num_streams: see `DataSection`.
     """
 
     model: NextItemModel
@@ -46,6 +47,7 @@ class NextItemRun(FileRun):
     schema: str
     where: str | None = None
     eval_where: str | None = None
+    num_streams: int | None = None
 
 
 def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
@@ -65,7 +67,9 @@ def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
             "run.publish is for models that are served, and next-item models are not; leave it out."
         )
     # labels are not read
-    train = open_data(run.train, run.schema, run.schema_source, run.where, with_labels=False)
+    train = open_data(
+        run.train, run.schema, run.schema_source, run.where, False, num_streams=run.num_streams
+    )
     held_out = open_data(run.eval, run.schema, run.schema_source, run.eval_where, with_labels=False)
     model.check(train.schema)
     if not held_out.num_rows:

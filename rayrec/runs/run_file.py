@@ -18,25 +18,23 @@ Relative paths are taken from the working directory of the command.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tomli_w
 
-from rayrec.checks import absolute_path
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
-from rayrec.recipe import MODELS, ModelRecipe
+from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
 from rayrec.runs.inputs import read_text
 from rayrec.runs.next_item import NextItemRun
 from rayrec.runs.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.runs.scaling import default_ranks
-from rayrec.runs.sections import DataSection, PlanSection
+from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, Settings, read_settings
 from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
 from rayrec.runs.training import ClickRun
@@ -102,7 +100,7 @@ class RunFile:
                     "--data. Leave one of them out."
                 )
             said.pop("planted", None)
-            said.update(_below(data))
+            said.update(data_below(data))
         run, model = tables.get("run", {}), tables.get("model", {})
 
         def read(name: str, kind: type, base: Any = None, **fixed: Any) -> Any:
@@ -146,14 +144,12 @@ class RunFile:
         if not isinstance(self.model, ModelRecipe):
             why = f"click models have tasks, and {self.model.model} has none"
             ignored = [("run", "tasks", why)] if self.run.tasks else []
-        elif self.model.model != "dcn":
-            why = f"it is of model 'dcn', and the run's is {self.model.model!r}"
-            keys = [
-                key
-                for key in ("cross_layers", "cross_rank")
-                if getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
-            ]
-            ignored = [("model", key, why) for key in keys]
+        else:
+            for key, owner in OPTIONS_OF.items():
+                changed = getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
+                if changed and owner != self.model.model:
+                    why = f"it is of model {owner!r}, and the run's is {self.model.model!r}"
+                    ignored.append(("model", key, why))
         for section, key, why in ignored:
             where = source_of((section, key))
             raise ConfigError(f"{where}: [{section}] {key} would have no effect: {why}.")
@@ -190,19 +186,26 @@ class RunFile:
             eval=self.data.eval,
             where=self.data.where,
             eval_where=self.data.eval_where,
+            num_streams=self.data.num_streams,
         )
 
     def tower_run(self) -> TowerRun:
         """Return the training run of two towers, with the schema read.
 
         Raises:
-            ConfigError: the data are not said, or filtered, or the schema cannot be read.
+            ConfigError: the data are not said, or filtered or in streams, or the schema cannot be
+                read.
         """
         assert isinstance(self.model, TwoTowerModel)
         if self.data.where is not None or self.data.eval_where is not None:
             raise ConfigError(
                 f"{self.source}: [data] where and eval_where are for click models; {TWO_TOWER!r} "
                 "takes all rows. Leave them out."
+            )
+        if self.data.num_streams is not None:
+            raise ConfigError(
+                f"{self.source}: [data] num_streams is for click models; {TWO_TOWER!r} writes rows "
+                "of its own. Leave it out."
             )
         common, schema = self._common()
         return TowerRun(
@@ -228,6 +231,7 @@ class RunFile:
             eval=self._needed("eval"),
             where=self.data.where,
             eval_where=self.data.eval_where,
+            num_streams=self.data.num_streams,
             schema=schema,
         )
 
@@ -286,17 +290,3 @@ def default_run(in_steps: bool = False, model: object = None) -> RunConfig:
 
 def _name(settings: Settings) -> str:
     return settings.file or "the command line"
-
-
-def _below(folder: str) -> dict[str, str]:
-    """Return the section data for a folder that `rayrec make-data` wrote."""
-    whole = absolute_path("--data", folder)
-    parts = {"train": f"{whole}/train", "eval": f"{whole}/eval", "schema": f"{whole}/schema.json"}
-    for name in ("train", "schema"):
-        if not os.path.exists(parts[name]):
-            raise ConfigError(
-                f"--data {folder} holds no {os.path.basename(parts[name])}; name a folder that "
-                "`rayrec make-data DIR` wrote, or say in a run file where [data] train, eval and "
-                "schema are."
-            )
-    return {name: path for name, path in parts.items() if os.path.exists(path)}

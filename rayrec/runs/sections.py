@@ -25,6 +25,8 @@ class DataSection:
         schema: JSON file of the schema.
         where, eval_where: filters of the rows of `train` and of `eval`, such as "day < 10"; None
             takes all.
+        num_streams: parts of `train` of which every batch takes rows in turn; None takes 8. With 1,
+            and `shuffle = false` of the run, rows come in the order of the files.
         planted: rows to make for this run instead; without a seed of their own they have the run's.
         work_dir: folder for the rows that a retrieval model trains on, seen by all hosts; None
             takes a temporary one.
@@ -35,6 +37,7 @@ class DataSection:
     schema: str | None = None
     where: str | None = None
     eval_where: str | None = None
+    num_streams: int | None = None
     planted: SyntheticConfig | None = None
     work_dir: str | None = None
 
@@ -93,3 +96,17 @@ class PlanSection:
             text = read_text("constraints", self.constraints)
             return constraints_from_json(text, self.constraints)
         return constraints_from_json(json.dumps(self.constraints), "constraints")
+
+
+def data_below(folder: str) -> dict[str, str]:
+    """Return the section data for a folder that `rayrec make-data` wrote."""
+    whole = absolute_path("--data", folder)
+    parts = {"train": f"{whole}/train", "eval": f"{whole}/eval", "schema": f"{whole}/schema.json"}
+    for name in ("train", "schema"):
+        if not os.path.exists(parts[name]):
+            raise ConfigError(
+                f"--data {folder} holds no {os.path.basename(parts[name])}; name a folder that "
+                "`rayrec make-data DIR` wrote, or say in a run file where [data] train, eval and "
+                "schema are."
+            )
+    return {name: path for name, path in parts.items() if os.path.exists(path)}

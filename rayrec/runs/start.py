@@ -44,6 +44,11 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     check_recovery(settings.run, settings.scaling)
     on_cluster = settings.scaling.most > 0
     with planted_rows(planted, on_cluster, reporting.timing) as made:
-        paths = {"train": str(made.train), "eval": str(made.eval), "schema": str(made.schema)}
-        data = replace(settings.data, planted=None, **paths)
+        data = replace(
+            settings.data,
+            planted=None,
+            train=str(made.train),
+            eval=str(made.eval),
+            schema=str(made.schema),
+        )
         train_clicks(replace(settings, data=data).click_run(), reporting)

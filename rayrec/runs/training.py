@@ -54,12 +54,14 @@ class ClickRun(FileRun):
         recipe: recipe of the model, with the text of the schema.
         eval: as `train`, of the rows to score; None scores none.
         where, eval_where: filters of the rows; None takes all.
+        num_streams: see `DataSection`.
     """
 
     recipe: ModelRecipe
     eval: str | None
     where: str | None = None
     eval_where: str | None = None
+    num_streams: int | None = None
 
 
 def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
@@ -79,7 +81,9 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
             f"{recipe.model!r} predicts one binary task. Leave the others out, or train a model of "
             "several tasks with the Python API (rayrec.models.MultiTaskTrain)."
         )
-    train = open_data(click_run.train, recipe.schema, source, click_run.where)
+    train = open_data(
+        click_run.train, recipe.schema, source, click_run.where, num_streams=click_run.num_streams
+    )
     held_out = None
     if click_run.eval is not None:
         held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)

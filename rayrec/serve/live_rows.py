@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import Manifest, TableReader
-from rayrec.dynamic.blocks import NO_KEY
+from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.shards.state import IDS, SEEN
+from rayrec.shards.state import IDS, SEEN, TIME
 
 
 class LiveRows:
@@ -26,7 +27,7 @@ class LiveRows:
     Args:
         path, manifest: the checkpoint.
         tables: tables of the model.
-        id_steps: training steps of each dynamic table, by which its ids grow old.
+        clocks: instant of each dynamic table, by which its ids grow old.
     Attributes:
         keys: (R,) int64 of each dynamic table: the id that has the row, or `NO_KEY`.
     Raises:
@@ -38,14 +39,17 @@ class LiveRows:
         path: str,
         manifest: Manifest,
         tables: Iterable[BaseEmbeddingConfig],
-        id_steps: Mapping[str, int],
+        clocks: Mapping[str, Instant],
     ) -> None:
         self._reader = TableReader(path, manifest)
         self.keys: dict[str, Tensor] = {}
         for table in tables:
             if table.dynamic is not None:
-                key, seen = self._reader.read_whole(table.name, [IDS, SEEN])
-                self.keys[table.name] = known_keys(table, key, seen, id_steps.get(table.name, 0))
+                now = clocks.get(table.name, Instant())
+                names = [IDS, SEEN] if now.time == NO_TIME else [IDS, SEEN, TIME]
+                key, seen, *time = self._reader.read_whole(table.name, names)
+                times = time[0] if time else torch.full_like(key, NO_TIME)
+                self.keys[table.name] = known_keys(table, key, seen, times, now)
 
     def read(self, table: str, rows: range) -> Tensor:
         """Read some rows of a table, (len(rows), D) float32; see `TableReader.read`."""

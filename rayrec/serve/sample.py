@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayrec.data import Batch, FileDataset
-from rayrec.dynamic.blocks import NO_KEY
+from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import InputError
 from rayrec.serve.trained_model import TrainedModel
 from rayrec.sparse import KeyedJaggedTensor

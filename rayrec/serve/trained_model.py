@@ -16,6 +16,7 @@ from rayrec.checkpoint import (
     load_dense,
     restore_checkpoint,
 )
+from rayrec.dynamic.clock import clocks_in
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -56,8 +57,8 @@ class TrainedModel:
 
     def live_rows(self) -> LiveRows:
         """Return a reader of the rows of the tables."""
-        steps = self.restored.extras.get("id_steps", {})
-        return LiveRows(self.path, self.restored.manifest, self.tables(), steps)
+        clocks = clocks_in(self.restored.extras)
+        return LiveRows(self.path, self.restored.manifest, self.tables(), clocks)
 
     def stored_collections(self) -> tuple[StoredCollection, ...]:
         """Return the collections in the form of an artifact's manifest."""

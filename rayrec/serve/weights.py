@@ -88,7 +88,8 @@ class Weights:
         Raises:
             RayrecError: it is not.
         """
-        layers = max(len(recipe.dense_layers), len(recipe.over_layers), recipe.cross_layers)
+        stacks = recipe.dense_layers, recipe.over_layers, recipe.attention_layers
+        layers = max(*map(len, stacks), recipe.cross_layers)
         most = max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rayrec.layout.geometry import Shard
-from rayrec.shards.state import ShardState
+from rayrec.shards.state import ShardState, is_time
 
 
 def within(part: range, whole: range) -> slice:
@@ -47,8 +47,13 @@ class OverlapWriter:
             return
         rows, _ = shared
         from_rows, to_rows = within(rows, source_rows), within(rows, shard.rows)
-        part = {name: data[name][from_rows] for name in target.tensors()}
-        self.put_rows(to_rows, source_cols, part, target, target.tensors())
+        tensors = {
+            name: tensor
+            for name, tensor in target.tensors().items()
+            if name in data or not is_time(name)
+        }
+        part = {name: data[name][from_rows] for name in tensors}
+        self.put_rows(to_rows, source_cols, part, target, tensors)
 
     def put_rows(
         self,

@@ -21,7 +21,13 @@ T = TypeVar("T")
 IDS = "id_key"  # the column of a dynamic table that says whose a row is
 SEEN = "id_seen"  # that which says in which step its id was last seen
 HITS = "id_hits"  # and how often since it has the row
+TIME = "id_time"  # and at which time of the data, where the table asks for it
 WEIGHT = "weight"  # the name of the weight's column; no optimizer state may have it
+
+
+def is_time(column: str) -> bool:
+    """Return True for columns of times, which a table's earlier checkpoints may lack."""
+    return column.endswith("_time")
 
 
 class Gather(Protocol):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import InputError
+from rayrec.layout.dynamic import LATEST_S, time_problem
 from rayrec.sparse import rearrange
 from rayrec.sparse.jagged import JaggedTensor, describe, integer_sizes, whole_offsets
 from rayrec.sparse.key_index import InverseIndices, KeyIndex, UnknownKeyError
@@ -42,8 +43,10 @@ class KeyedJaggedTensor(KeyIndex):
         offset_per_key, index_per_key, jt_dict: likewise.
         inverse_indices: (keys, (F, B) integers): row b of the full batch is bag inverse[f, b] of
             key f.
+        time: the largest time of the batch's rows, seconds since 1970 by the data's own clock, for
+            dynamic tables that ask for it; it goes along with what is made of the batch.
     Raises:
-        InputError: lengths or offsets are not integers.
+        InputError: lengths or offsets are not integers, or the time is out of range.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class KeyedJaggedTensor(KeyIndex):
         index_per_key: dict[str, int] | None = None,
         jt_dict: dict[str, JaggedTensor] | None = None,
         inverse_indices: InverseIndices | None = None,
+        time: int | None = None,
     ) -> None:
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
@@ -80,6 +84,9 @@ class KeyedJaggedTensor(KeyIndex):
         self._index_per_key = index_per_key
         self._jt_dict = jt_dict
         self._inverse_indices = inverse_indices
+        self._time = time
+        if time is not None and not 0 <= time <= LATEST_S:
+            raise InputError(time_problem(time))
         self._carried: dict[Any, Any] | None = None
 
     @property
@@ -165,6 +172,11 @@ class KeyedJaggedTensor(KeyIndex):
         if device is not None:
             return kjt._map(lambda t: torch.empty_like(t, device=device))
         return rearrange.split(kjt, [0])[0]
+
+    @property
+    def time(self) -> int | None:
+        """The largest time of the batch's rows, in seconds since 1970; None where it has none."""
+        return self._time
 
     def weights(self) -> Tensor:
         """(N,); InputError when there are none."""

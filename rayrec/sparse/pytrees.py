@@ -48,17 +48,17 @@ def _flatten_kjt(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[Any, ...]]:
     inverse_keys = kjt._inverse_indices[0] if kjt._inverse_indices else None
     present = tuple(t is not None for t in tensors)
     leaves = [t for t in tensors if t is not None]
-    return leaves, (kjt._keys, kjt.stride(), ranks, inverse_keys, present)
+    return leaves, (kjt._keys, kjt.stride(), ranks, inverse_keys, present, kjt.time)
 
 
 def _unflatten_kjt(leaves: Any, context: Any) -> KeyedJaggedTensor:
-    keys, stride, ranks, inverse_keys, present = context
+    keys, stride, ranks, inverse_keys, present, time = context
     leaf = iter(leaves)
     values: Any
     values, weights, lengths, offsets, inverse = (next(leaf) if has else None for has in present)
     pair = None if inverse is None else (inverse_keys, inverse)
     parts = (keys, values, weights, lengths, offsets, stride, ranks)
-    return KeyedJaggedTensor(*parts, inverse_indices=pair)
+    return KeyedJaggedTensor(*parts, inverse_indices=pair, time=time)
 
 
 for kind, flatten, unflatten in (

@@ -69,6 +69,7 @@ def split(kjt: KeyedJaggedTensor, segments: Sequence[int]) -> list[KeyedJaggedTe
                 stride_per_key_per_rank=None if ranks is None else ranks[start:stop],
                 length_per_key=kjt.length_per_key()[start:stop] if segment else [],
                 inverse_indices=_inverse_of(kjt, range(start, stop)),
+                time=kjt.time,
             )
         )
         start = stop
@@ -113,6 +114,7 @@ def permute(
         stride_per_key=[strides[i] for i in indices],
         length_per_key=length_per_key,
         inverse_indices=_inverse_of(kjt, indices),
+        time=kjt.time,
     )
 
 
@@ -162,6 +164,7 @@ def concat(cls: type[KeyedJaggedTensor], kjts: Sequence[KeyedJaggedTensor]) -> K
         stride_per_key_per_rank=ranks,
         length_per_key=sizes,
         inverse_indices=pair,
+        time=max((kjt.time for kjt in kjts if kjt.time is not None), default=None),
     )
 
 

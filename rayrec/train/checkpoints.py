@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager
+from rayrec.dynamic.clock import clock_extras
 from rayrec.errors import ConfigError
 from rayrec.train.events import Evaluation, Saved
 from rayrec.train.every import Every
@@ -143,7 +144,7 @@ class Checkpoints:
         extras = {
             "dense_optimizer": spec.dense_optimizer.name,
             "table_updates": state.updates,
-            **({"id_steps": state.id_steps} if state.id_steps else {}),
+            **clock_extras(state.id_clocks),
             "trained": {"rows": state.rows, "seconds": state.seconds},
             **({} if state.best == Best() else {"best": state.best.to_json()}),
             **spec.extras,

@@ -25,12 +25,12 @@ class IdCounts:
 
         The names are those of `DynamicRows.take_counts`; "rows" is how many ids can have one.
         """
-        steps = model.id_steps
-        if not steps:
+        clocks = model.id_clocks
+        if not clocks:
             return {}
         own: dict[tuple[str, int], Counter[str]] = {}
         for rows in model.dynamic_rows():
-            counts = rows.take_counts(steps[rows.table.name])
+            counts = rows.take_counts(clocks[rows.table.name])
             # column blocks and replicas know the same ids, so one of them speaks for its rows
             if rows.shard.cols.start == 0:
                 counts["rows"] = len(rows.shard.rows)
@@ -38,7 +38,7 @@ class IdCounts:
         parts: dict[tuple[str, int], Counter[str]] = {}
         for told in gather_objects(own):
             parts |= told
-        found: dict[str, Counter[str]] = {table: Counter() for table in sorted(steps)}
+        found: dict[str, Counter[str]] = {table: Counter() for table in sorted(clocks)}
         for (table, _), counted in parts.items():
             found[table].update(counted)
         for table, counted in found.items():

@@ -19,6 +19,7 @@ from torch import Tensor
 from rayrec.checkpoint import ShardState, TouchedState, copy_touched, dense_tensors
 from rayrec.data import FileDataset, RowDataset
 from rayrec.distributed import DistributedModelParallel
+from rayrec.dynamic.clock import Instant, clock_extras
 from rayrec.dynamic.known import copy_known
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.recipe import ModelRecipe
@@ -68,8 +69,8 @@ class Publisher:
         self._needs_base, self._since_base = True, 0
         self._mark, self._seconds = 0, 0.0
         self._tables = {table.name: table for table in tables}
-        # training steps of dynamic tables at the last publication
-        self._id_steps: dict[str, int] = {}
+        # of dynamic tables at the last publication
+        self._id_clocks: dict[str, Instant] = {}
         self.step: int | None = None
 
     def next_step(self, step: int) -> int | None:
@@ -144,8 +145,8 @@ class Publisher:
         states: list[ShardState] = []
         if self._rank < self._writers:
             states = self._model.shard_states()
-        self._id_steps = dict(self._model.id_steps)
-        extras = {**self._spec.extras, "id_steps": self._id_steps}
+        self._id_clocks = self._model.id_clocks
+        extras = {**self._spec.extras, **clock_extras(self._id_clocks)}
         self._writer.publish_base(states, self._moment(step), self._export, gather_objects, extras)
         self._needs_base, self._since_base = False, 0
         if self._rank == 0 and self._config.num_to_keep is not None:
@@ -160,7 +161,7 @@ class Publisher:
             rows = touched.since(since)
             for state in self._model.shard_states():
                 shards.append(self._copied(state, rows[state.shard]))
-        self._id_steps = dict(self._model.id_steps)
+        self._id_clocks = self._model.id_clocks
         moment = self._moment(step)
 
         def write() -> None:
@@ -178,10 +179,10 @@ class Publisher:
             rows: (U,) int64 row numbers that training has touched.
         """
         name = state.shard.table
-        if name not in self._id_steps:
+        if name not in self._id_clocks:
             return copy_touched(ShardState(state.shard, state.weight), rows)
-        steps = range(self._id_steps[name], self._model.id_steps[name])
-        return copy_known(self._tables[name], state, rows, steps)
+        since, now = self._id_clocks[name], self._model.id_clocks[name]
+        return copy_known(self._tables[name], state, rows, since, now)
 
     def _export(self, checkpoint: str, out: Path) -> Manifest:
         """Export a base; the run's random numbers stay where they are."""

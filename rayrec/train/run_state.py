@@ -19,6 +19,7 @@ from torch import Tensor
 from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.comm import plain
 from rayrec.distributed import DistributedModelParallel
+from rayrec.dynamic.clock import Instant
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.callbacks import Hooks
 from rayrec.train.config import TrainSpec
@@ -40,7 +41,7 @@ class RunState:
         rows, seconds: rows of training and its duration in this run, over all ranks.
         best: best evaluation, and the number of evaluations since.
         updates: number of updates of the tables.
-        id_steps: number of training steps of each dynamic table.
+        id_clocks: training steps of each dynamic table, and the time of its data.
         dense: dense parameters and buffers by name.
         dense_optimizer: state of their optimizer, or None.
         world_size: number of ranks of the run.
@@ -58,7 +59,7 @@ class RunState:
     dense_optimizer: Mapping[str, Any] | None
     world_size: int
     random: Mapping[int, Mapping[str, Any]]
-    id_steps: Mapping[str, int] = field(default_factory=dict)
+    id_clocks: Mapping[str, Instant] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the state as bytes, tensors included."""
@@ -128,7 +129,7 @@ class LiveRun:
             seconds=self.seconds,
             best=self.schedule.best,
             updates=self.model.iteration,
-            id_steps=self.model.id_steps,
+            id_clocks=self.model.id_clocks,
             dense=dense_tensors(self.model.dense_parameters(), self.model.module),
             dense_optimizer=None if self.dense is None else self.dense.state_dict(),
             world_size=self.world_size,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rayrec.checkpoint import CheckpointManager, RestoredCheckpoint, restore_checkpoint
+from rayrec.dynamic.clock import clocks_in
 from rayrec.errors import DamagedCheckpointError
 from rayrec.shards.overlap import fill
 from rayrec.train import hand_over
@@ -38,12 +39,12 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
         held = hand_over.take()
         fill(live.model.shard_states(), held.states)
         state = RunState.from_bytes(held.state)
-        live.model.iteration, live.model.id_steps = state.updates, state.id_steps
+        live.model.iteration, live.model.id_clocks = state.updates, state.id_clocks
         _go_on_in_memory(live, checkpoints, state, note)
         return Began(step=live.step, path=None, in_memory=True)
     point = None if points is None else points.go_back(live)
     if point is not None:
-        live.model.id_steps = point.id_steps
+        live.model.id_clocks = point.id_clocks
         _go_on_in_memory(live, checkpoints, point, note)
         return Began(step=live.step, path=None, in_memory=True)
     if spec.resume_from:
@@ -97,7 +98,7 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
         seconds=float(trained.get("seconds", 0.0)),
         best=Best.from_json(saved.extras.get("best")),
         updates=int(saved.extras.get("table_updates", 0)),
-        id_steps=saved.extras.get("id_steps", {}),
+        id_clocks=clocks_in(saved.extras),
         dense=saved.dense,
         dense_optimizer=saved.dense_optimizer,
         world_size=len(saved.random),
@@ -138,7 +139,7 @@ def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
     saved = restore_checkpoint(
         path, states, tables=live.tables, optimizers=names if with_state else None
     )
-    live.model.id_steps = saved.extras.get("id_steps", {})
+    live.model.id_clocks = clocks_in(saved.extras)
     if with_state:
         check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
         live.model.iteration = int(saved.extras.get("table_updates", 0))

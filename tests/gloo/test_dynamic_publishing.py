@@ -25,6 +25,7 @@ RULES = {
     "counted": (64, {"blocks": 4, "admission_threshold": 2, "ttl_steps": 3}),
     "pressed": (64, {"blocks": 2, "eviction": "lfu"}),
     "timed": (1024, {"blocks": 4, "eviction": "none", "ttl_steps": 2}),
+    "seconds": (1024, {"blocks": 4, "eviction": "timestamp", "ttl_s": 30}),
 }
 
 
@@ -46,7 +47,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
 
 @pytest.mark.parametrize(
     ("kind", "world_size", "rule"),
-    [("row", 2, "counted"), ("column", 2, "timed"), ("grid", 4, "pressed")],
+    [("row", 2, "counted"), ("column", 2, "timed"), ("row", 2, "seconds"), ("grid", 4, "pressed")],
 )
 def test_what_follows_has_what_an_export_has_at_every_step(
     ranks: RankPool, tmp_path: Path, kind: str, world_size: int, rule: str

@@ -8,6 +8,7 @@ import json
 import shutil
 import uuid
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rayrec.layout import ShardingPlan, TablePlacement, table_wise
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer
 from rayrec.train.config import SyncPoints
-from tests.dynamic_clicks import RULE, TABLE, write
+from tests.dynamic_clicks import RULE, TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
 
@@ -32,6 +33,12 @@ from tests.ranks import RankPool
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("users") / "data", TABLE | {"dynamic": RULE})
+
+
+@pytest.fixture(scope="module", params=[RULE, TIMED], ids=["steps", "time"])
+def aged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same clicks, whose ids grow old by steps or by time."""
+    return write(tmp_path_factory.mktemp("aged") / "data", TABLE | {"dynamic": request.param})
 
 
 def run(rank: int, world_size: int, data: Path, folder: Path) -> None:
@@ -73,10 +80,10 @@ def known(folder: Path, step: int = STEPS) -> dict[int, tuple[Any, ...]]:
 
 
 def table_of(path: str | Path) -> dict[int, tuple[Any, ...]]:
-    """What a checkpoint says of every id that has a row: steps, counts, row, state."""
+    """What a checkpoint says of every id that has a row: step, count, row, state, maybe time."""
     columns = load_table(str(path), "t_user").to_pydict()
-    names = ("id_key", "id_seen", "id_hits", "weight", "momentum1")
-    rows = zip(*(columns[name] for name in names), strict=True)
+    names = ("id_key", "id_seen", "id_hits", "weight", "momentum1", "id_time")
+    rows = zip(*(columns[name] for name in names if name in columns), strict=True)
     return {key: rest for key, *rest in rows if key != -1}  # type: ignore[misc]
 
 
@@ -84,30 +91,30 @@ def check_same(
     found: dict[int, tuple[Any, ...]], wanted: dict[int, tuple[Any, ...]], least: int = 20
 ) -> None:
     assert found.keys() == wanted.keys() and len(wanted) > least
-    for key, (seen, count, row, state) in wanted.items():
-        assert found[key][:2] == [seen, count]
+    for key, (seen, count, row, state, *time) in wanted.items():
+        assert found[key][:2] == [seen, count] and found[key][4:] == time
         assert found[key][2] == pytest.approx(row, rel=1e-4, abs=1e-6)
         assert found[key][3] == pytest.approx(state, rel=1e-3, abs=1e-9)
 
 
 def test_a_run_is_the_same_on_any_ranks_and_goes_on_on_others(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, aged: Path, tmp_path: Path
 ) -> None:
-    run(0, 1, data, tmp_path / "one")
-    ranks.run(2, run, data, tmp_path / "two")
+    run(0, 1, aged, tmp_path / "one")
+    ranks.run(2, run, aged, tmp_path / "two")
     wanted = known(tmp_path / "one")
     assert wanted.keys() != known(tmp_path / "one", HALF).keys(), "ids come and go"
     check_same(known(tmp_path / "two"), wanted)
-    goes_on(0, 1, data, tmp_path / "two", tmp_path / "two-one")
+    goes_on(0, 1, aged, tmp_path / "two", tmp_path / "two-one")
     check_same(known(tmp_path / "two-one"), wanted)
-    ranks.run(3, goes_on, data, tmp_path / "one", tmp_path / "one-three")
+    ranks.run(3, goes_on, aged, tmp_path / "one", tmp_path / "one-three")
     check_same(known(tmp_path / "one-three"), wanted)
-    ranks.run(2, run_on_the_last, data, tmp_path / "last")
-    goes_on(0, 1, data, tmp_path / "last", tmp_path / "last-one")
+    ranks.run(2, run_on_the_last, aged, tmp_path / "last")
+    goes_on(0, 1, aged, tmp_path / "last", tmp_path / "last-one")
     check_same(known(tmp_path / "last-one"), wanted)
-    alone = scores(0, 1, data, tmp_path / "one")
+    alone = scores(0, 1, aged, tmp_path / "one")
     assert alone["auc"] > 0.6
-    assert ranks.run(2, scores, data, tmp_path / "two")[0] == pytest.approx(alone, abs=1e-4)
+    assert ranks.run(2, scores, aged, tmp_path / "two")[0] == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_static_table_is_refused(data: Path, tmp_path: Path) -> None:
@@ -152,6 +159,43 @@ def test_a_table_goes_on_with_other_rows_and_blocks(
     check_same(known(tmp_path / "three", HALF + 2), known(tmp_path / "one", HALF + 2), least=3)
 
 
+def clocks_of(path: str | Path) -> dict[str, dict[str, int]]:
+    extras = read_manifest(str(path)).extras
+    return {name: extras[name] for name in ("id_steps", "id_times") if name in extras}
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_a_table_that_counted_steps_goes_on_by_time_and_back(
+    ranks: RankPool, data: Path, tmp_path: Path, size: int
+) -> None:
+    run(0, 1, data, tmp_path / "run")
+    path = CheckpointManager(str(tmp_path / "run")).path(HALF)
+    clicks = write(tmp_path / "timed", TABLE | {"num_embeddings": size, "dynamic": TIMED})
+    before = known(tmp_path / "run", HALF)
+    ranks.run(2, resumed, clicks, path, tmp_path / "two", HALF + 3)
+    begun = table_of(tmp_path / "two" / "begun")
+    assert {key: told[:4] for key, told in begun.items()} == before
+    assert {told[4] for told in begun.values()} == {-1}, "no time was told yet"
+    rows = open_data(str(clicks / "train"), (clicks / "schema.json").read_text())
+    told = [batch.sparse_features.time for batch in rows.loader(0, 1, 128, shuffle=False)]
+    assert told != sorted(told), "some batches are late"
+    times = list(accumulate(told[HALF : HALF + 3], max))
+    end = CheckpointManager(str(tmp_path / "two")).path(HALF + 3)
+    assert clocks_of(end) == {"id_steps": {"t_user": HALF + 3}, "id_times": {"t_user": times[-1]}}
+    after = table_of(end)
+    stayed = {key for key, (*told, _) in after.items() if told[0] <= HALF}
+    assert stayed and {after[key][4] for key in stayed} == {times[0]}
+    assert all(told[4] == times[max(told[0] - HALF, 1) - 1] for told in after.values())
+    resumed(0, 1, clicks, path, tmp_path / "one", HALF + 3)
+    check_same(known(tmp_path / "one", HALF + 3), after)
+    # and back to steps, in another size for one of the two
+    resumed(0, 1, data, end, tmp_path / "back", HALF + 4)
+    again = table_of(tmp_path / "back" / "begun")
+    assert len(again) > 20 and again.keys() <= after.keys()
+    assert all(told == after[key][:4] for key, told in again.items())
+    assert "id_times" not in clocks_of(tmp_path / "back" / "begun")
+
+
 def check_refused(data: Path, path: str, error: type[Exception], says: str) -> None:
     chosen = replace(spec(data, 1, None), init_from=path)
     with RankTrainer(chosen) as trainer, pytest.raises(error, match=says):
@@ -177,15 +221,15 @@ def run_with_increments(rank: int, world_size: int, data: Path, folder: Path) ->
 
 
 def test_increments_hold_all_that_whole_checkpoints_do(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, aged: Path, tmp_path: Path
 ) -> None:
-    ranks.run(2, run, data, tmp_path / "whole")
-    ranks.run(2, run_with_increments, data, tmp_path / "parts")
+    ranks.run(2, run, aged, tmp_path / "whole")
+    ranks.run(2, run_with_increments, aged, tmp_path / "parts")
     for step in (HALF, STEPS):
         paths = [CheckpointManager(str(tmp_path / name)).path(step) for name in ("whole", "parts")]
         whole, parts = (load_table(path, "t_user") for path in paths)
         assert parts.equals(whole)
-    ranks.run(3, goes_on, data, tmp_path / "parts", tmp_path / "three")
+    ranks.run(3, goes_on, aged, tmp_path / "parts", tmp_path / "three")
     check_same(known(tmp_path / "three"), known(tmp_path / "whole"))
 
 
@@ -219,10 +263,10 @@ def falls(
     return began
 
 
-def test_sync_points_put_ids_back(ranks: RankPool, data: Path, tmp_path: Path) -> None:
-    ranks.run(2, run, data, tmp_path / "calm")
+def test_sync_points_put_ids_back(ranks: RankPool, aged: Path, tmp_path: Path) -> None:
+    ranks.run(2, run, aged, tmp_path / "calm")
     name = uuid.uuid4().hex
-    (began, _) = ranks.run(2, falls, data, tmp_path / "shaken", name, [1, 5, 7, 11])
+    (began, _) = ranks.run(2, falls, aged, tmp_path / "shaken", name, [1, 5, 7, 11])
     assert began == [0, 0, 4, 6, 10]
     calm, shaken = (
         load_table(CheckpointManager(str(tmp_path / run)).path(STEPS), "t_user")

@@ -1,5 +1,6 @@
-"""DeepFM, two towers and learned place weights under DistributedModelParallel, unchanged: N ranks
-equal plain torch.
+"""DeepFM, DIN, two towers and learned place weights under DistributedModelParallel, unchanged.
+
+N ranks equal plain torch.
 
 The reference is the unsharded module under torch's SGD, its loss the sum over the ranks' parts of
 the global batch, each weighted by its share of the rows. For the click models that is the loss of
@@ -18,10 +19,12 @@ from torch.nn import functional
 
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.layout import Topology
-from rayrec.models import DeepFMTrain, SimpleDeepFMNN, TwoTower, TwoTowerTrain
+from rayrec.models import DIN, DeepFMTrain, DLRMTrain, SimpleDeepFMNN, TwoTower, TwoTowerTrain
 from rayrec.modules import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
     FeatureProcessedEmbeddingBagCollection,
     PoolingType,
     PositionWeightedModule,
@@ -110,6 +113,11 @@ def build(kind: str, device: str) -> nn.Module:
                 5, tables("abc", device), hidden_layer_size=8, deep_fm_dimension=4, per_column=True
             )
         )
+    if kind == "din":
+        # candidates of none or several ids, and histories that share their table
+        shared = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
+        sequences = EmbeddingCollection([shared], device=device)
+        return DLRMTrain(DIN(sequences, {"c": "a"}, [6, 1], tables("b", device), 5, [4], [5]))
     if kind in TOWERS:
         log_q = torch.linspace(-3, -1, SIZES[1])
         return TwoTowerTrain(
@@ -123,8 +131,12 @@ def build(kind: str, device: str) -> nn.Module:
 
 
 TOWERS = ["two towers", "two towers of all ranks"]
-KINDS = ["deepfm", *TOWERS, "places of a batch", "places of a feature"]
+KINDS = ["deepfm", "din", *TOWERS, "places of a batch", "places of a feature"]
 STEPS = 4
+
+
+def is_table(name: str) -> bool:
+    return ".embedding_bags." in name or ".embeddings." in name
 
 
 def sharded(
@@ -172,14 +184,12 @@ def test_training_on_n_ranks_equals_plain_torch(
     torch.testing.assert_close(
         torch.tensor([r[0] for r in results]).sum(0), torch.tensor(wanted_losses), **close
     )
-    full = {
-        name.split(".")[-2]: value for name, value in wanted.items() if "embedding_bags" in name
-    }
+    full = {name.split(".")[-2]: value for name, value in wanted.items() if is_table(name)}
     before = dict(build(kind, "cpu").named_parameters())
     # every parameter moved
     assert all((wanted[name] - p).abs().max() > 1e-4 for name, p in before.items())
     for _, dense, rectangles in results:
-        assert set(dense) == {name for name in wanted if "embedding_bags" not in name}
+        assert set(dense) == {name for name in wanted if not is_table(name)}
         for name, value in dense.items():
             torch.testing.assert_close(value, wanted[name], **close)
         for shard, weight in rectangles:

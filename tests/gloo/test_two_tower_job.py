@@ -240,6 +240,7 @@ def test_held_out_rows_without_positives_are_refused_before_training(
     [
         (sets("data.work_dir=FILE"), "work_dir"),
         (sets("data.where=user>3"), "where and eval_where are for click models"),
+        (sets("data.num_streams=1"), "num_streams is for click models"),
         (sets("model.query=['user','user']"), "query has 'user' twice"),
         (sets("model.query=['nothing']"), "no feature 'nothing'"),
         (sets("model.candidate=['nothing']"), "no feature 'nothing'"),

@@ -44,6 +44,7 @@ OPTIMIZERS: tuple[SparseOptimizer, ...] = (
     Adam(lr=0.1, eps=1e-2),
 )
 Bags = dict[str, list[list[int]]]  # key -> bags of a rank
+Times = list[list[int | None]]  # of each rank's batch, by step
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Model:
         return EmbeddingBagCollection(list(self.tables), self.weighted, device=device)
 
 
-def kjt_of(bags: Bags) -> KeyedJaggedTensor:
+def kjt_of(bags: Bags, time: int | None = None) -> KeyedJaggedTensor:
     lengths = [len(bag) for key in KEYS for bag in bags[key]]
     ids = [one for key in KEYS for bag in bags[key] for one in bag]
     return KeyedJaggedTensor(
@@ -69,6 +70,7 @@ def kjt_of(bags: Bags) -> KeyedJaggedTensor:
         torch.tensor(ids, dtype=torch.int64),
         lengths=torch.tensor(lengths, dtype=torch.int32),
         stride=len(bags["f"]),
+        time=time,
     )
 
 
@@ -77,9 +79,9 @@ def joined(step: list[Bags]) -> Bags:
     return {key: [bag for bags in step for bag in bags[key]] for key in KEYS}
 
 
-def rows_of(model: Model, module: torch.nn.Module, bags: Bags) -> Tensor:
+def rows_of(model: Model, module: torch.nn.Module, bags: Bags, time: int | None = None) -> Tensor:
     """Outputs of all bags or ids as (rows, width), rows of a rank one after the other."""
-    output = module(kjt_of(bags))
+    output = module(kjt_of(bags, time))
     if isinstance(output, dict):
         return torch.cat([part.values() for part in output.values()])
     return output.values()
@@ -90,6 +92,7 @@ def train(
     steps: list[list[Bags]],
     plans: dict[int, ShardingPlan] | None = None,
     start: dict[str, Tensor] | None = None,
+    times: Times | None = None,
     in_place: bool = False,
 ) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
     """Outputs by step and rank, and per table what is known of every id.
@@ -97,6 +100,7 @@ def train(
     Args:
         plans: plan to go over to before a step.
         start: first rows of static tables.
+        times: of the batches, where the data tells any.
         in_place: ranks read the rows of each other where they lie.
     """
 
@@ -115,23 +119,26 @@ def train(
             SEED,
             EngineOptions(share_tables=in_place),
         )
-        outputs = []
+        outputs, clocks = [], []
         for number, step in enumerate(steps):
             if plans and number in plans:
                 engine.reshard(plans[number])
             bags = step[exchange.rank]
-            output = rows_of(model, module, bags)
+            time = times[number][exchange.rank] if times else None
+            output = rows_of(model, module, bags, time)
+            clocks.append(engine.id_clocks)
             # the engine divides the sum over ranks by their number
             loss = (output * output).sum() / 8 + output.sum() / 4
             (exchange.world_size * loss).backward()
             with torch.no_grad():
                 outputs.append((output.detach().clone(), rows_of(model, module, bags).clone()))
-        return outputs, engine.shard_states()
+        return outputs, engine.shard_states(), clocks
 
     torch.manual_seed(0)
     ranks = SimulatedWorld(model.plan.world_size).run(rank_main)
     known: dict[str, dict[int, Any]] = {}
-    for _, states in ranks:
+    for _, states, clocks in ranks:
+        assert clocks == ranks[0][2], "all ranks have one clock, with rows or without"
         for state in states:
             part = known.setdefault(state.shard.table, {})
             keys = state.ids["id_key"] if state.ids else torch.tensor(state.shard.rows)
@@ -146,7 +153,7 @@ def train(
                         told |= {(name, c): v for c, v in zip(where, values, strict=True)}
                     for name, column in state.ids.items():
                         told[name] = column[row].item() if name.startswith("id") else 0
-    return [list(outputs) for outputs, _ in ranks], known
+    return [list(outputs) for outputs, *_ in ranks], known
 
 
 def check_equal(found: dict[str, dict[int, Any]], wanted: dict[str, dict[int, Any]]) -> None:
@@ -214,10 +221,19 @@ def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()
         read_only_features=rng.choice([(), read_only]),
         admission_threshold=rng.choice([1, 1, 2, 3]),
         admission_probability=rng.choice([1.0, 0.7]),
-        eviction=rng.choice(["step", "lfu", "none"]),
-        ttl_steps=rng.choice([None, 2, 6]),
+        eviction=rng.choice(["step", "timestamp", "lfu", "none"]),
         blocks=blocks,
+        **rng.choice([{}, {"ttl_steps": 2}, {"ttl_steps": 6}, {"ttl_s": 15}, {"ttl_s": 60}]),
     )
+
+
+def random_times(rng: random.Random, steps: list[list[Bags]]) -> Times:
+    """Times that go on and at times back; a rank without bags has none."""
+    now, found = 1_700_000_000, []
+    for step in steps:
+        now += rng.choice([0, 5, 20, 90, -40])
+        found.append([now + rng.randint(-9, 9) if bags["f"] else None for bags in step])
+    return found
 
 
 def drifting(rng: random.Random, ranks: int, steps: int) -> list[list[Bags]]:

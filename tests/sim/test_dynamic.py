@@ -20,6 +20,7 @@ from rayrec.distributed.dynamic_tables import check_dynamic
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec
+from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.first_values import first_values
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import (
@@ -47,6 +48,7 @@ from tests.sim.dynamic_worlds import (
     random_plan,
     random_rule,
     random_steps,
+    random_times,
     train,
 )
 
@@ -94,14 +96,17 @@ def test_ids_come_and_go_alike_on_any_ranks_and_plans(seed: int) -> None:
     rules = random_rule(rng, blocks, read_only=(rng.choice(KEYS),)), random_rule(rng, blocks)
     model = random_model(rng, ranks, rules, blocks * rng.choice([2, 5, 12]))
     steps = drifting(rng, ranks, 10)
+    times = random_times(rng, steps)
     plans = {
         n: random_plan(model.tables, ranks, rng, model.optimizer)
         for n in (3, 7)
         if rng.random() < 0.7
     }
-    outputs, known = train(model, steps, plans, in_place=rng.random() < 0.5)
+    in_place = rng.random() < 0.5
+    outputs, known = train(model, steps, plans, times=times, in_place=in_place)
     alone = replace(model, plan=random_plan(model.tables, 1, rng, model.optimizer))
-    wanted, known_alone = train(alone, [[joined(step)] for step in steps])
+    of_all = [[max((one for one in step if one is not None), default=None)] for step in times]
+    wanted, known_alone = train(alone, [[joined(step)] for step in steps], times=of_all)
     check_equal(known, known_alone)
     for number in range(len(steps)):
         for kind in (0, 1):
@@ -168,10 +173,10 @@ def test_evaluation_admits_no_id_with_gradients_or_without() -> None:
     def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
         module.eval()
         assert not module(kjt_of({"f": [[10, 11]], "g": [[]]})).values().any()
-        assert engine.id_steps == {"t": 0}
+        assert engine.id_clocks == {"t": Instant(0)}
         module.train()
         assert module(kjt_of({"f": [[10, 11]], "g": [[]]})).values().any()
-        assert engine.id_steps == {"t": 1}
+        assert engine.id_clocks == {"t": Instant(1)}
 
     alone(TWO_ROWS, act)
 
@@ -198,7 +203,7 @@ def test_a_copy_of_a_model_has_ids_and_rows_of_its_own() -> None:
         step(one, [12, 12])  # takes a row back
     assert all(map(torch.equal, told(model), before))
     assert all(map(torch.equal, told(twin), told(wanted)))
-    assert (model.id_steps, twin.id_steps) == ({"t": 1}, {"t": 3})
+    assert (model.id_clocks, twin.id_clocks) == ({"t": Instant(1)}, {"t": Instant(3)})
 
 
 def test_rows_by_number_are_not_loaded() -> None:

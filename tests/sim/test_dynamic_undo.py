@@ -18,11 +18,13 @@ from rayrec.shards.undo import Point
 from tests.sim.dynamic_worlds import SEED, Bags, Model, random_model, random_steps, rows_of
 
 STEPS, ROWS = 6, 16
+TIMES = [100, 130, 125, 200, 90, 260]  # of the steps
 RULES = (
     DynamicConfig(blocks=2, admission_threshold=2, ttl_steps=2),
     DynamicConfig(blocks=4, eviction="lfu"),
     DynamicConfig(blocks=1, eviction="none", ttl_steps=1),
     DynamicConfig(blocks=2, admission_threshold=3, admission_probability=0.7),
+    DynamicConfig(blocks=2, admission_threshold=2, eviction="timestamp", ttl_s=60),
 )
 
 
@@ -35,11 +37,11 @@ class Trainer:
         self.model, self.rank, self.ranks = model, exchange.rank, exchange.world_size
         self.module, self.engine = shard_embeddings(model.collection("meta"), *parts)
 
-    def output(self, step: list[Bags]) -> Tensor:
-        return rows_of(self.model, self.module, step[self.rank])
+    def output(self, step: list[Bags], time: int) -> Tensor:
+        return rows_of(self.model, self.module, step[self.rank], time)
 
-    def step(self, step: list[Bags]) -> None:
-        output = self.output(step)
+    def step(self, step: list[Bags], time: int) -> None:
+        output = self.output(step, time)
         (self.ranks * (output * output).sum() / 8 + output.sum() / 4).backward()
 
     def content(self) -> dict[str, Tensor]:
@@ -57,8 +59,8 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def calm(exchange: Any, model: Model, steps: list[list[Bags]]) -> list[dict[str, Tensor]]:
     trainer = Trainer(model, exchange, None, adopt=False)
     seen = [trainer.content()]
-    for step in steps:
-        trainer.step(step)
+    for step, time in zip(steps, TIMES, strict=True):
+        trainer.step(step, time)
         seen.append(trainer.content())
     return seen
 
@@ -70,20 +72,24 @@ def shaken(
     moments, memory = random.Random(seed), MemoryHere()
     trainer, done, point, backs = Trainer(model, exchange, memory, adopt=False), 0, 0, 0
     trainer.engine.undo.sync(Point(1, 0), b"0")
+    clocks = {0: trainer.engine.id_clocks}
     while done < len(steps) or backs < 3:
         if done < len(steps) and moments.random() < 0.7:
-            trainer.step(steps[done])
+            trainer.step(steps[done], TIMES[done])
             done += 1
+            clocks[done] = trainer.engine.id_clocks
             if moments.random() < 0.4:
                 point = done
                 trainer.engine.undo.sync(Point(1, done), str(done).encode())
             continue
         if done < len(steps) and moments.random() < 0.5:
-            trainer.output(steps[done])  # it has admitted and evicted when it is stopped
+            trainer.output(
+                steps[done], TIMES[done]
+            )  # it has admitted and evicted when it is stopped
         if moments.random() < 0.5:
             trainer = Trainer(model, exchange, memory, adopt=True)
         assert trainer.engine.undo.go_back(Point(1, point)) == str(point).encode()
-        trainer.engine.id_steps = dict.fromkeys(trainer.engine.id_steps, point)
+        trainer.engine.id_clocks = clocks[point]
         assert same(trainer.content(), wanted[point]), f"back to {point} from {done}"
         done, backs = point, backs + 1
     assert same(trainer.content(), wanted[len(steps)])

@@ -31,6 +31,7 @@ from tests.sim.dynamic_worlds import (
     kjt_of,
     random_plan,
     random_rule,
+    random_times,
     train,
 )
 
@@ -82,11 +83,12 @@ def test_ids_of_a_read_only_feature_change_no_other_id(seed: int) -> None:
     tables = (kind(blocks * 6, 8, "t", feature_names=["f", "g"], dynamic=rule),)
     model = Model(tables, random_plan(tables, ranks, rng, SGD(lr=0.1)), SGD(lr=0.1))
     steps = drifting(rng, ranks, 10)
+    times = random_times(rng, steps)
     without = [[{"f": bags["f"], "g": [[] for _ in bags["g"]]} for bags in step] for step in steps]
 
     def known(steps: list[list[dict[str, list[list[int]]]]]) -> dict[int, dict[str, int]]:
         columns = ("id_key", "id_seen", "id_hits")
-        found = train(model, steps)[1]["t"]
+        found = train(model, steps, times=times)[1]["t"]
         return {key: {name: told[name] for name in columns} for key, told in found.items()}
 
     assert known(steps) == known(without) and known(steps)

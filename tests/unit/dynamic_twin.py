@@ -10,7 +10,7 @@ import numpy as np
 
 from rayrec.data.hashing import mix, mix_int
 from rayrec.dynamic.blocks import blocks_of
-from rayrec.layout import EmbeddingBagConfig
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig
 
 SEED = 5
 
@@ -21,10 +21,11 @@ def mixed(number: int) -> int:
 
 @dataclass
 class Known:
-    """An id with a place: when it was last seen, and how often."""
+    """An id with a place: in which step it was last seen, how often, and at which time."""
 
     seen: int
     count: int
+    time: int
 
 
 @dataclass
@@ -33,28 +34,33 @@ class Place:
 
     size: int
     eviction: str
-    ttl: int | None
+    rule: DynamicConfig
     ids: dict[int, Known] = field(default_factory=dict)
 
-    def is_known(self, one: int, step: int) -> bool:
-        known = self.ids.get(one)
-        return known is not None and (self.ttl is None or known.seen + self.ttl >= step)
+    def is_known(self, one: int, step: int, time: int) -> bool:
+        known, rule = self.ids.get(one), self.rule
+        if known is None:
+            return False
+        if rule.ttl_s is not None:
+            return known.time + rule.ttl_s >= time
+        return rule.ttl_steps is None or known.seen + rule.ttl_steps >= step
 
-    def put(self, wanted: dict[int, int], step: int) -> tuple[list[int], int]:
+    def put(self, wanted: dict[int, int], step: int, time: int) -> tuple[list[int], int]:
         """Place ids; returns those that got a place, and how many lost theirs."""
         evicted = 0
         missing = len(wanted) - (self.size - len(self.ids))
         if missing > 0:
             may_go = [one for one, known in self.ids.items() if known.seen < step]
             if self.eviction == "none":
-                may_go = [one for one in may_go if not self.is_known(one, step)]
+                may_go = [one for one in may_go if not self.is_known(one, step, time)]
 
             def score(one: int) -> tuple[bool, int, int, int]:
                 known = self.ids[one]
-                first, second = known.seen, known.count
-                if self.eviction == "lfu":
-                    first, second = second, first
-                return self.is_known(one, step), first, second, mixed(one)
+                first, second = {
+                    "lfu": (known.count, known.seen),
+                    "timestamp": (known.time, known.count),
+                }.get(self.eviction, (known.seen, known.count))
+                return self.is_known(one, step, time), first, second, mixed(one)
 
             for one in sorted(may_go, key=score)[: max(missing, self.size // 8)]:
                 del self.ids[one]
@@ -62,7 +68,7 @@ class Place:
         order = sorted(wanted, key=lambda one: (-wanted[one], mixed(one)))
         placed = order[: self.size - len(self.ids)]
         for one in placed:
-            self.ids[one] = Known(step, wanted[one])
+            self.ids[one] = Known(step, wanted[one], time)
         return placed, evicted
 
 
@@ -73,20 +79,22 @@ class Twin:
         assert table.dynamic is not None
         self.rule, self.size = table.dynamic, table.row_multiple
         self.blocks = table.num_embeddings // self.size
-        ttl = self.rule.ttl_steps
-        self.rows = [Place(self.size, self.rule.eviction, ttl) for _ in range(self.blocks)]
-        self.waiting = [Place(self.size, "step", ttl) for _ in range(self.blocks)]
+        rule = self.rule
+        self.rows = [Place(self.size, rule.eviction, rule) for _ in range(self.blocks)]
+        self.waiting = [Place(self.size, "step", rule) for _ in range(self.blocks)]
         self.counts: Counter[str] = Counter()
+        self.time = -1
 
     def is_known(self, one: int, step: int) -> bool:
-        return self.rows[self._block(one)].is_known(one, step)
+        return self.rows[self._block(one)].is_known(one, step, self.time)
 
-    def step(self, ids: list[int], step: int) -> None:
+    def step(self, ids: list[int], step: int, time: int) -> None:
+        self.time = max(self.time, time)
         counts = Counter(ids)
         for one, count in counts.items():
             if self.is_known(one, step):
                 known = self.rows[self._block(one)].ids[one]
-                known.seen, known.count = step, known.count + count
+                known.seen, known.count, known.time = step, known.count + count, self.time
         for block in range(self.blocks):
             here = {one: n for one, n in counts.items() if self._block(one) == block}
             self._admit(block, {o: n for o, n in here.items() if not self._seen_now(o, step)}, step)
@@ -97,9 +105,9 @@ class Twin:
             one
             for place in self.waiting
             for one, known in place.ids.items()
-            if known.count and place.is_known(one, step)
+            if known.count and place.is_known(one, step, self.time)
         ]
-        held = [one for place in self.rows for one in place.ids if place.is_known(one, step)]
+        held = [one for place in self.rows for one in place.ids if self.is_known(one, step)]
         return {**self.counts, "held": len(held), "candidates": len(waiting)}
 
     def _seen_now(self, one: int, step: int) -> bool:
@@ -107,7 +115,7 @@ class Twin:
         return known is not None and known.seen == step
 
     def _admit(self, block: int, counts: dict[int, int], step: int) -> None:
-        rows, waiting = self.rows[block], self.waiting[block]
+        rows, waiting, time = self.rows[block], self.waiting[block], self.time
         enter = {one: n for one, n in counts.items() if self._may_enter(one)}
         threshold = self.rule.admission_threshold
         if threshold > 1:
@@ -116,28 +124,29 @@ class Twin:
             for one, count in enter.items():
                 known = waiting.ids.get(one)
                 if known is not None:
-                    before = known.count if waiting.is_known(one, step) else 0
-                    known.seen, known.count = step, before + count
+                    before = known.count if waiting.is_known(one, step, time) else 0
+                    known.seen, known.count, known.time = step, before + count, time
                 total = count if known is None else known.count
                 if total >= threshold:
                     enough[one] = count
                 elif known is None:
                     fresh[one] = count
-            waiting.put(fresh, step)
+            waiting.put(fresh, step, time)
             enter = enough
         outlived = {one: n for one, n in enter.items() if one in rows.ids}
         for one, count in outlived.items():
-            rows.ids[one] = Known(step, count)
-        placed, evicted = rows.put({o: n for o, n in enter.items() if o not in outlived}, step)
+            rows.ids[one] = Known(step, count, time)
+        new = {one: n for one, n in enter.items() if one not in outlived}
+        placed, evicted = rows.put(new, step, time)
         refused = enter.keys() - outlived.keys() - set(placed)
         self.counts["admitted"] += len(placed) + len(outlived)
         self.counts["evicted"] += evicted
         self.counts["refused"] += len(refused)
         if threshold > 1:
-            waiting.put({o: enter[o] for o in refused if o not in waiting.ids}, step)
+            waiting.put({o: enter[o] for o in refused if o not in waiting.ids}, step, time)
         for one in [*placed, *outlived]:
             if one in waiting.ids:
-                waiting.ids[one] = Known(0, 0)
+                waiting.ids[one] = Known(0, 0, 0)
 
     def _may_enter(self, one: int) -> bool:
         salted = (one & (2**64 - 1)) ^ mix_int(SEED, 1)
@@ -157,4 +166,13 @@ def drifting(rng: random.Random, steps: int) -> list[list[int]]:
         first = step * 2
         window = names[first : first + rng.randint(5, 120)] or names
         found.append([rng.choice(window) for _ in range(rng.randint(0, 60))])
+    return found
+
+
+def wandering(rng: random.Random, steps: int) -> list[int]:
+    """Times of some steps, in seconds, that go on in bounds and leaps, and at times back."""
+    now, found = rng.choice([0, 1_700_000_000, 253_402_200_000]), []
+    for _ in range(steps):
+        now = max(0, now + rng.choice([0, 1, 5, 30, 400, -20, -1000]))
+        found.append(now)
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.checkpoint import read_manifest
 from rayrec.cli.main import main
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
@@ -24,6 +25,7 @@ from rayrec.runs.towers import TwoTowerModel
 from rayrec.watch import read_events
 from rayrec.watch.story import trained_s
 from tests.clicks import write_clicks
+from tests.dynamic_clicks import TABLE, TIMED, write
 
 ROOT = Path(__file__).parents[2]
 LOCAL = ["--set", "scaling.num_workers=0"]
@@ -193,6 +195,20 @@ def test_where_takes_a_part_of_the_rows(
     assert error.startswith("error: ") and "cat_0 <" in error and error.count("\n") == 1
 
 
+def test_one_stream_takes_rows_in_the_order_of_time(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", TABLE | {"dynamic": TIMED})
+    order = ["--set", "run.shuffle=false", "--set", "run.steps=3"]
+    times = []
+    for more in ([], ["--set", "data.num_streams=1"]):
+        keep = ["--set", f"run.storage_path={tmp_path / str(len(more))}"]
+        line = ["train", "--data", str(data), *SMALL, *order, *more, *keep]
+        assert main([*line, "--result", f"{tmp_path}/result.json"]) == 0
+        told = json.loads((tmp_path / "result.json").read_text())
+        times.append(read_manifest(told["checkpoint"]).extras["id_times"]["t_user"])
+    # eight streams begin an eighth of the rows apart
+    assert times[1] == 1_700_000_000 + 3 * 256 - 1 < times[0]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -202,6 +218,7 @@ def test_where_takes_a_part_of_the_rows(
         ("train --data {data} --set data.train=x", "so does --data. Leave one of them out"),
         ("train --data {data} --result {data}/schema.json", "over the file of [data] schema"),
         ("train --data {data} --set data.where=day<3", "'day'"),
+        ("train --data {data} --set data.num_streams=0", "num_streams=0"),
         ("train --data {data} --set run.steps=x", "--set run.steps=x: [run] steps is 'x'"),
         ("train --data {data} --set plan.plan=rowwise", "neither a file nor one of"),
         ("train --data {data} --set model.model=dnn", "'dnn' is not known"),

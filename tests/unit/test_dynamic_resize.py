@@ -12,7 +12,9 @@ import torch
 
 from rayrec.checkpoint import CheckpointManager, ShardState, restore_checkpoint, save_checkpoint
 from rayrec.data.hashing import mix
-from rayrec.dynamic.blocks import IdColumns, blocks_of
+from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.clock import NO_TIME, Instant, clock_extras
+from rayrec.dynamic.columns import IdColumns
 from rayrec.dynamic.resize import places_in
 from rayrec.errors import CheckpointError
 from rayrec.layout import (
@@ -28,12 +30,15 @@ from rayrec.layout import (
 )
 from tests.unit.checkpoint_worlds import Ranks
 
-STEP, WIDTH = 50, 8
+STEP, TIME, WIDTH = 50, 1_700_000_000, 8
+NOW = Instant(STEP, TIME)
+TTLS: list[dict[str, int]] = [{}, {"ttl_steps": 3}, {"ttl_s": 30}]
+EVICTIONS = ["step", "timestamp", "lfu", "none"]
 
 
-def random_table(rng: random.Random, ttl: int | None, eviction: str) -> EmbeddingBagConfig:
+def random_table(rng: random.Random, ttl: dict[str, int], eviction: str) -> EmbeddingBagConfig:
     blocks = rng.choice([1, 2, 4, 8])
-    rule = DynamicConfig(blocks=blocks, ttl_steps=ttl, eviction=eviction, admission_threshold=2)
+    rule = DynamicConfig(blocks=blocks, eviction=eviction, admission_threshold=2, **ttl)
     rows = blocks * rng.randint(1, 8)
     return EmbeddingBagConfig(rows, WIDTH, "t", feature_names=["f"], dynamic=rule)
 
@@ -50,7 +55,9 @@ def random_columns(rng: random.Random, table: EmbeddingBagConfig) -> IdColumns:
             keys[rng.choice(free)] = one
     seen = torch.tensor([rng.randint(STEP - 6, STEP) for _ in keys], dtype=torch.int32)
     hits = torch.tensor([rng.randint(1, 3) for _ in keys], dtype=torch.int32)
-    return IdColumns(torch.tensor(keys), seen, hits)
+    time = torch.tensor([TIME - 10 * rng.randint(0, 6) for _ in keys])
+    timed = table.dynamic is not None and table.dynamic.uses_time
+    return IdColumns(torch.tensor(keys), seen, hits, time if timed else None)
 
 
 def mixed(key: int) -> int:
@@ -64,10 +71,15 @@ def kept_by(
     rule, size = table.dynamic, table.row_multiple
     assert rule is not None
     by_block: dict[int, list[tuple[int, ...]]] = {}
-    for at, (key, seen, hits) in enumerate(zip(*(c.tolist() for c in saved), strict=True)):
-        if key != -1 and (rule.ttl_steps is None or seen + rule.ttl_steps >= STEP):
+    times = torch.full_like(saved.key, -1) if saved.time is None else saved.time
+    columns = (column.tolist() for column in (*saved[:3], times))
+    for at, (key, seen, hits, time) in enumerate(zip(*columns, strict=True)):
+        is_over = rule.ttl_steps is not None and seen + rule.ttl_steps < STEP
+        is_over = is_over or (rule.ttl_s is not None and -1 < time < TIME - rule.ttl_s)
+        if key != -1 and not is_over:
             (block,) = blocks_of(np.array([key]), table.num_embeddings // size)
-            score = (hits, seen) if eviction == "lfu" else (seen, hits)
+            scores = {"lfu": (hits, seen), "timestamp": (time, hits)}
+            score = scores.get(eviction, (seen, hits))
             by_block.setdefault(int(block), []).append((*score, mixed(key), at, key))
     places, left_out = {}, 0
     for block, ids in by_block.items():
@@ -80,10 +92,10 @@ def kept_by(
 @pytest.mark.seeds(range(100))
 def test_the_best_of_a_block_keep_a_row(seed: int) -> None:
     rng = random.Random(seed)
-    ttl, eviction = rng.choice([None, 3]), rng.choice(["step", "lfu", "none"])
+    ttl, eviction = rng.choice(TTLS), rng.choice(EVICTIONS)
     old, new = random_table(rng, ttl, eviction), random_table(rng, ttl, eviction)
     saved = random_columns(rng, old)
-    places, left_out = places_in(new, saved, eviction, STEP)
+    places, left_out = places_in(new, saved, eviction, NOW)
     wanted = kept_by(new, saved, eviction)
     got = {int(saved.key[at]): int(place) for at, place in enumerate(places) if place >= 0}
     assert (got, left_out) == wanted
@@ -118,7 +130,7 @@ def save(
     table: EmbeddingBagConfig,
     plan: ShardingPlan,
     whole: dict,
-    id_steps: dict[str, int] | None = None,
+    clocks: dict[str, Instant],
 ) -> None:
     def body(rank: int, gather) -> None:
         save_checkpoint(
@@ -131,7 +143,7 @@ def save(
             gather=gather,
             dense={},
             step=STEP,
-            extras={"id_steps": {"t": STEP} if id_steps is None else id_steps},
+            extras=clock_extras(clocks),
         )
 
     Ranks(plan.world_size).run(body).all()
@@ -141,16 +153,16 @@ def save(
 def test_any_plan_restores_any_other_size(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    ttl, eviction = rng.choice([None, 3]), rng.choice(["step", "lfu"])
+    ttl, eviction = rng.choice(TTLS), rng.choice(EVICTIONS[:3])
     old, new = random_table(rng, ttl, eviction), random_table(rng, ttl, eviction)
     rows = old.num_embeddings
     saved, waiting = random_columns(rng, old), random_columns(rng, old)
     whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
     whole["sums"] = torch.rand(rows)
     for kind, columns in (("id", saved), ("candidate", waiting)):
-        whole |= {f"{kind}_{name}": column for name, column in columns._asdict().items()}
+        whole |= {f"{kind}_{name}": column for name, column in columns.named().items()}
     path = CheckpointManager(str(tmp_path)).path(STEP)
-    save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole)
+    save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole, {"t": NOW})
     plan = random_plan(rng, new, rng.randint(1, 3))
     empty = {
         name: torch.full((new.num_embeddings, *tensor.shape[1:]), 7, dtype=tensor.dtype)
@@ -183,7 +195,7 @@ def check(state: ShardState, places: dict[int, int], whole: dict, keys: list[int
         assert torch.equal(state.weight[own], whole["weight"][old, cols])
         assert torch.equal(state.optimizer["squares"][own], whole["squares"][old, cols])
         assert state.optimizer["sums"][own] == whole["sums"][old]
-        for name in ("id_seen", "id_hits"):
+        for name in (one for one in state.ids if one.startswith("id_")):
             assert state.ids[name][own] == whole[name][old]
     free = [at for at in range(len(state.weight)) if at + first not in found.values()]
     assert not state.weight[free].any()
@@ -194,26 +206,27 @@ def test_a_table_that_was_not_dynamic_becomes_one(seed: int, tmp_path: Path) -> 
     """Its row numbers are ids, which go first when others need rows."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    new = random_table(rng, rng.choice([None, 3]), "step")
+    new = random_table(rng, rng.choice(TTLS), rng.choice(["step", "timestamp"]))
     old = replace(new, num_embeddings=rng.randint(1, 40), dynamic=None)
     rows = old.num_embeddings
     whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
     whole["sums"] = torch.rand(rows)
     path = CheckpointManager(str(tmp_path)).path(STEP)
-    save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole, id_steps={})
+    save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole, {})
     none = torch.zeros(rows, dtype=torch.int32)
     saved = IdColumns(torch.arange(rows), none, none)
     places, left_out = kept_by(
-        replace(new, dynamic=replace(new.dynamic, ttl_steps=None)), saved, ""
+        replace(new, dynamic=replace(new.dynamic, ttl_steps=None, ttl_s=None)), saved, ""
     )
     plan = random_plan(rng, new, 2)
     shape = (new.num_embeddings, WIDTH)
     empty = {"weight": torch.full(shape, 7.0), "squares": torch.full(shape, 7.0)}
     empty["sums"] = torch.full(shape[:1], 7.0)
     for kind in ("id", "candidate"):
-        columns = random_columns(rng, new)._asdict().items()
+        columns = random_columns(rng, new).named().items()
         empty |= {f"{kind}_{name}": torch.full_like(column, 7) for name, column in columns}
-    whole |= {"id_seen": none, "id_hits": none}
+    whole |= {"id_key": torch.arange(rows), "id_seen": none, "id_hits": none}
+    whole["id_time"] = torch.full((rows,), NO_TIME)
     for rank in range(plan.world_size):
         states = states_of(new, plan, rank, empty)
         restored = restore_checkpoint(path, states, tables=[new])
@@ -225,15 +238,15 @@ def test_a_table_that_was_not_dynamic_becomes_one(seed: int, tmp_path: Path) -> 
 
 def test_another_width_is_refused(tmp_path: Path) -> None:
     rng = random.Random(0)
-    old = random_table(rng, None, "step")
+    old = random_table(rng, {}, "step")
     rows = old.num_embeddings
     whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
     whole["sums"] = torch.rand(rows)
     for kind in ("id", "candidate"):
-        columns = random_columns(rng, old)._asdict()
+        columns = random_columns(rng, old).named()
         whole |= {f"{kind}_{name}": column for name, column in columns.items()}
     path = CheckpointManager(str(tmp_path)).path(STEP)
-    save(path, old, random_plan(rng, old, 1), whole)
+    save(path, old, random_plan(rng, old, 1), whole, {"t": NOW})
     other = replace(old, num_embeddings=2 * rows, embedding_dim=4)
     with pytest.raises(CheckpointError, match=f"'t' is {rows} x 8 in .* and {2 * rows} x 4"):
         restore_checkpoint(path, [], tables=[other])

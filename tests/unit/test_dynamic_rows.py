@@ -14,12 +14,13 @@ from torch import Tensor
 from rayrec.comm.pages import private_memory
 from rayrec.data import FeatureSchema
 from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.clock import IdClock, Instant
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.rows import DynamicRows
 from rayrec.errors import ConfigError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
 from rayrec.modules import EmbeddingBagCollection
-from tests.unit.dynamic_twin import SEED, Twin, drifting
+from tests.unit.dynamic_twin import SEED, Twin, drifting, wandering
 
 
 def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> list[tuple[DynamicRows, Tensor]]:
@@ -43,21 +44,26 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
     rule = DynamicConfig(
         admission_threshold=rng.choice([1, 1, 2, 4]),
         admission_probability=rng.choice([1.0, 1.0, 0.6]),
-        eviction=rng.choice(["step", "lfu", "none"]),
-        ttl_steps=rng.choice([None, 3, 20]),
+        eviction=rng.choice(["step", "timestamp", "lfu", "none"]),
         blocks=blocks,
+        **rng.choice([{}, {"ttl_steps": 3}, {"ttl_steps": 20}, {"ttl_s": 25}, {"ttl_s": 300}]),
     )
     table = EmbeddingBagConfig(blocks * rng.choice([3, 8, 20]), 4, "t", dynamic=rule)
     inner = [table.row_multiple * i for i in range(1, blocks) if rng.random() < 0.5]
     parts = shards_of(table, [0, *inner, table.num_embeddings])
     twin = Twin(table)
     told: Counter[str] = Counter()
+    clock, times = IdClock(timed=rule.uses_time), iter(wandering(rng, 60))
     read_only = rng.choice([0.0, 0.3])  # share of ids that come by features that admit none
     for step, ids in enumerate(drifting(rng, 60), start=1):
+        time = next(times)
+        clock.begin(True, time)
         # ids arrive in another order on other plans
         shuffled = rng.sample(ids, len(ids))
         only = [rng.random() < read_only for _ in shuffled]
-        twin.step([one for one, is_only in zip(shuffled, only, strict=True) if not is_only], step)
+        twin.step(
+            [one for one, is_only in zip(shuffled, only, strict=True) if not is_only], step, time
+        )
         twin.counts["looked_up"] += len(ids)
         twin.counts["unknown"] += sum(not twin.is_known(one, step) for one in ids)
         for part, _ in parts:
@@ -67,7 +73,7 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
             own, own_only = list(compress(shuffled, mine)), list(compress(only, mine))
             rows = part.admit(
                 torch.tensor(own, dtype=torch.int64),
-                step,
+                clock.now,
                 torch.tensor(own_only, dtype=torch.bool) if read_only else None,
             )
             for one, row in zip(own, rows.tolist(), strict=True):
@@ -75,7 +81,7 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
             known = sorted({row for row in rows.tolist() if row >= 0})
             assert len(known) == len({o for o in own if twin.is_known(o, step)}), "one row each"
             if rng.random() < 0.2:
-                told.update(sums(part.take_counts(step)))
+                told.update(sums(part.take_counts(clock.now)))
             if rng.random() < 0.1:  # as a restore does it
                 kept = {name: column.clone() for name, column in part.tensors().items()}
                 part.__post_init__(private_memory)
@@ -83,16 +89,22 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
                     column.copy_(kept[name])
     held = {}
     for part, values in parts:
-        told.update(part.take_counts(60))
+        told.update(part.take_counts(clock.now))
         columns = part.tensors()
         for row, one in enumerate(columns["id_key"].tolist()):
             if one != -1:
-                held[one] = (columns["id_seen"][row].item(), columns["id_hits"][row].item())
-                found = part.find(torch.tensor([one]), 60).item()
+                held[one] = [
+                    column[row].item() for name, column in columns.items() if name[:3] == "id_"
+                ]
+                found = part.find(torch.tensor([one]), clock.now).item()
                 assert found == (row if twin.is_known(one, 60) else -1)
                 first = first_values(SEED, table, np.array([one]), range(4))[0]
                 assert torch.equal(values[row], first)
-    wanted = {o: (k.seen, k.count) for place in twin.rows for o, k in place.ids.items()}
+    wanted = {
+        one: [one, known.seen, known.count, *([known.time] if rule.uses_time else [])]
+        for place in twin.rows
+        for one, known in place.ids.items()
+    }
     assert held == wanted
     assert told == Counter(twin.told(60))
 
@@ -105,13 +117,13 @@ def sums(counts: dict[str, int]) -> dict[str, int]:
 def test_counts_stop_at_the_largest_that_a_column_holds() -> None:
     table = EmbeddingBagConfig(4, 4, "t", dynamic=DynamicConfig(blocks=1))
     ((part, _),) = shards_of(table, [0, 4])
-    part.admit(torch.tensor([7, 8]), 1)
+    part.admit(torch.tensor([7, 8]), Instant(1))
     kept = {name: column.clone() for name, column in part.tensors().items()}
     kept["id_hits"] = torch.where(kept["id_key"] == 7, 2**31 - 3, kept["id_hits"])
     for name, column in part.tensors().items():
         column.copy_(kept[name])
     for step in (2, 3):
-        part.admit(torch.tensor([7, 8, 7, 7]), step)
+        part.admit(torch.tensor([7, 8, 7, 7]), Instant(step))
         found = dict(zip(part.tensors()["id_key"].tolist(), part.tensors()["id_hits"], strict=True))
         assert (found[7], found[8]) == (2**31 - 1, step)
 
@@ -140,6 +152,12 @@ def test_blocks_fill_alike() -> None:
         ({"admission_threshold": 0}, "admission_threshold=0"),
         ({"admission_probability": 0.0}, "admission_probability=0.0"),
         ({"ttl_steps": 0}, "ttl_steps=0"),
+        ({"ttl_s": 0}, "ttl_s=0"),
+        ({"ttl_s": 2.5}, "ttl_s"),
+        (
+            {"ttl_s": 60, "ttl_steps": 5},
+            "ttl_steps=5 and ttl_s=60; ids grow old by one of them: leave the other out",
+        ),
         ({"blocks": 3}, "blocks=3; it must be a power of two"),
         ({"eviction": "random"}, "eviction"),
         (

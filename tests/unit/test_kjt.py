@@ -321,3 +321,25 @@ def test_concat_refuses_parts_that_do_not_fit():
         KeyedJaggedTensor.from_jt_dict(
             {"a": JaggedTensor(bags, lengths=bags), "b": JaggedTensor(bags, bags, lengths=bags)}
         )
+
+
+def test_what_is_made_of_a_batch_has_its_time():
+    kjt = KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 2]), time=70)
+    none = KeyedJaggedTensor(["c"], torch.arange(1), lengths=torch.tensor([1]))
+    later = KeyedJaggedTensor(["d"], torch.arange(1), lengths=torch.tensor([1]), time=90)
+    leaves, form = pytree.tree_flatten(kjt)
+    made = [
+        *kjt.split([1, 1]),
+        kjt.permute([1]),
+        kjt.to("cpu"),
+        kjt.flatten_lengths(),
+        copy.deepcopy(kjt),
+        pickle.loads(pickle.dumps(kjt)),
+        pytree.tree_unflatten(leaves, form),
+        KeyedJaggedTensor.concat([none, kjt]),
+    ]
+    assert [one.time for one in made] == [70] * len(made)
+    assert KeyedJaggedTensor.concat([later, kjt]).time == 90
+    assert KeyedJaggedTensor.concat([none]).time is None
+    with pytest.raises(InputError, match="the time 1700000000000 is not in seconds since 1970"):
+        KeyedJaggedTensor(["c"], torch.arange(1), lengths=torch.tensor([1]), time=1_700_000_000_000)

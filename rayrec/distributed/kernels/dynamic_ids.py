@@ -133,8 +133,8 @@ class DynamicIds:
         """Return the rows of all ids of a step in one shard, or -1."""
         clock = self._clock
         if clock.trains:
-            return ids.admit(of_step, clock.steps, read_only)
-        return ids.find(of_step, clock.steps)
+            return ids.admit(of_step, clock.now, read_only)
+        return ids.find(of_step, clock.now)
 
     def _places(self, routed: GroupIds) -> Sequence[Sequence[slice | Tensor]]:
         """Return per shard where its ids are."""

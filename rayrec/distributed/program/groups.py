@@ -42,6 +42,11 @@ class CollectionSpec:
         """The features that its tables look up."""
         return frozenset(name for table in self.tables for name in table.feature_names)
 
+    @cached_property
+    def uses_time(self) -> bool:
+        """True if a table of it asks for the time of the data."""
+        return any(t.dynamic is not None and t.dynamic.uses_time for t in self.tables)
+
 
 @dataclass(frozen=True)
 class Use:

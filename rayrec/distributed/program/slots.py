@@ -106,6 +106,11 @@ class SlotTable:
         """Return the columns of the output of a pooled collection."""
         return sum(use.width for use in self.uses[collection])
 
+    @cached_property
+    def uses_time(self) -> bool:
+        """True if any collection asks for the time of the data, which headers then tell."""
+        return any(spec.uses_time for spec in self.collections.values())
+
     @property
     def weighted(self) -> bool:
         """True if any collection reads weights."""

@@ -3,11 +3,12 @@
     KJT -> source rows (`bucketize`) -> header -> payload -> ids per lookup group (`unpack`)
 
 What happens around the two collectives is a pure function of tensors and of the compiled slot
-table. The header has a static size: what the ways want to know of the batch, and per piece its
-number of ids and of bags. So sizes may differ from rank to rank, key to key and step to step, and
-one host sync per step reads them all. The payload carries the ids, lengths and weights of one
-destination side by side, in words of 32 bits, so that one collective moves them. What a rank looks
-up itself takes part in neither. The step costs one copy of the ids on either side.
+table. The header has a static size: what the ways want to know of the batch, its time where dynamic
+tables ask for it, and per piece its number of ids and of bags. So sizes may differ from rank to
+rank, key to key and step to step, and one host sync per step reads them all. The payload carries
+the ids, lengths and weights of one destination side by side, in words of 32 bits, so that one
+collective moves them. What a rank looks up itself takes part in neither. The step costs one copy of
+the ids on either side.
 """
 
 # P pieces, N ids
@@ -28,6 +29,7 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.bucketize import Bucketing, bucketize
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.steps.unpack import Arrived
+from rayrec.dynamic.clock import NO_TIME
 from rayrec.errors import InputError, ShapeError
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import runs
@@ -45,12 +47,14 @@ class RoutedIds:
         sent: sizes of this rank's message to each rank.
         got: sizes of each rank's message to this rank.
         source: this rank's rows of bags, which know where ids came from.
+        time: the largest time of the batches of all ranks, where tables ask for it; else `NO_TIME`.
     """
 
     groups: Mapping[GroupKey, GroupIds]
     sent: tuple[Sizes, ...]
     got: tuple[Sizes, ...]
     source: SourceRows
+    time: int
 
 
 @dataclass(frozen=True)
@@ -145,13 +149,18 @@ def _plan_cuts(
     return tuple(bucketings), row_of
 
 
-def pack_header(rows: SourceRows, slots: SlotTable, send: SendPlan) -> list[list[int]]:
+def pack_header(
+    rows: SourceRows, slots: SlotTable, send: SendPlan, time: int | None
+) -> list[list[int]]:
     """Return per destination rank a header, which `Sizes.of` reads.
 
-    It holds the extents, the ids of each of its pieces, and the bags of each (0 in sequences).
+    It holds the extents, the time of the batch where tables ask for it, the ids of each of its
+    pieces, and the bags of each (0 in sequences).
     """
     counts, bags = rows.counts, rows.bags
     extents = [rows.most_bags if key is None else counts[key] for key in send.extents]
+    if slots.uses_time:  # no number of a header is below 0
+        extents.append((NO_TIME if time is None else time) - NO_TIME)
     headers = []
     for message, rank in zip(send.messages, slots.ranks, strict=True):
         ids = [counts[row] for row in message.rows]
@@ -243,8 +252,8 @@ def route(
         checked()
     rows = bucketize(kjt, send.bucketings, slots.weighted, track)
     me, mine = exchange.rank, slots.ranks[exchange.rank].pieces
-    headers = pack_header(rows, slots, send)
-    extents = len(send.extents)
+    headers = pack_header(rows, slots, send, kjt.time)
+    extents = len(send.extents) + slots.uses_time
     sent = tuple(Sizes.of(header, extents) for header in headers)
     words_out = []
     for rank, (slots_of_rank, sizes) in enumerate(zip(slots.ranks, sent, strict=True)):
@@ -270,4 +279,5 @@ def route(
             arrived.append(own_pieces(rows, send.messages[me], mine))
         else:
             arrived.append(Arrived.of(message, sizes, mine))
-    return RoutedIds(unpack(got, arrived), sent, got, rows)
+    time = max(sizes.extents[-1] for sizes in got) + NO_TIME if slots.uses_time else NO_TIME
+    return RoutedIds(unpack(got, arrived), sent, got, rows, time)

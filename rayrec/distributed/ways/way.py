@@ -66,7 +66,7 @@ class World:
 
     def __post_init__(self) -> None:
         clocks = {
-            number: IdClock()
+            number: IdClock(timed=spec.uses_time)
             for number, spec in enumerate(self.specs)
             if any(table.dynamic is not None for table in spec.tables)
         }

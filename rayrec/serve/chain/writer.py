@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from rayrec.checkpoint import agree, read_manifest, save_checkpoint, watch_save, writes
+from rayrec.dynamic.clock import clocks_in
 from rayrec.layout.geometry import Shard
 from rayrec.layout.plan import ShardingPlan
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -104,7 +105,7 @@ class ChainWriter:
         Args:
             shards: shards of this rank.
             export: makes an artifact of a checkpoint, in a folder; called on rank 0.
-            extras: JSON data of the checkpoint that is exported, with its `id_steps`.
+            extras: JSON data of the checkpoint that is exported, with the clocks of its ids.
         Raises:
             CheckpointError: on every rank, when the model cannot be exported.
             SaveError: on every rank, when the storage refused.
@@ -116,8 +117,7 @@ class ChainWriter:
         self._save_weights(weights, shards, moment, gather, extras)
 
         def make() -> Manifest | None:
-            steps = extras.get("id_steps", {})
-            reader = LiveRows(weights, read_manifest(weights), self._tables, steps)
+            reader = LiveRows(weights, read_manifest(weights), self._tables, clocks_in(extras))
             own = [state.shard for state in shards]
             self._ranges.measure(reader, self._packed_here(own, moment.plan))
             return export(weights, hidden) if self._rank == 0 else None

@@ -1,0 +1,114 @@
+"""DIN: a click model in which the candidate attends to the sequences of what came before it.
+
+Every table of sequences looks up the candidate and its histories. The candidate's row attends to
+the rows of each history (`TargetAttention`), on the values that there are, and an MLP over all rows
+gives the logits. Pooled features and dense columns stand beside them. The model knows nothing of
+sharding, and its attention works on any device without a host sync.
+
+    # B rows of the batch, I dense columns, D width of the tables of sequences
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rayrec.errors import ConfigError
+from rayrec.models.dlrm_parts import DenseArch, Device, OverArch
+from rayrec.modules import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    TargetAttention,
+    get_embedding_names_by_table,
+)
+from rayrec.modules.jagged_rows import Sequences, sum_rows
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+
+class DIN(nn.Module):
+    """Deep Interest Network: (B, I), ids -> logits (B, over_arch_layer_sizes[-1]).
+
+    Args:
+        embedding_collection: tables of the candidates and their histories.
+        histories: history -> the candidate that attends to it, both outputs of the collection. A
+            candidate with several ids counts as the sum of their rows, one without ids as zeros.
+        over_arch_layer_sizes: layers of the MLP over all rows; the last is 1 for one logit.
+        embedding_bag_collection: pooled tables of any widths, or None.
+        dense_in_features: I; 0 for none.
+        dense_arch_layer_sizes: layers of an MLP of the dense columns; empty takes them as they are.
+        attention_layer_sizes: hidden layers of the attention's MLP; empty for dot products.
+        softmax: True divides the weights of a history by their sum.
+    Raises:
+        ConfigError: there is no history, or it or its candidate is not looked up.
+    Source: Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
+    Differences: ReLU takes the place of PReLU and Dice in the MLP, and histories of several tables,
+    such as items and their categories, are attended to each on their own.
+    """
+
+    def __init__(
+        self,
+        embedding_collection: EmbeddingCollection,
+        histories: Mapping[str, str],
+        over_arch_layer_sizes: Sequence[int],
+        embedding_bag_collection: EmbeddingBagCollection | None = None,
+        dense_in_features: int = 0,
+        dense_arch_layer_sizes: Sequence[int] = (),
+        attention_layer_sizes: Sequence[int] = (80, 40),
+        softmax: bool = False,
+        dense_device: Device = None,
+    ) -> None:
+        super().__init__()
+        names = get_embedding_names_by_table(embedding_collection.embedding_configs())
+        known = {name for own in names for name in own}
+        missing = [n for pair in histories.items() for n in pair if n not in known]
+        if missing or not histories:
+            what = f"histories name {missing[0]!r}" if missing else "there is no history"
+            raise ConfigError(
+                f"{what}; the candidate attends to outputs of the EmbeddingCollection, which are "
+                f"{sorted(known)}."
+            )
+        self.histories = dict(histories)
+        self.candidates = list(dict.fromkeys(histories.values()))
+        self.embedding_collection = embedding_collection
+        self.embedding_bag_collection = embedding_bag_collection
+        self.dense_arch: nn.Module | None = None
+        columns = dense_in_features
+        if dense_in_features:
+            self.dense_arch = nn.Identity()
+            if dense_arch_layer_sizes:
+                self.dense_arch = DenseArch(columns, dense_arch_layer_sizes, dense_device)
+                columns = dense_arch_layer_sizes[-1]
+        width = embedding_collection.embedding_dim()
+        # a name of a feature may not name a module, so they are numbered
+        self.attentions = nn.ModuleList(
+            TargetAttention(width, attention_layer_sizes, softmax, dense_device)
+            for _ in self.histories
+        )
+        columns += width * (len(self.candidates) + len(self.histories))
+        if embedding_bag_collection is not None:
+            tables = embedding_bag_collection.embedding_bag_configs()
+            columns += sum(table.embedding_dim * len(table.feature_names) for table in tables)
+        self.over_arch = OverArch(columns, over_arch_layer_sizes, dense_device)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """(B, I) and B rows of ids -> (B, over_arch_layer_sizes[-1]) logits. B may be 0."""
+        rows = self.embedding_collection(sparse_features)
+        candidates = {name: _summed(rows[name]) for name in self.candidates}
+        parts = [] if self.dense_arch is None else [self.dense_arch(dense_features)]
+        if self.embedding_bag_collection is not None:
+            parts.append(self.embedding_bag_collection(sparse_features).values())
+        parts += candidates.values()
+        for attention, (history, candidate) in zip(
+            self.attentions, self.histories.items(), strict=True
+        ):
+            own = rows[history]
+            parts.append(attention(candidates[candidate], own.values(), own.offsets()))
+        return self.over_arch(torch.cat(parts, dim=1))
+
+
+def _summed(rows: JaggedTensor) -> Tensor:
+    """(B, D)."""
+    values = rows.values()
+    return sum_rows(values, Sequences(rows.offsets(), len(values)))

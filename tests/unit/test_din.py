@@ -1,0 +1,198 @@
+"""DIN: equal to a padded twin, with histories of any length; built from a schema; served."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+
+from rayrec.data import DenseColumn, Feature, FeatureSchema, to_batch
+from rayrec.errors import ConfigError
+from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
+from rayrec.models import DIN
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+from rayrec.recipe import ModelRecipe
+from rayrec.serve import Predictor, export
+from rayrec.sparse import KeyedJaggedTensor
+from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
+from tests.unit.sequence_reference import padded_target, random_offsets
+
+KEYS = ["item", "before", "shop", "shops", "user"]
+HISTORIES = {"before": "item", "shops": "shop"}
+
+
+def din(seed: int) -> DIN:
+    torch.manual_seed(seed)
+    sequences = EmbeddingCollection(
+        [
+            EmbeddingConfig(20, 4, name="goods", feature_names=["item", "before"]),
+            EmbeddingConfig(9, 4, name="shops", feature_names=["shop", "shops"]),
+        ]
+    )
+    bags = None
+    if seed % 2:
+        bags = EmbeddingBagCollection([EmbeddingBagConfig(7, 3, "users", feature_names=["user"])])
+    sizes = [[6, 1], bags, 2, [[], [5]][seed % 2], [[], [5], [6, 3]][seed % 3], seed % 2 == 0]
+    return DIN(sequences, HISTORIES, *sizes)
+
+
+def ids(seed: int) -> KeyedJaggedTensor:
+    """One candidate per row, or two or none now and then; histories of random lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = random_offsets(seed).diff().numpy()
+    rows = len(lengths)
+    counts = rng.choice([1, 1, 1, 0, 2], rows) if seed % 3 == 0 else np.ones(rows, np.int64)
+    per_key = [counts, lengths, counts, np.minimum(lengths, 3), rng.integers(0, 3, rows)]
+    values = [
+        rng.integers(0, most, own.sum())
+        for most, own in zip([20, 20, 9, 9, 7], per_key, strict=True)
+    ]
+    return KeyedJaggedTensor(
+        KEYS,
+        torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(per_key).astype(np.int32)),
+        stride=rows,
+    )
+
+
+def twin(model: DIN, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
+    """The same model in float64, padded, one plain look-up after the other."""
+    tables = {name: p.double() for name, p in model.named_parameters()}
+
+    def looked_up(feature: str) -> Tensor:
+        table = "goods" if feature in ("item", "before") else "shops"
+        weight = tables[f"embedding_collection.embeddings.{table}.weight"]
+        return weight[features[feature].values()]
+
+    def summed(rows: Tensor, feature: str) -> Tensor:
+        bags = rows.split(features[feature].lengths().tolist())
+        return torch.stack([bag.sum(0) for bag in bags]) if bags else rows[:0]
+
+    def mlp(x: Tensor, name: str, layers: list[str]) -> Tensor:
+        for number, layer in enumerate(layers):
+            x = x @ tables[f"{name}.{layer}.weight"].T + tables[f"{name}.{layer}.bias"]
+            x = x.relu() if number < len(layers) - 1 or name == "dense_arch" else x
+        return x
+
+    parts = [dense.double()]
+    if model.embedding_bag_collection is not None:
+        parts = [mlp(parts[0], "dense_arch", ["model._mlp.0._linear"])]
+        weight = tables["embedding_bag_collection.embedding_bags.users.weight"]
+        parts.append(summed(weight[features["user"].values()], "user"))
+    candidates = {name: summed(looked_up(name), name) for name in ("item", "shop")}
+    parts += candidates.values()
+    for attention, (history, candidate) in zip(model.attentions, HISTORIES.items(), strict=True):
+        offsets = features[history].offsets().long()
+        parts.append(padded_target(attention, candidates[candidate], looked_up(history), offsets))
+    return mlp(torch.cat(parts, 1), "over_arch", ["model.0._mlp.0._linear", "model.1"])
+
+
+@pytest.mark.seeds(range(100))
+def test_din_equals_its_padded_twin(seed):
+    model, features = din(seed), ids(seed)
+    dense = torch.randn(features.stride(), 2, generator=torch.Generator().manual_seed(seed))
+    ours, reference = model(dense, features), twin(model, dense, features)
+    # float32 sums of up to 90 values in another order
+    torch.testing.assert_close(ours.double(), reference, atol=1e-5, rtol=1e-5)
+    parameters = list(model.parameters())
+    got = torch.autograd.grad(ours.sum(), parameters, allow_unused=True)
+    wanted = torch.autograd.grad(reference.sum(), parameters, allow_unused=True)
+    for one, want in zip(got, wanted, strict=True):
+        want = torch.zeros_like(one) if want is None else want
+        scale = max(1.0, float(want.abs().max()))
+        torch.testing.assert_close(one / scale, want / scale, atol=1e-5, rtol=1e-5)
+
+
+def test_a_history_without_its_candidate_is_refused():
+    collection = din(0).embedding_collection
+    with pytest.raises(ConfigError, match="histories name 'gone'"):
+        DIN(collection, {"before": "gone"}, [1])
+    with pytest.raises(ConfigError, match="there is no history"):
+        DIN(collection, {}, [1])
+
+
+def a_schema(**changes: object) -> FeatureSchema:
+    """A candidate, its history as lists of the last ten, a pooled user and a dense column."""
+    before = {"name": "before", "column": "before", "most_recent": 10} | changes
+    return FeatureSchema(
+        label="click",
+        dense=(DenseColumn(column="price"),),
+        features=(
+            Feature(name="item", column="item"),
+            Feature(**before),
+            Feature(name="user", column="user", hash_buckets=8),
+        ),
+        tables=(
+            EmbeddingConfig(20, 4, name="goods", feature_names=["item", "before"]),
+            EmbeddingBagConfig(8, 6, name="users", feature_names=["user"]),
+        ),
+    )
+
+
+def rows(count: int) -> pa.Table:
+    rng = np.random.default_rng(3)
+    before = [rng.integers(0, 20, rng.integers(0, 14)).tolist() for _ in range(count)]
+    return pa.table(
+        {
+            "click": rng.integers(0, 2, count).astype(np.float32),
+            "price": rng.normal(size=count),
+            "item": rng.integers(0, 20, count),
+            "before": pa.array(before, pa.list_(pa.int64())),
+            "user": [f"u{k}" for k in rng.integers(0, 99, count)],
+        }
+    )
+
+
+def test_a_recipe_builds_it_from_a_schema():
+    recipe = ModelRecipe(model="din", schema=a_schema().to_json(), attention_layers=(5,))
+    assert ModelRecipe.from_extras(recipe.to_extras(), "x") == recipe
+    assert recipe().model.histories == {"before": "item"}
+    with pytest.raises(ConfigError, match=r"'goods' .*beside them \['item', 'before'\]"):
+        ModelRecipe(model="din", schema=a_schema(most_recent=None).to_json())()
+    with pytest.raises(ConfigError, match="'before' has weights"):
+        ModelRecipe(model="din", schema=a_schema(weights="w").to_json())()
+    pooled = FeatureSchema(
+        label="click",
+        features=(Feature(name="user", column="user"),),
+        tables=(EmbeddingBagConfig(8, 6, name="users", feature_names=["user"]),),
+    )
+    with pytest.raises(ConfigError, match="no table of pooling none"):
+        ModelRecipe(model="din", schema=pooled.to_json())()
+    old = {k: v for k, v in recipe.to_extras()["recipe"].items() if k != "attention_layers"}
+    assert ModelRecipe.from_extras({"recipe": old}, "x").attention_layers == (80, 40)
+
+
+def test_it_is_exported_and_scores_as_it_was_trained(tmp_path):
+    schema = a_schema()
+    recipe = ModelRecipe(model="din", schema=schema.to_json(), attention_layers=(5,))
+    module = recipe().eval()
+    tables = [*schema.embedding_configs(), *schema.embedding_bag_configs()]
+    rng = random.Random(4)
+    truths = [make_truth(rng, t.name, t.num_embeddings, t.embedding_dim, "row") for t in tables]
+    dense = {name: p.detach() for name, p in module.named_parameters() if not p.is_meta}
+    extras = recipe.to_extras()
+    plan = random_plan(rng, truths, 2)
+    save_world(str(tmp_path / "ck"), truths, plan, dense=dense, extras=extras)
+    # the model in memory, with the rows that were saved
+    sequences = EmbeddingCollection(schema.embedding_configs())
+    bags = EmbeddingBagCollection(schema.embedding_bag_configs())
+    with torch.no_grad():
+        sequences.embeddings["goods"].weight.copy_(truths[0].weight)
+        bags.embedding_bags["users"].weight.copy_(truths[1].weight)
+    module.model.embedding_collection = sequences
+    module.model.embedding_bag_collection = bags
+    manifest = export(tmp_path / "ck", tmp_path / "out", types="fp32")
+    assert manifest.program is None and "sequences" in manifest.no_program
+    predictor = Predictor.load(tmp_path / "out")
+    table = rows(40)
+    wanted = module(to_batch(table, schema))[1][1]
+    torch.testing.assert_close(predictor.logits(table), wanted, rtol=1e-5, atol=1e-5)
+    asked = {"price": 0.3, "before": [1, 2, 3], "user": "u1"}
+    items = [{"item": item} for item in (4, 5)]
+    both = predictor.predict_candidates(asked, items)
+    alone = predictor.predict([asked | item for item in items])
+    torch.testing.assert_close(both, alone)
