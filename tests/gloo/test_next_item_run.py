@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli.main import main
-from rayrec.data import NextItemDataset
+from rayrec.data import ItemSlices, NextItemDataset, SharedNegatives
 from rayrec.driver.planning import find_tables
 from rayrec.errors import InputError
 from rayrec.layout import Topology
@@ -231,6 +231,46 @@ def test_pairs_are_counted_as_a_loop_counts_them(songs: Path) -> None:
     found = markov_scores(pairs, [history, history[:0]])
     assert found[0] == pytest.approx(wanted + 1e-4 * follows.sum(0))
     assert found[1] == pytest.approx(1e-4 * follows.sum(0))
+
+
+Read = list[tuple[list[int], list[int], list[list[int]]]]
+
+
+def read(data: NextItemDataset, ranks: int, epoch: int = 0, start: int = 0) -> Read:
+    """Items, keys and candidates of each global batch, rank after rank."""
+    loaders = [
+        data.loader(rank, ranks, 64, seed=3, epoch=epoch, start_batch=start)
+        for rank in range(ranks)
+    ]
+    return [
+        (
+            [i for b in batch for i in b.sparse_features["item"].values().tolist()],
+            [k for b in batch for k in b.groups["row_keys"].tolist()],
+            [b.sparse_features["candidates"].values().tolist() for b in batch],
+        )
+        for batch in zip(*loaders, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("loss", ["sampled", "full"])
+def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -> None:
+    rows = open_data(str(songs / "train"), json.dumps(SCHEMA), with_labels=False)
+    drawn = SharedNegatives(count=9, num_items=ITEMS, proposal="uniform")
+    chosen = drawn if loss == "sampled" else ItemSlices(num_items=ITEMS)
+    data = NextItemDataset(data=rows, candidates=chosen)
+    assert data.num_rows == 600 and data.num_batches(64) == 10
+    assert data.fingerprint() == rows.fingerprint()
+    one, later = read(data, 1), read(data, 1, epoch=1)
+    # steps go on over epochs, so that every row and step has keys of its own
+    assert len({key for _, keys, _ in [*one, *later] for key in keys}) == 1200
+    assert read(data, 1, start=7) == one[7:]
+    for ranks in (2, 4):
+        for found, wanted in zip(read(data, ranks), one, strict=True):
+            assert found[:2] == wanted[:2]
+            ids = [i for part in found[2] for i in part]
+            assert ids == wanted[2][0] * (ranks if loss == "sampled" else 1)
+    draws = {tuple(ids[0]) for _, _, ids in [*one, *later]}
+    assert len(draws) == 20 if loss == "sampled" else draws == {tuple(range(ITEMS))}
 
 
 @pytest.mark.parametrize(
