@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,9 @@ class RankActor:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
+        # Ray sends SIGTERM to a process that it ends, while that one may still be on its way out.
+        # Ray's handler raises SystemExit then, and the process would end with a traceback.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.update(env)
         tune_malloc()
         self._log = ProgressLog()
@@ -45,7 +49,8 @@ class RankActor:
         self._store: Any = None
         self._task: RankTask | None = None
         self._imports = 0
-        self._loading = threading.Thread(target=_import_torch, name="import", daemon=True)
+        self._import_error: Exception | None = None
+        self._loading = threading.Thread(target=self._import_torch, name="import", daemon=True)
         self._loading.start()
 
     def describe(self) -> RankAddress:
@@ -79,28 +84,28 @@ class RankActor:
 
     def folder_trouble(self, path: str, token: str) -> str:
         """Return why this rank does not share the folder where the driver left a token, or ""."""
-        self._loading.join()
+        self._await_imports()
         from rayrec.storage import folder_trouble
 
         return folder_trouble(path, token)
 
     def missing_file(self, files: Sequence[tuple[str, int]]) -> str:
         """Return which file, of paths and sizes, this rank does not see as the driver, or ""."""
-        self._loading.join()
+        self._await_imports()
         from rayrec.storage import missing_file
 
         return missing_file(files)
 
     def gpu_memory(self) -> int:
         """Return the free bytes of this rank's GPU."""
-        self._loading.join()
+        self._await_imports()
         import torch
 
         return int(torch.cuda.mem_get_info(0)[0])
 
     def create_store(self, host: str) -> int:
         """Make the rendezvous on this rank and return its port."""
-        self._loading.join()
+        self._await_imports()
         from rayrec.comm.process_group import create_store
 
         self._store = create_store(host)
@@ -114,7 +119,7 @@ class RankActor:
         """
         import ray
 
-        self._loading.join()
+        self._await_imports()
         (reference,) = task
         self._imports += 1
         try:
@@ -187,7 +192,7 @@ class RankActor:
         Returns:
             the number of connections that were cut.
         """
-        self._loading.join()
+        self._await_imports()
         from rayrec.comm.process_group import shutdown_sockets
 
         with self._switch:
@@ -198,10 +203,29 @@ class RankActor:
 
     def free_memory(self) -> None:
         """Free what this host keeps for the run, which has ended."""
-        self._loading.join()
+        self._await_imports()
         from rayrec.comm.kept_memory import end_keepers
 
         end_keepers()
+
+    def _import_torch(self) -> None:
+        """Import what every task needs, while the driver plans."""
+        show("importing torch")
+        try:
+            import rayrec.train.loop  # noqa: F401
+        except Exception as error:  # whoever waits for the imports learns why
+            self._import_error = error
+        show("waiting for a task")
+
+    def _await_imports(self) -> None:
+        """Wait for the imports, and raise what ended them.
+
+        An import of torch that failed leaves modules half made, so that the next one fails with
+        another error, which says nothing of the cause.
+        """
+        self._loading.join()
+        if self._import_error is not None:
+            raise self._import_error
 
     def _run(self, task: RankTask, seat: Seat) -> None:
         # only root may leave the low priority that Ray gives its workers
@@ -209,7 +233,7 @@ class RankActor:
             # for this thread and those that it starts
             os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
         try:
-            self._loading.join()
+            self._await_imports()
             from rayrec.train.world import joined
 
             context = RankContext(
@@ -251,15 +275,6 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return ""
-
-
-def _import_torch() -> None:
-    """Import what every task needs, while the driver plans."""
-    show("importing torch")
-    # an error shows again, with its cause, when the task imports it
-    with contextlib.suppress(Exception):
-        import rayrec.train.loop  # noqa: F401
-    show("waiting for a task")
 
 
 def _import_late() -> None:

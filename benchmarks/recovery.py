@@ -13,7 +13,6 @@ those of the run without faults, bit for bit, by a digest per table.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
 import shutil
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from rayrec.chaos.digests import digests
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.train.callbacks import Callback
@@ -126,17 +126,6 @@ def _is_rank(pid: int) -> bool:
         return False
 
 
-def digests(checkpoint: str) -> dict[str, str]:
-    """A digest of every table's rows and optimizer state, and one of the dense layers."""
-    told: dict[str, Any] = {}
-    for path in sorted(Path(checkpoint).rglob("*")):
-        if path.is_file() and path.name != "manifest.json":
-            parts = path.relative_to(checkpoint).parts
-            name = parts[1] if parts[0] == "tables" else "dense"
-            told.setdefault(name, hashlib.sha256()).update(path.read_bytes())
-    return {name: digest.hexdigest()[:16] for name, digest in told.items()}
-
-
 def train(
     folder: Path, data: Any, args: argparse.Namespace, draw: random.Random | None
 ) -> tuple[Any, Chaos | None]:
@@ -225,7 +214,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Mapping[str, Any]]:
     with connected(args.ranks + max(args.spares, 1)):
         (folder / "calm").mkdir()
         calm, _ = train(folder / "calm", data, args, None)
-        expected = digests(calm.checkpoint)
+        expected = digests(str(Path(calm.checkpoint).parent))
         print(f"calm: {calm.steps} steps in {calm.seconds:.1f} s, {len(expected)} digests")
         while sum(row["faults"] for row in rows) < args.faults:
             seed = args.seed + len(rows)
@@ -235,7 +224,7 @@ def measure(folder: Path, args: argparse.Namespace) -> list[Mapping[str, Any]]:
             result, chaos = train(where, data, args, random.Random(seed))
             assert chaos is not None
             waits, repeated = next_steps(where / "steps", chaos.faults)
-            told = digests(result.checkpoint)
+            told = digests(str(Path(result.checkpoint).parent))
             rows.append(
                 {
                     "seed": seed,
@@ -290,11 +279,7 @@ def _together(rows: list[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recovery",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = report.parser(__doc__)
     add = parser.add_argument
     add("--faults", type=int, default=20)
     add("--stops", type=float, default=0.1, help="share of the faults that freeze a rank")

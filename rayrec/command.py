@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -39,6 +40,10 @@ def run_command(main: Main, argv: Sequence[str] | None = None) -> int:
         that refuses is a defect, of rayrec or of the user's own model code, and keeps its
         traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal or a locale that has no sign for a letter is no reason to end
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     try:
         return _run(main, argv)
     finally:

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.layout import DynamicConfig
-
 ROWS = 1500
 RULE = {"blocks": 4, "admission_threshold": 2, "ttl_steps": 5}
 # the last stream of the data has 16 rows of a batch, which are seconds
@@ -38,7 +36,8 @@ def write(folder: Path, table: dict[str, Any], text: bool = False) -> Path:
         "dense": ["d"],
         "features": [{"name": "user", "column": "user"}],
     }
-    if DynamicConfig(**table.get("dynamic", {})).uses_time:
+    rule = table.get("dynamic", {})
+    if "ttl_s" in rule or rule.get("eviction") == "timestamp":
         schema["time"] = "at"
     for part in ("train", "eval"):
         (folder / part).mkdir(parents=True)

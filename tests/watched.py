@@ -100,7 +100,7 @@ def tell(
             callback.on_notice(
                 Noticed(step=step, host="10.0.0.2", ranks=(1,), seconds=30.0, answer="save")
             )
-            callback.on_failure(Failure(step=step, **lost))
+            callback.on_failure(Failure(step=step, pause_s=1.0, **lost))
             back = {"step": step - WINDOW, "path": None, "failed_step": step, "seconds": 2.5}
             callback.on_recovery(Recovered(**lost, **back, replaced=False, dropped=True))
             fewer = Resized(

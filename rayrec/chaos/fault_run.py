@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
 from rayrec.chaos.moments import AtHand, Moments, doing
 from rayrec.chaos.schedule import DRIVER, GCS, NODE, SIGNALS, Fault
+from rayrec.chaos.stillness import NewestStep, Stillness
 from rayrec.machine.signals import Signals
 from rayrec.watch import read_events
 from rayrec.watch.event_file import NAME
@@ -35,7 +35,8 @@ class Bounds(NamedTuple):
     """Limits of a run: its time without progress, and the number and moments of its faults.
 
     Attributes:
-        hang_s: seconds without a step that is new after which a run counts as hung.
+        hang_s: seconds without a new step, a fault or an announced pause after which a run counts
+            as hung.
         faults: largest number of faults; None strikes until the end.
         moments: moments at which signals strike ranks; see `moments.Moments`.
     """
@@ -87,24 +88,25 @@ class FaultRun:
         process = self._start()
         try:
             fault, due = self._next(started)
-            moved = started
+            stillness = Stillness(self._steps, started)
             while (code := process.poll()) is None:
                 self._signals.check()
                 now = time.monotonic()
-                if self._steps.moved():
-                    moved = now
-                if now - moved > self._bounds.hang_s:
-                    words = f"no new step for {now - moved:.0f} s, after step {self._steps.newest}"
+                still_s = stillness.look(now)
+                if still_s > self._bounds.hang_s:
+                    words = f"no new step for {still_s:.0f} s, after step {self._steps.newest}"
                     return self._told(seed, started, "hung", words)
                 if self._gcs_until is not None and now >= self._gcs_until:
                     self._go_on_with_gcs()
-                at = self._at_hand(fault) if fault is not None and now >= due else None
+                is_due = now >= due and not stillness.is_spared
+                at = self._at_hand(fault) if fault is not None and is_due else None
                 if fault is not None and at is not None:
-                    self._strike(fault, at, process, now - started)
+                    if self._strike(fault, at, process, now - started):
+                        stillness.struck(now)
                     if fault.kind == DRIVER:
                         process = self._start()
                     fault, due = self._next(time.monotonic())
-                waits = self._moments.wanted and fault is not None and now >= due
+                waits = self._moments.wanted and fault is not None and is_due
                 time.sleep(MOMENT_POLL_S if waits else POLL_S)
         finally:
             self._go_on_with_gcs()
@@ -156,8 +158,8 @@ class FaultRun:
 
     def _strike(
         self, fault: Fault, at_hand: AtHand, process: subprocess.Popen[bytes], since_s: float
-    ) -> None:
-        """Inject a fault, if its target exists."""
+    ) -> bool:
+        """Inject a fault; return False if its target does not exist."""
         at = time.time()
         struck: tuple[int, ...] = ()
         if fault.kind == DRIVER:
@@ -185,6 +187,7 @@ class FaultRun:
             what = WHAT.get(fault.kind, f"SIG{fault.kind}")
             when = f"after step {self._steps.newest}" + (f", at {moment}" if moment else "")
             self._say(f"  +{since_s:6.1f} s  {what}, process {who}, {when}")
+        return bool(struck)
 
     def _told(self, seed: int, started: float, end: str, words: str) -> Run:
         seconds = time.monotonic() - started
@@ -203,51 +206,6 @@ class FaultRun:
     def _last_line(self) -> str:
         lines = self.output.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-
-
-class NewestStep:
-    """Newest step in a run's file of events, followed while the file grows.
-
-    Attributes:
-        newest: the step.
-        recovers: the run recovers from a failure.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read, self._rest = path, 0, b""
-        self.newest = 0
-        self.recovers = False
-        self._told = 0
-
-    def moved(self) -> bool:
-        """Read new events; return True for a later step, or a score or checkpoint of the last."""
-        try:
-            if self._path.stat().st_size == self._read:
-                return False
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                content = file.read()
-        except FileNotFoundError:
-            return False
-        self._read += len(content)
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        before = self.newest, self._told
-        for line in lines:
-            # A killed driver leaves its last line cut; the next one begins a line of its own.
-            with suppress(ValueError):
-                self._take(json.loads(line))
-        return (self.newest, self._told) != before
-
-    def _take(self, event: dict[str, object]) -> None:
-        step = event.get("step")
-        if not isinstance(step, int):
-            return
-        if event.get("event") in ("failure", "recovery"):
-            self.recovers = event["event"] == "failure"
-        if event.get("event") == "window":
-            self.newest = max(self.newest, step)
-        elif event.get("event") in ("evaluation", "checkpoint", "end") and step >= self.newest:
-            self._told += 1
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -61,7 +61,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
     type=DURATION,
     default=300.0,
     metavar="TIME",
-    help="a run that finishes no new step for so long hangs, and is ended (300s)",
+    help="a run that finishes no new step by itself for so long hangs, and is ended (300s)",
 )
 @click.option("--out", type=PATH, metavar="FILE", help="JSON file for the faults and the runs")
 @click.argument("job", nargs=-1, required=True, metavar="COMMAND...")

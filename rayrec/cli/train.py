@@ -98,13 +98,14 @@ def command(
 
     The sections of the file are model, data, scaling, run and plan; docs/cli.md has their keys.
     What it leaves out has a default, which --print-config shows. An option that stands for a key
-    takes the place of what the file says, and --set of both. Relative paths are taken from the
-    working directory. Ctrl-C and SIGTERM save where there is a storage_path and end the command
-    with 130 and 143.
+    takes the place of what the file says, and so does --set; give one of them for a key. Relative
+    paths are taken from the working directory. Ctrl-C and SIGTERM save where there is a
+    storage_path and end the command with 130 and 143.
     """
     from rayrec.checks import separate_files
     from rayrec.errors import ConfigError
     from rayrec.runs.inputs import output_path
+    from rayrec.runs.key_words import in_key_words
     from rayrec.runs.reporting import Reporting, process_start
     from rayrec.runs.run_file import RunFile
     from rayrec.runs.start import train
@@ -117,7 +118,8 @@ def command(
             "wrote."
         )
     milestones = [Milestone("process", process_start()), Milestone("imports")]
-    settings = RunFile.read(run, changes, data, options)
+    with in_key_words():
+        settings = RunFile.read(run, changes, data, options)
     if print_config and (result is not None or timing):
         raise ConfigError(
             "--print-config trains nothing, so there is no result and no timing; leave --result "
@@ -137,7 +139,8 @@ def command(
     }
     separate_files({"--result": result}, inputs)
     whole = output_path("--result", result)
-    train(settings, Reporting(milestones, timing, whole, settings.run.seed))
+    with in_key_words():
+        train(settings, Reporting(milestones, timing, whole, settings.run.seed))
 
 
 def _options(

@@ -56,8 +56,9 @@ class _Sharded(nn.Module):
         """Return the tables with their sharding kinds, for printing."""
         lines = []
         for table in self._tables:
-            kind = self._engine.plan.kind(table.name)
-            lines.append(f"{table.name}: {table.num_embeddings} x {table.embedding_dim}, {kind}")
+            plan = self._engine.plan
+            rows, width = plan.tables[table.name].layout.shape
+            lines.append(f"{table.name}: {rows} x {width}, {plan.kind(table.name)}")
         return "\n".join(lines)
 
 

@@ -16,7 +16,8 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import SendPlan, plan_send
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.distributed.ways.way import Leg, Opening, Way, World
-from rayrec.layout import ShardingPlan
+from rayrec.dynamic.rows import DynamicRows
+from rayrec.layout import Shard, ShardingPlan
 from rayrec.shards.state import ShardState
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -92,6 +93,11 @@ class Deployed:
     def shard_states(self) -> list[ShardState]:
         """Return live rows and optimizer state of every shard of this rank."""
         return [state for lookup in self.lookups.values() for state in lookup.shard_states()]
+
+    def dynamic_rows(self) -> dict[Shard, DynamicRows]:
+        """Return the ids of this rank's shards of dynamic tables."""
+        kernels = (lookup.ids for lookup in self.lookups.values())
+        return {one.shard: one for ids in kernels if ids is not None for one in ids.of_shards}
 
     @property
     def iteration(self) -> int:

@@ -10,13 +10,13 @@ connections of its own; the forward pass that is given this very KJT uses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
-from rayrec.distributed.dynamic_tables import check_dynamic
+from rayrec.distributed.dynamic_tables import check_dynamic, rows_to_grow
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.engine_options import EngineOptions
@@ -126,11 +126,19 @@ class ShardedEmbeddings:
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)
 
-    def reshard(self, plan: ShardingPlan) -> int:
+    def grow(self, names: Iterable[str] | None = None) -> dict[str, int]:
+        """Double the rows of dynamic tables that are filled so far; see `EngineFront.grow`."""
+        grown = rows_to_grow(self.deployed, names)
+        if grown:
+            self.reshard(self.plan.with_rows(grown), grown)
+        return grown
+
+    def reshard(self, plan: ShardingPlan, rows: Mapping[str, int] | None = None) -> int:
         """Go over to another plan between two steps; every rank must call it.
 
         Args:
             plan: a plan for the same tables and ranks.
+            rows: other numbers of rows of dynamic tables, by which the plan is `with_rows`.
         Returns:
             Bytes that this rank sent: rectangles that stay on their rank are copied in place.
         Raises:
@@ -143,7 +151,7 @@ class ShardedEmbeddings:
             self._ahead.forget()
         if self.undo is not None:
             self.undo.end()
-        new, sent = redeploy(self.deployed, plan, self._lr)
+        new, sent = redeploy(self.deployed, plan, self._lr, rows)
         self.deployed = new
         if self.touched is not None:
             # rows have moved to other shards, whose stamps say nothing of them
@@ -164,12 +172,7 @@ class ShardedEmbeddings:
     @property
     def id_clocks(self) -> dict[str, Instant]:
         """The instant of every dynamic table, by which its ids grow old."""
-        return {
-            table.name: clock.now if table.dynamic.uses_time else Instant(clock.now.step)
-            for number, clock in self.deployed.world.id_clocks.items()
-            for table in self.deployed.world.specs[number].tables
-            if table.dynamic is not None
-        }
+        return self.deployed.world.instants()
 
     @id_clocks.setter
     def id_clocks(self, instants: Mapping[str, Instant]) -> None:
@@ -179,13 +182,12 @@ class ShardedEmbeddings:
             clock.go_to([instants[name] for name in names if name in instants])
         # rows of a table that was not dynamic, or without times, were in use; nobody knows when
         now = self.id_clocks
-        for lookup in self.lookups.values():
-            for ids in () if lookup.ids is None else lookup.ids.of_shards:
-                name = ids.table.name
-                if name not in instants:
-                    ids.see_all(now[name])
-                elif instants[name].time == NO_TIME:
-                    ids.time_all(now[name])
+        for ids in self.deployed.dynamic_rows().values():
+            name = ids.table.name
+            if name not in instants:
+                ids.see_all(now[name])
+            elif instants[name].time == NO_TIME:
+                ids.time_all(now[name])
 
     def forward(self, collection: int, kjt: KeyedJaggedTensor, training: bool = True) -> Outputs:
         """Return the output of one collection, differentiable.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rayrec.checkpoint import ShardState
 from rayrec.distributed.engine import ShardedEmbeddings
@@ -10,6 +10,7 @@ from rayrec.distributed.inner_names import NamedAsInner
 from rayrec.distributed.state import fused_optimizer_of
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.rows import DynamicRows
+from rayrec.layout import BaseEmbeddingConfig
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import FusedOptimizer, SparseOptimizer
 from rayrec.shards.touched import TouchedRows
@@ -31,7 +32,7 @@ class EngineFront(NamedAsInner):
         """Rows that training has touched; None unless the model was made with track_rows=True.
 
         Every optimizer of rayrec changes only rows that were looked up, weight decay included.
-        Resharding, and loading a state_dict, count as touching all rows.
+        Resharding, growth, and loading a state_dict, count as touching all rows.
         """
         return self._engine.touched
 
@@ -72,7 +73,7 @@ class EngineFront(NamedAsInner):
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:
-        """The tables' optimizers as a torch optimizer; make it anew after `reshard`.
+        """The tables' optimizers as a torch optimizer; make it anew after `reshard` and `grow`.
 
         Learning-rate schedules drive it. Its state is this rank's, keyed by the parameter names of
         the unsharded module.
@@ -95,8 +96,35 @@ class EngineFront(NamedAsInner):
 
     def dynamic_rows(self) -> list[DynamicRows]:
         """Return the ids of this rank's shards of dynamic tables."""
-        kernels = (lookup.ids for lookup in self._engine.lookups.values())
-        return [ids for kernel in kernels if kernel is not None for ids in kernel.of_shards]
+        return list(self._engine.deployed.dynamic_rows().values())
+
+    @property
+    def tables(self) -> tuple[BaseEmbeddingConfig, ...]:
+        """All tables of the model, with the rows that they have now."""
+        return self._engine.deployed.world.tables
+
+    def grow(self, tables: Iterable[str] | None = None) -> dict[str, int]:
+        """Double the rows of dynamic tables most of whose rows are in use, between two steps; see
+        `GrowthConfig`. Every rank must call it.
+
+        Ids keep their rows, with the state of their optimizer. The loop of a run calls it.
+
+        Args:
+            tables: names of the tables to look at; None takes all.
+        Returns:
+            the rows of each table that has grown.
+        """
+        return self._engine.grow(tables)
+
+    def take_rows(self, rows: Mapping[str, int]) -> None:
+        """Give dynamic tables other numbers of rows; every rank must call it.
+
+        It is for who restores what was saved with so many.
+        """
+        plan = self._engine.plan
+        other = {name: wanted for name, wanted in rows.items() if wanted != plan.rows[name]}
+        if other:
+            self._engine.reshard(plan.with_rows(other), other)
 
     @property
     def id_clocks(self) -> dict[str, Instant]:

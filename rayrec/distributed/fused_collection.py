@@ -83,6 +83,10 @@ class FusedCollection(nn.Module):
         if self._engine is not None:
             self._engine.set_learning_rate(lr)
 
+    def grow(self) -> dict[str, int]:
+        """Double dynamic tables most of whose rows are in use; see `EngineFront.grow`."""
+        return {} if self._engine is None else self._engine.grow()
+
     def optimizer_type(self) -> type:
         """Return the class that was asked for."""
         return self._type

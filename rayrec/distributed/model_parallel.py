@@ -144,7 +144,6 @@ class DistributedModelParallel(EngineFront):
             plan = plan_model(module, topology, optimizers, qcomms, in_place)
         elif grouped:
             check_same_plan(plan, process_group, self.device)
-        self.plan = plan
         if seed is None:
             seed = torch.initial_seed()
             seed = broadcast_seed(seed, process_group, self.device) if grouped else seed
@@ -226,6 +225,11 @@ class DistributedModelParallel(EngineFront):
             self._replicas.go_on_from(steps)
             self._stepped = True
 
+    @property
+    def plan(self) -> ShardingPlan:
+        """The plan at work, for the rows that tables have now."""
+        return self._engine.plan
+
     def reshard(self, plan: ShardingPlan) -> int:
         """Go over to another plan between two steps; training goes on as if it had begun under it.
         Every rank must call it.
@@ -240,9 +244,7 @@ class DistributedModelParallel(EngineFront):
             PlanError: the plan does not fit the tables or the number of ranks.
             CommError: a peer is gone.
         """
-        sent = self._engine.reshard(plan)
-        self.plan = plan
-        return sent
+        return self._engine.reshard(plan)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -3,14 +3,19 @@
 Every rank holds shards under the old plan and takes shards under the new one, so this is `pass_on`
 with one world twice. It goes table by table: the extra memory is the new shards and what arrives of
 one table. Row-wise state follows the rules of `rayrec.shards.overlap`.
+
+A dynamic table that gets other rows has its cuts at the same blocks, so no row leaves its rank.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from rayrec.distributed.deployed import Deployed, deploy
 from rayrec.distributed.passing import Columns, RowType, pass_on
+from rayrec.dynamic.resize import move_rows
 from rayrec.dynamic.rows import id_columns
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.modules import torch_dtype
@@ -31,26 +36,32 @@ def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Col
     return columns
 
 
-def redeploy(old: Deployed, plan: ShardingPlan, lr: float | None) -> tuple[Deployed, int]:
+def redeploy(
+    old: Deployed, plan: ShardingPlan, lr: float | None, rows: Mapping[str, int] | None = None
+) -> tuple[Deployed, int]:
     """Put another plan to work on all ranks, with the rows and the state of the old one.
 
     Args:
         lr: the learning rate that was set, or None where it is the optimizers' own.
+        rows: other numbers of rows of dynamic tables, for which the plan is.
     Returns:
         What follows from the plan, and the bytes that this rank sent.
     Raises:
         PlanError: the plan does not fit the tables or the number of ranks.
         CommError: a peer is gone; the old shards are then still whole.
     """
-    world = old.world
+    world, rows = old.world, rows or {}
     # a rank may have had no shard until now, and learns the number of updates from the others
     box = torch.tensor([old.iteration], device=world.device)
     boxes = world.exchange.all_gather(box, [1] * world.exchange.world_size).wait()
     iteration = int(torch.cat(list(boxes)).max())
-    new = deploy(world, plan, old)
+    new = deploy(world.with_rows(rows), plan, old)
     sent = 0
-    for table in (table for spec in world.specs for table in spec.tables):
-        sent += _pass_on(old, new, table, world.optimizers[table.name])
+    for table in new.world.tables:
+        if table.name in rows:
+            _resize(old, new, table)
+        else:
+            sent += _pass_on(old, new, table, world.optimizers[table.name])
     for lookup in new.lookups.values():
         lookup.iteration = iteration
         if lr is not None:
@@ -80,3 +91,17 @@ def _pass_on(
     )
     fill([state for state in want if state.weight.data_ptr() not in kept], pieces)
     return sent
+
+
+def _resize(old: Deployed, new: Deployed, table: BaseEmbeddingConfig) -> None:
+    """Fill the new shards of a table with other rows from the old shards of the same blocks."""
+    now = old.world.instants()[table.name]
+    states = {state.shard: state for state in new.shard_states()}
+    ids, fresh = old.dynamic_rows(), new.dynamic_rows()
+    shards = [one.plan.tables[table.name].layout.shards(table.name) for one in (old, new)]
+    twin = dict(zip(*shards, strict=True))
+    for state in old.shard_states():
+        if state.shard in twin:
+            wanted = twin[state.shard]
+            move_rows(table, state, states[wanted], now)
+            fresh[wanted].tally = ids[state.shard].tally

@@ -22,6 +22,11 @@ def silence(seconds: float) -> str:
     return f"no answer for {seconds:.0f} s (stopped or overloaded)"
 
 
+def stoppage(seconds: float) -> str:
+    """Return the cause of a failure for a process that is stopped, in one line."""
+    return f"its process has been stopped (SIGSTOP) for {seconds:.0f} s"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """State of one rank as the driver observes it.
@@ -52,7 +57,7 @@ class Blame:
         step: global steps that the rank had done.
         also: error of another rank that may be the root cause, or "".
         mistake: the error itself where it is a user's mistake.
-        kind: the process died, gives no answer, or told of an error.
+        kind: the process died, gives no answer, is stopped, or told of an error.
         final: trying again would fail again.
         symptom: the error blames another rank, and no rank told of a cause.
         unmet: the ranks did not meet, and no rank told of a cause.
@@ -68,13 +73,18 @@ class Blame:
     step: int = 0
     also: str = ""
     mistake: RayrecError | None = None
-    kind: Literal["died", "silent", "error"] = "error"
+    kind: Literal["died", "silent", "stopped", "error"] = "error"
     final: bool = False
     symptom: bool = False
     unmet: bool = False
     needless: bool = False
     preempted: bool = False
     what: str = ""
+
+    @property
+    def is_mute(self) -> bool:
+        """True if the process gives no answer, and may live."""
+        return self.kind in ("silent", "stopped")
 
     @property
     def words(self) -> str:

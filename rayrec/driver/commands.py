@@ -48,6 +48,7 @@ class ProcessView:
         death: cause of its death in one line, or "" while it lives.
         death_at: wall clock seconds when the death was seen.
         silent_s: seconds since its last answer.
+        stopped_s: seconds for which it is known to be stopped; 0 where it is not.
         is_awake: it has told that its imports are done.
     """
 
@@ -56,6 +57,7 @@ class ProcessView:
     death: str = ""
     death_at: float = 0.0
     silent_s: float = 0.0
+    stopped_s: float = 0.0
     is_awake: bool = False
 
 

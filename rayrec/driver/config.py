@@ -78,7 +78,8 @@ class RunConfig(RunOptions):
         timeout_s: bound on every collective; a rank that hangs in one is noticed after this time.
         heartbeat_timeout_s: a rank whose process says nothing for so long counts as lost.
         setup_timeout_s: bound on the start of the ranks.
-        stop_timeout_s: bound on a stop from request to end, the last checkpoint included.
+        stop_timeout_s: bound on a stop from request to end, the last checkpoint included. The three
+            are refused with num_workers=0, which has no processes of ranks.
         progress: "auto" draws a live bar on a terminal and prints plain lines elsewhere; "plain"
             and "off" say so.
         profile: folder and steps of a profile, see `ProfileConfig`; a relative path is

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from rayrec.driver.blame import Blame, Observation, silence
+from rayrec.driver.blame import Blame, Observation, silence, stoppage
 from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Reply, Tell, View
 from rayrec.driver.policies import LEAVE_S, answer, never_came_s, to_replace
 from rayrec.driver.roster import Role, Seat, Stage, numbered
@@ -83,7 +83,7 @@ def _away(run: Run, seen: Observation, seat: Seat) -> Observation:
         return seen
     last = run.recovery.past[-1]
     limit_s = run.silence_s if polled else never_came_s(run.silence_s)
-    if last.kind == "silent" and last.rank == seen.rank:
+    if last.is_mute and last.rank == seen.rank:
         # it must answer anew
         limit_s = LEAVE_S
     left = seen.poll or RankPoll(state="idle")
@@ -127,6 +127,8 @@ def ailing(
             return _blame(rank, seat, seen.death, what, "died")
         if reply is not None and reply.cause:
             return _told(rank, seat, reply, what)
+        if seen.stopped_s >= run.rules.heartbeat_s:
+            return _blame(rank, seat, stoppage(seen.stopped_s), "", "stopped")
         if seen.silent_s >= limit_s and (seen.is_awake or seen.poll is None):
             return _blame(rank, seat, silence(seen.silent_s), "", "silent")
     return None

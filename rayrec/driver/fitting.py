@@ -16,8 +16,7 @@ from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.specs import (
-    check_pauses,
-    check_recovery,
+    check_run,
     check_shape,
     check_values,
     local_files,
@@ -28,6 +27,7 @@ from rayrec.driver.specs import (
 from rayrec.driver.start import find_start
 from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology
+from rayrec.layout.tables import refuse_growth
 from rayrec.observe.profile_summary import check_folder
 from rayrec.train.config import Dataset
 from rayrec.watch.event_log import with_event_log
@@ -61,8 +61,7 @@ def fit(
     """
     check_values(data, run.tasks)
     check_values(held_out, run.tasks)
-    check_recovery(run, scaling)
-    check_pauses(run, scaling)
+    check_run(run, scaling)
     check_shape(run, held_out, scorer, loop)
     display = Display(run.progress)
     log = RunLog(run.run_path, run.name)
@@ -74,13 +73,16 @@ def fit(
     ):
         if run.publish is not None:
             run.publish.check_tables(table.name for table in planning.tables())
+        points = run.failure.sync_every_n_steps
+        if points is not None:
+            why = f"FailureConfig(sync_every_n_steps={points}) keeps rows in memory of one size"
+            refuse_growth(planning.tables(), f"{why}; leave one of the two out")
         start = find_start(run, data, planning.tables, display.line)
         steps = total_steps(run, data, start)
         display.total_steps = steps
         if run.profile is not None:
             run.profile.check_steps(steps - start.step)
             check_folder(run.profile.path)
-        points = run.failure.sync_every_n_steps
         attempts = Attempts(run.run_path, start, display.line, points)
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:

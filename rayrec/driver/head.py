@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from rayrec.driver.commands import Resources
 from rayrec.errors import ClusterError
 from rayrec.storage import one_line
+from rayrec.train.seat import RankAddress
 
 T = TypeVar("T")
 Task = tuple[Callable[[], Any], Future[Any]]
@@ -240,6 +241,17 @@ def alive_nodes() -> frozenset[str]:
     import ray
 
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
+def worker_of(actor_id: str) -> RankAddress | None:
+    """Return the process that Ray has chosen for an actor, or None before it has."""
+    from ray._private.state import actors
+
+    found = actors(actor_id)
+    where, pid = found.get("Address", {}), found.get("Pid", 0)
+    if not pid or not where.get("NodeID"):
+        return None
+    return RankAddress(node_id=where["NodeID"], host=where["IPAddress"], pid=pid)
 
 
 def draining() -> dict[str, float | None]:

@@ -19,6 +19,7 @@ from rayrec.driver.head import head, lost_calls
 from rayrec.driver.rank_process import LONGEST_TURN_S, death_line, end_process, start_process, told
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import BEAT_S
+from rayrec.driver.stop_watch import StopWatch
 from rayrec.train.events import Event
 from rayrec.train.outcome import FitOutcome
 from rayrec.train.progress import RankPoll
@@ -80,6 +81,7 @@ class Processes:
         self._all: dict[int, Process] = {}
         self._calls: dict[Any, tuple[int, int, Verb]] = {}
         self._looked_at = time.monotonic()
+        self._stops = StopWatch()
         self._replies: list[Reply] = []
         self._events: list[Event] = []
 
@@ -115,9 +117,10 @@ class Processes:
         process = self._all.pop(number)
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] != number}
         if process.actor is not None:
-            end_process(process.actor, process.address)
+            end_process(process.actor, process.address or self._stops.address(number))
         elif process.born is not None:
             process.born.add_done_callback(_end_born)
+        self._stops.forget(number)
 
     def call(self, call: Call, task: Any) -> None:
         """Call a process."""
@@ -137,7 +140,7 @@ class Processes:
         """Have a process begin the task that it took; what it said of an earlier one is void."""
         process = self._all[begin.process]
         process.poll, process.begins, process.seen, process.result = None, True, 0, None
-        process.view = replace(process.view, poll=None, pause=None, silent_s=0.0)
+        process.view = replace(process.view, poll=None, pause=None, silent_s=0.0, stopped_s=0.0)
         if begin.seat.rank == 0:
             self.teller, self._events = begin.process, []
         self._calls[process.actor.start.remote(begin.seat)] = (begin.process, begin.call, "begin")
@@ -172,10 +175,9 @@ class Processes:
                 self._take_reply(reference, *self._calls.pop(reference))
             else:
                 self._take_poll(polls[reference], reference, now)
-        for process in self._all.values():
+        for number, process in self._all.items():
             if process.poll is not None or process.begins:
-                silent_s = process.view.silent_s + turn_s
-                process.view = replace(process.view, silent_s=silent_s)
+                self._see_silence(number, process, turn_s)
 
     def abort(self, number: int, generation: int) -> None:
         """Cut the connections of a process to a world."""
@@ -215,6 +217,15 @@ class Processes:
             start = process.birth
             self._calls[process.actor.describe.remote()] = (start.process, start.call, "describe")
 
+    def _see_silence(self, number: int, process: Process, turn_s: float) -> None:
+        """Count the seconds of a process without an answer, and those that it is stopped."""
+        silent_s = process.view.silent_s + turn_s
+        # a spare that waits is silent for longer
+        odd_s = silent_s - BEAT_S * process.is_spare
+        stopped = self._stops.is_stopped(number, process.actor, process.address, odd_s)
+        stopped_s = process.view.stopped_s + turn_s if stopped else 0.0
+        process.view = replace(process.view, silent_s=silent_s, stopped_s=stopped_s)
+
     def _ask(self, number: int, process: Process) -> None:
         """Poll a process that owes no answer."""
         busy = process.poll is not None or process.begins or bool(process.view.death)
@@ -250,6 +261,7 @@ class Processes:
             poll=replace(poll, events=(), result=None),
             pause=pause,
             silent_s=0.0,
+            stopped_s=0.0,
             is_awake=not poll.starts,
         )
 
@@ -270,7 +282,7 @@ class Processes:
             plain = value if isinstance(value, RankAddress | int) else None
             reply = Reply(process=number, call=call, verb=verb, value=plain)
         process.begins = process.begins and verb != "begin"
-        process.view = replace(process.view, silent_s=0.0)
+        process.view = replace(process.view, silent_s=0.0, stopped_s=0.0)
         self._replies.append(reply)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayrec.driver.blame import Blame, RankTrouble, silence
+from rayrec.driver.blame import Blame, RankTrouble, silence, stoppage
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
@@ -167,6 +167,8 @@ class RankGroup:
             view = self._processes[number].view
             if view.death:
                 raise self._trouble(rank, view.death, what, "died")
+            if view.stopped_s >= self._silence_s:
+                raise self._trouble(rank, stoppage(view.stopped_s), "", "stopped")
             if view.is_awake and view.silent_s >= self._silence_s:
                 raise self._trouble(rank, silence(view.silent_s), "", "silent")
 

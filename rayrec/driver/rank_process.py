@@ -13,6 +13,7 @@ from typing import Any
 
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, as_user_mistake
+from rayrec.machine.workers import is_ray_worker
 from rayrec.train.seat import RankAddress
 
 LONGEST_TURN_S = 2.0
@@ -67,19 +68,10 @@ def end_process(actor: Any, address: RankAddress | None) -> None:
     here = ray.get_runtime_context().get_node_id()
     # Ray asks a worker to end before it kills it, and waits five seconds for a stopped one.
     # While Ray still counts the actor, the number of its process is of no other process.
-    if address is not None and address.node_id == here and _is_ray_worker(address.pid):
+    if address is not None and address.node_id == here and is_ray_worker(address.pid):
         with suppress(OSError):
             os.kill(address.pid, signal.SIGKILL)
     ray.kill(actor, no_restart=True)
-
-
-def _is_ray_worker(pid: int) -> bool:
-    """Return True if a process of this machine is a Ray worker."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return b"RAY_RAYLET_PID=" in file.read()
-    except OSError:
-        return False
 
 
 def told(error: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Recovery:
     def left(self, lost: Collection[int]) -> None:
         """Record that all ranks but `lost` have left the world that failed last."""
         blame = self.past[-1]
-        if blame.kind == "silent" and blame.rank not in lost:
+        if blame.is_mute and blame.rank not in lost:
             self.past[-1] = replace(blame, needless=True)
 
     def failed(self, blame: Blame, now: float) -> Failure:
@@ -74,7 +74,13 @@ class Recovery:
         self._behind = max(self._behind, blame.step)
         if self._behind_since is None:
             self._behind_since = now
-        return Failure(step=blame.step, rank=blame.rank, host=blame.host, cause=blame.cause)
+        return Failure(
+            step=blame.step,
+            rank=blame.rank,
+            host=blame.host,
+            cause=blame.cause,
+            pause_s=self.pause_s,
+        )
 
     def went(self, ranks: Collection[int], way: Way) -> None:
         """Record what became of lost ranks; a run without one may find a place for it later."""

@@ -77,14 +77,30 @@ def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
         )
 
 
-def check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
-    """Refuse recovery where no process can be replaced, or nothing can be undone.
+def check_run(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Check the options of a training against those of its ranks, before anything is started.
 
     Raises:
-        ConfigError: the one rank is this very process; or sync points are wanted of ranks whose
-            rows do not lie in the memory of a host that can keep it; or spares of a run that
-            recovers from nothing.
+        ConfigError: the run is to recover where no process can be replaced or nothing be undone; or
+            it could not save when its number of ranks changes; or the one rank is this very
+            process, and an option is about the processes of ranks.
     """
+    _check_recovery(run, scaling)
+    _check_pauses(run, scaling)
+    if scaling.num_workers:
+        return
+    for what in ("heartbeat_timeout_s", "setup_timeout_s", "stop_timeout_s"):
+        value = getattr(run, what)
+        if value != RunConfig.__dataclass_fields__[what].default:
+            raise ConfigError(
+                f"RunConfig has {what}={value:g}, which bounds the processes of ranks, and "
+                "num_workers=0 runs the one rank in this process; leave it out, or give "
+                "num_workers."
+            )
+
+
+def _check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Refuse recovery where no process can be replaced, or nothing can be undone."""
     points = run.failure.sync_every_n_steps
     if points is not None and scaling.use_gpu:
         raise ConfigError(
@@ -130,12 +146,8 @@ def check_sizes(plan: str | ShardingPlan, run: RunConfig, scaling: ScalingConfig
             )
 
 
-def check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
-    """Refuse a training that could not save when its number of ranks changes.
-
-    Raises:
-        ConfigError: it has no folder, or keeps no checkpoint when it is stopped.
-    """
+def _check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
+    """Refuse a training that could not save when its number of ranks changes."""
     if not scaling.is_elastic:
         return
     words = (
@@ -163,7 +175,7 @@ def check_resize(ranks: int, run: RunConfig, scaling: ScalingConfig) -> None:
             f"Driver.resize({ranks}): this driver has num_workers={scaling.num_workers}; give "
             "ScalingConfig(num_workers=(least, most)) to change it during a run."
         )
-    check_pauses(run, scaling)
+    _check_pauses(run, scaling)
     if not scaling.least <= ranks <= scaling.most:
         raise ConfigError(
             f"Driver.resize({ranks}) is outside of num_workers={scaling.num_workers}; give a "

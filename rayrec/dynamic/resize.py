@@ -1,4 +1,6 @@
-"""Where the ids of a saved dynamic table lie in one of another size, or of other blocks.
+"""Where the ids of a dynamic table lie in one of another size, or of other blocks.
+
+A checkpoint restores into such a table, and a table that grows while it trains becomes one.
 
 Which of them have a row follows from the saved columns and the settings of the table alone.
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import blocks_of
@@ -18,6 +21,7 @@ from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.shards.state import ShardState
 
 
 class Moved(NamedTuple):
@@ -60,3 +64,28 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, now: 
     places = np.full(len(key), ABSENT, np.int64)
     places[old[in_order]] = block[in_order] * size + within
     return Moved(places, len(old) - len(kept))
+
+
+@torch.no_grad()
+def move_rows(table: BaseEmbeddingConfig, old: ShardState, new: ShardState, now: Instant) -> None:
+    """Move what is known of a shard by now to the empty shard of the same blocks.
+
+    Args:
+        table: the table of the new shard.
+    """
+    assert table.dynamic is not None, "the table is dynamic"
+    for kind in ("id", "candidate"):
+        columns = {one: old.ids.get(f"{kind}_{one}") for one in IdColumns._fields}
+        if columns["key"] is None:
+            continue
+        # candidates always make room by when they were seen
+        eviction = table.dynamic.eviction if kind == "id" else "step"
+        own = IdColumns(**columns)  # type: ignore[arg-type]
+        places = torch.from_numpy(places_in(table, own, eviction, now).places)
+        (have,) = (places != ABSENT).nonzero(as_tuple=True)
+        at = places[have] - new.shard.rows.start
+        source, target = old.tensors(), new.tensors()
+        for name, tensor in source.items():
+            # rows belong to ids; candidates have places of their own
+            if name.startswith("candidate_") == (kind == "candidate"):
+                target[name][at] = tensor[have]

@@ -144,6 +144,11 @@ class DynamicRows:
         self.tally = Tally()
         return counts
 
+    def held(self, now: Instant) -> int:
+        """Return how many ids have a row by now."""
+        self._refresh()
+        return self._keys["id"].held(now)
+
     def see_all(self, now: Instant) -> None:
         """Let all ids that have a row have been seen last by now."""
         columns = self._columns["id"]

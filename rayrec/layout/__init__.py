@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayrec.layout.dynamic import DynamicConfig
+from rayrec.layout.dynamic import DynamicConfig, GrowthConfig
 from rayrec.layout.estimates import PlanEstimates, RankEstimate, TableEstimate
 from rayrec.layout.geometry import (
     COLUMN_MULTIPLE,
@@ -44,6 +44,7 @@ __all__ = [
     "DynamicConfig",
     "EmbeddingBagConfig",
     "EmbeddingConfig",
+    "GrowthConfig",
     "Layout",
     "PlanEstimates",
     "PoolingType",

@@ -29,6 +29,48 @@ def time_problem(time: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GrowthConfig:
+    """Growth of a dynamic table while it trains: its rows double when most of them are in use.
+
+    Attributes:
+        max_num_embeddings: rows beyond which the table does not grow; no doubling goes over it.
+        max_load_factor: share of the rows, above 0 and below 1; the table doubles where more of
+            them belong to known ids.
+        every_n_steps: global steps between two looks at the table, after which a window ends.
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    max_num_embeddings: int
+    max_load_factor: float = 0.75
+    every_n_steps: int = 100
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 < self.max_load_factor < 1:
+            raise ConfigError(
+                f"GrowthConfig has max_load_factor={self.max_load_factor}; it must be above 0 and "
+                "below 1."
+            )
+        if self.every_n_steps < 1:
+            raise ConfigError(
+                f"GrowthConfig has every_n_steps={self.every_n_steps}; it must be at least 1."
+            )
+
+    def next_rows(self, rows: int, held: int) -> int:
+        """Return the rows that a table is to have, of which so many belong to known ids."""
+        return self.fitting(rows, rows + 1) if held > self.max_load_factor * rows else rows
+
+    def fitting(self, rows: int, wanted: int) -> int:
+        """Return the rows of a table after it has doubled until it has those that are wanted, or
+        as often as it may.
+        """
+        while rows < wanted and 2 * rows <= self.max_num_embeddings:
+            rows *= 2
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicConfig:
     """Rules by which ids get rows of a table and lose them.
 
@@ -53,6 +95,7 @@ class DynamicConfig:
             negatives, which say little about who matters.
         blocks: a power of two that divides num_embeddings; None takes the largest, up to 1,024,
             whose blocks have 4,096 rows or more.
+        growth: how the table grows while it trains; None keeps num_embeddings.
     Raises:
         ConfigError: a number is out of range, or two contradict each other.
     """
@@ -64,6 +107,7 @@ class DynamicConfig:
     ttl_s: int | None = None
     read_only_features: tuple[str, ...] = ()
     blocks: int | None = None
+    growth: GrowthConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

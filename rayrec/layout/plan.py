@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
@@ -169,6 +169,25 @@ class ShardingPlan:
                     f"the plan cuts the dynamic table {name!r} at rows {cuts}, which must be "
                     f"multiples of {table.row_multiple}, the rows of its blocks. Make a new plan."
                 )
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of every table."""
+        return {name: placement.layout.shape[0] for name, placement in self.tables.items()}
+
+    def with_rows(self, rows: Mapping[str, int]) -> ShardingPlan:
+        """Return the plan of tables with other numbers of rows, cut at the same shares of them."""
+        tables = dict(self.tables)
+        for name, wanted in rows.items():
+            layout = tables[name].layout
+            now = layout.shape[0]
+            if isinstance(layout, TableLayout):
+                cuts = tuple(cut * wanted // now for cut in layout.row_cuts)
+                layout = replace(layout, row_cuts=cuts)
+            else:
+                layout = replace(layout, num_embeddings=wanted)
+            tables[name] = replace(tables[name], layout=layout)
+        return replace(self, tables=tables)
 
     @property
     def plan(self) -> NoReturn:

@@ -34,8 +34,8 @@ def check_sequences(schema: FeatureSchema) -> None:
         )
     if schema.time is not None and not histories and not schema.tells_time:
         raise ConfigError(
-            f"the schema names time={schema.time!r}, and neither has a feature a history to cut nor "
-            "a table ttl_s or eviction 'timestamp'; leave it out."
+            f"the schema names time={schema.time!r}, and neither a history nor a dynamic table "
+            "(ttl_s, eviction 'timestamp') goes by it; leave it out."
         )
     named = [one.column for one in every.values()]
     others = {c.column for c in schema.dense} | {schema.weight, *schema.labels, *schema.groups}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
@@ -143,6 +143,14 @@ class BaseEmbeddingConfig:
                 self.dynamic.block_rows(self.num_embeddings)
             except ConfigError as error:
                 raise ConfigError(f"table {self.name!r}: {error}") from None
+            if self.dynamic.growth is not None:
+                most = self.dynamic.growth.max_num_embeddings
+                if most < self.num_embeddings:
+                    raise ConfigError(
+                        f"table {self.name!r} has num_embeddings={self.num_embeddings} and "
+                        f"max_num_embeddings={most}, to which it cannot grow; give a multiple of "
+                        "num_embeddings by a power of two."
+                    )
             if self.init_fn is not None:
                 raise ConfigError(
                     f"table {self.name!r} has init_fn and dynamic: rows of a dynamic table begin "
@@ -177,6 +185,34 @@ class BaseEmbeddingConfig:
     def row_multiple(self) -> int:
         """Rows between which the table may be cut: those of a block of a dynamic table, else 1."""
         return 1 if self.dynamic is None else self.dynamic.block_rows(self.num_embeddings)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that the table has after it has grown as far as it may; else `num_embeddings`."""
+        growth = None if self.dynamic is None else self.dynamic.growth
+        rows = self.num_embeddings
+        return rows if growth is None else growth.fitting(rows, growth.max_num_embeddings)
+
+    def with_rows(self, rows: int) -> Self:
+        """Return the dynamic table with other rows, in as many blocks, with the first values of
+        this one.
+        """
+        assert self.dynamic is not None, "the table is dynamic"
+        low, high = self.init_bounds()
+        return replace(
+            self,
+            num_embeddings=rows,
+            weight_init_min=low,
+            weight_init_max=high,
+            dynamic=replace(self.dynamic, blocks=self.num_embeddings // self.row_multiple),
+        )
+
+    def fitting(self, rows: int) -> Self:
+        """Return the table after it has grown to so many rows, or as far as it may."""
+        if self.dynamic is None or self.dynamic.growth is None:
+            return self
+        fitting = self.dynamic.growth.fitting(self.num_embeddings, rows)
+        return self if fitting == self.num_embeddings else self.with_rows(fitting)
 
     @property
     def id_limit(self) -> int:
@@ -221,6 +257,19 @@ def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
     for table in tables:
         if table.dynamic is not None:
             raise ConfigError(f"table {table.name!r} is dynamic, and {why}.")
+
+
+def refuse_growth(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
+    """Refuse tables that grow.
+
+    Args:
+        why: what does not go with them, and what to do instead.
+    Raises:
+        ConfigError: names the first table that grows.
+    """
+    for table in tables:
+        if table.dynamic is not None and table.dynamic.growth is not None:
+            raise ConfigError(f"table {table.name!r} has growth, and {why}.")
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:

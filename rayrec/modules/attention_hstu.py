@@ -4,20 +4,19 @@ A value i takes from each value j up to itself silu(q_i k_j / sqrt(d) + p[i - j]
 divided by i + 1: p and t are learned per distance in places and per bucket of the time between
 them. The bucket is floor(1.2 log2(seconds)), of times below 1 s the first.
 
-torch has no fused kernel for it, so it is done here in tiles: some sequences of a group of similar
-lengths (`JaggedGroups`), some queries, and the keys up to the last of them. The backward pass makes
-each tile again, but for those whose scores were kept. Memory beside the inputs: `KEPT_ELEMENTS`
-scores per call, and tiles of at most `TILE_ELEMENTS` weights, or those of one query of one
-sequence. The gradient is not differentiable once more.
+torch has no fused kernel for it, so it is done here in tiles of bounded size, of groups of similar
+lengths (`JaggedGroups`). The backward pass makes each tile again, but for those whose scores were
+kept. Memory beside the inputs: `KEPT_ELEMENTS` scores per call, and tiles of at most
+`TILE_ELEMENTS` weights, or those of one query of one sequence. A batch of at most `SMALL_ELEMENTS`
+weights is attended whole, by autograd; else the gradient is not differentiable once more.
 
-    # T values, H heads, L longest of a group, d columns of a head, P distances, K buckets
-    # n sequences, r queries and c keys of a tile
+    # T values, D columns of H heads, P distances, K buckets, L longest of a group
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +24,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rayrec.modules.attention_groups import Group, JaggedGroups
+from rayrec.modules.attention_tiles import PaddedGroup, Tile, distances_of, tiles_of, time_buckets
 
-TILE_ELEMENTS = 1 << 19  # 2 MiB of float32: about what a core's cache holds
 KEPT_ELEMENTS = 1 << 22  # 16 MiB of float32, which spares short sequences a third of the time
-TILE_QUERIES = 64
-BUCKETS_PER_OCTAVE = 1.2
+SMALL_ELEMENTS = 1 << 18  # 1 MiB of float32, below which tiles cost more than they spare
 
 
 def hstu_attention(
@@ -77,99 +75,39 @@ def attend_pointwise(
     times: Tensor | None,
 ) -> Tensor:
     """Attend, as `hstu_attention` does, to values that are in the order of the groups."""
-    return _Pointwise.apply(query, key, value, position_bias, time_bias, times, groups, heads)
+    given = query, key, value, position_bias, time_bias, times
+    if len(groups.groups) == 1:
+        group = groups.groups[0]
+        if group.sequences * heads * group.length**2 <= SMALL_ELEMENTS:
+            return _attend_whole(group, heads, *given)
+    return _Pointwise.apply(*given, groups, heads)
 
 
-class Tile(NamedTuple):
-    """Queries `rows` of the sequences `span`, and the keys before `rows.stop`."""
-
-    span: slice
-    rows: slice
-
-
-def tiles_of(group: Group, heads: int) -> Iterator[Tile]:
-    """Yield the tiles of a group; each has at most TILE_ELEMENTS weights, or one query of one
-    sequence.
-    """
-    # few queries leave out more keys that stand behind them, many are quicker for each of them
-    queries = min(TILE_QUERIES, -(-group.length // 2), TILE_ELEMENTS // (heads * group.length))
-    queries = max(1, queries)
-    count = max(1, TILE_ELEMENTS // (heads * queries * group.length))
-    for first in range(0, group.sequences, count):
-        span = slice(first, min(first + count, group.sequences))
-        for start in range(0, group.length, queries):
-            yield Tile(span, slice(start, min(start + queries, group.length)))
-
-
-def time_buckets(seconds: Tensor, count: int) -> Tensor:
-    """Return the bucket of each time, from 0 to count - 1, int32."""
-    octaves = seconds.float().clamp_(min=1.0).log2_()
-    return octaves.mul_(BUCKETS_PER_OCTAVE).clamp_(max=count - 1).int()
-
-
-class _Padded:
-    """The tensors of one group: (n H, L, d) queries, keys and values, and (n, L) times."""
-
-    def __init__(self, group: Group, heads: int, parts: tuple[Tensor, ...]) -> None:
-        self.group, self.heads = group, heads
-        self.query, self.key, self.value = (self.by_head(part) for part in parts[:3])
-        # the scale goes into the queries, which are fewer than the weights
-        self.scale = self.query.shape[2] ** -0.5
-        self.query = self.query * self.scale
-        self.times = group.pad(parts[3].unsqueeze(1)).squeeze(2) if len(parts) > 3 else None
-
-    def by_head(self, part: Tensor) -> Tensor:
-        """(values, D) -> (n H, L, d)."""
-        return self.group.pad(part).unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
-
-    def together(self, of_heads: Tensor) -> Tensor:
-        """(n H, L, d) -> (values, D)."""
-        of_heads = of_heads.unflatten(0, (-1, self.heads))
-        return self.group.unpad(of_heads.transpose(1, 2).flatten(2))
-
-    def counts(self) -> Tensor:
-        """(L, 1): the number of values that each place looks at."""
-        like = self.value
-        counts = torch.arange(1, self.group.length + 1, device=like.device, dtype=like.dtype)
-        return counts.unsqueeze(1)
-
-    def queries(self, tile: Tile, tensor: Tensor) -> Tensor:
-        """Return the part of (n H, L, d) that belongs to the queries of a tile."""
-        return tensor[tile.span.start * self.heads : tile.span.stop * self.heads, tile.rows]
-
-    def keys(self, tile: Tile, tensor: Tensor) -> Tensor:
-        """Return the part of (n H, L, d) that belongs to the keys of a tile."""
-        span = slice(tile.span.start * self.heads, tile.span.stop * self.heads)
-        return tensor[span, : tile.rows.stop]
-
-    def scores(
-        self, tile: Tile, position_bias: Tensor, bucket_bias: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
-        """(n H, r, c) scores of a tile, with their biases; those of keys behind their query are so
-        low that their weights and gradients are 0.
-        """
-        scores = torch.bmm(self.queries(tile, self.query), self.keys(tile, self.key).mT)
-        apart = distances_of(tile, scores.device)
-        bias = position_bias.index_select(0, apart.clamp(min=0).flatten()).view_as(apart)
-        bias.masked_fill_(apart < 0, torch.finfo(bias.dtype).min / 2)
-        if bucket_bias is not None:
-            buckets, time_bias = bucket_bias
-            bias = time_bias.index_select(0, buckets.flatten()).view(buckets.shape).add_(bias)
-            bias = bias.unsqueeze(1)
-        scores.unflatten(0, (-1, self.heads)).add_(bias)
-        return scores
-
-    def buckets(self, tile: Tile, count: int) -> Tensor:
-        """(n, r, c) bucket of the time between each query and key."""
-        assert self.times is not None
-        of_queries = self.times[tile.span, tile.rows].unsqueeze(2)
-        return time_buckets(of_queries - self.times[tile.span, None, : tile.rows.stop], count)
-
-
-def distances_of(tile: Tile, device: torch.device) -> Tensor:
-    """(r, c) places between query and key; negative for keys behind the query."""
-    keys = torch.arange(tile.rows.stop, device=device)
-    return keys[tile.rows].unsqueeze(1) - keys
+def _attend_whole(
+    group: Group,
+    heads: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    time_bias: Tensor | None,
+    times: Tensor | None,
+) -> Tensor:
+    """Attend in a group that is one small tile, by autograd."""
+    query, key, value = (
+        group.pad(one).unflatten(2, (heads, -1)).transpose(1, 2) for one in (query, key, value)
+    )
+    places = torch.arange(group.length, device=query.device)
+    bias = position_bias[(places.unsqueeze(1) - places).clamp_(min=0)]
+    if time_bias is not None:
+        assert times is not None
+        padded = group.pad(times.unsqueeze(1)).squeeze(2)
+        between = padded.unsqueeze(2) - padded.unsqueeze(1)
+        bias = (bias + time_bias[time_buckets(between, len(time_bias))]).unsqueeze(1)
+    scores = (query * query.shape[3] ** -0.5) @ key.mT + bias.to(query.dtype)
+    weights = functional.silu(scores).tril()
+    attended = weights @ value / (places + 1).unsqueeze(1)
+    return group.unpad(attended.transpose(1, 2).flatten(2))
 
 
 class _Pointwise(torch.autograd.Function):
@@ -194,7 +132,7 @@ class _Pointwise(torch.autograd.Function):
         ctx.kept, room = [], KEPT_ELEMENTS if any(ctx.needs_input_grad) else 0
         with torch.autocast(query.device.type, enabled=False):
             for group, parts in groups.parts(*_read(tensors)):
-                own = _Padded(group, heads, parts)
+                own = PaddedGroup(group, heads, parts)
                 result = torch.empty_like(own.value)
                 room -= 3 * own.value.numel()
                 kept: list[tuple[Tensor | None, Tensor] | None] = []
@@ -222,7 +160,7 @@ class _Pointwise(torch.autograd.Function):
             for (group, (above, *parts)), (own, kept) in zip(
                 parts_of_groups, ctx.kept, strict=True
             ):
-                own = _Padded(group, ctx.heads, tuple(parts)) if own is None else own
+                own = PaddedGroup(group, ctx.heads, tuple(parts)) if own is None else own
                 above = own.by_head(above) / own.counts()
                 grads = [torch.zeros_like(own.query) for _ in range(3)]
                 for tile, found_before in zip(tiles_of(group, ctx.heads), kept, strict=True):
@@ -251,7 +189,7 @@ class _Pointwise(torch.autograd.Function):
 
 
 def _tile_backward(
-    own: _Padded, tile: Tile, scores: Tensor, above: Tensor, grads: list[Tensor]
+    own: PaddedGroup, tile: Tile, scores: Tensor, above: Tensor, grads: list[Tensor]
 ) -> Tensor:
     """Add the gradients of a tile to those of queries, keys and values; return the scores'."""
     of_query, of_key, of_value = grads
@@ -265,7 +203,7 @@ def _tile_backward(
 
 
 def _scores(
-    own: _Padded, tile: Tile, position_bias: Tensor, time_bias: Tensor | None
+    own: PaddedGroup, tile: Tile, position_bias: Tensor, time_bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
     """Return the buckets and the scores of a tile."""
     position_bias = position_bias.to(own.query.dtype)

@@ -68,7 +68,7 @@ class RankMemory:
 
 def _device_bytes(work: TableWork, shard: Shard, sparse_optimizer: str) -> tuple[int, int]:
     """Weights and state of one shard on the rank's device, as FBGEMM lays them out."""
-    rows, width = shard.shape
+    rows, width = len(shard.rows) * work.copies, len(shard.cols)
     optimizer = optimizer_class(work.optimizer or sparse_optimizer)
     row_bytes = width * work.element_bytes
     if not work.off_device:

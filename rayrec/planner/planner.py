@@ -233,7 +233,10 @@ def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
     for index in item.tables:
         table = request.tables[index]
         shape = f"{table.num_embeddings} x {table.embedding_dim} {table.data_type.value}"
-        names.append(f"table {table.name!r} ({shape}, {format_bytes(weight_bytes(table))})")
+        size = format_bytes(weight_bytes(table))
+        if table.most_rows > table.num_embeddings:
+            size += f", with room to grow to {table.most_rows} rows"
+        names.append(f"table {table.name!r} ({shape}, {size})")
     shown = " with ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     copies = "a copy on every rank" if least.replicated else f"{least.num_ranks} rank(s)"
     changes = find_changes(request, item.tables)

@@ -54,6 +54,7 @@ class TableWork:
         optimizer: name of the table's own optimizer; None for that of the run.
         row_multiple: rows between which the table may be cut.
         id_bytes: bytes of a row of a dynamic table that say whose it is, its map included.
+        copies: times its present rows that memory must have room for, since a table may grow.
     """
 
     rows: int
@@ -73,6 +74,7 @@ class TableWork:
     optimizer: str | None = None
     row_multiple: int = 1
     id_bytes: int = 0
+    copies: int = 1
     distinct_at_home: float = field(init=False)
     distinct: float = field(init=False)
     missed: float = field(init=False)
@@ -145,7 +147,17 @@ def table_work(
         in_place=share_tables,
         row_multiple=table.row_multiple,
         id_bytes=0 if table.dynamic is None else table.dynamic.row_bytes,
+        copies=_copies(table),
     )
+
+
+def _copies(table: BaseEmbeddingConfig) -> int:
+    """Return how many times its present rows a table takes while it grows for the last time.
+
+    The rows that it has then lie beside twice as many.
+    """
+    doubled = table.most_rows // table.num_embeddings
+    return doubled if doubled == 1 else doubled + doubled // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Relative paths are taken from the working directory of the command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,19 +26,19 @@ import tomli_w
 
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
+from rayrec.fields.kinds import NONE
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
+from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
 from rayrec.runs.next_item import NextItemRun
 from rayrec.runs.next_item_recipe import NEXT_ITEM, NextItemModel
-from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, Settings, read_settings
 from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
 from rayrec.runs.training import ClickRun
-from rayrec.train.optimizer_config import DEFAULT_BATCH
 
 DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
 
@@ -127,23 +127,34 @@ class RunFile:
             plan=read("plan", PlanSection),
             source=_name(settings),
         )
-        whole._check_used(settings.source_of)
+        whole._check_used(settings.source_of, run)
         planted = whole.data.planted
         if planted is None or "seed" in tables["data"]["planted"]:
             return whole
         planted = replace(planted, seed=whole.run.seed)
         return replace(whole, data=replace(whole.data, planted=planted))
 
-    def _check_used(self, source_of: Callable[[tuple[str, ...]], str]) -> None:
-        """Check that the model uses what is said of it.
+    def _check_used(
+        self, source_of: Callable[[tuple[str, ...]], str], run: Mapping[str, Any]
+    ) -> None:
+        """Check that the run uses what is said of it.
 
+        Args:
+            run: the section as the user wrote it.
         Raises:
             ConfigError: names the key.
         """
         ignored = []
+        # who says storage_path = "none" has switched off what else is said of it
+        if "name" in run and "storage_path" not in run:
+            ignored.append(("run", "name", "it is the folder below run.storage_path; give that"))
         if not isinstance(self.model, ModelRecipe):
-            why = f"click models have tasks, and {self.model.model} has none"
-            ignored = [("run", "tasks", why)] if self.run.tasks else []
+            if self.run.tasks:
+                why = f"click models have tasks, and {self.model.model} has none"
+                ignored.append(("run", "tasks", why))
+            if self.run.drop_last and isinstance(self.model, TwoTowerModel):
+                why = "two_tower leaves a last partial batch out in any case"
+                ignored.append(("run", "drop_last", why))
         else:
             for key, owner in OPTIONS_OF.items():
                 changed = getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
@@ -166,7 +177,11 @@ class RunFile:
                 "model": table_of(self.model, leave_out=("schema",)),
                 "data": table_of(self.data),
                 "scaling": table_of(self.scaling, default_scaling()),
-                "run": table_of(self.run, default_run(in_steps, self.model)),
+                # a name without the key would be a mistake
+                "run": {
+                    "storage_path": NONE,
+                    **table_of(self.run, default_run(in_steps, self.model)),
+                },
                 "plan": table_of(self.plan),
             }
         )
@@ -266,26 +281,6 @@ class RunFile:
                 f"a folder with train, eval and schema.json, such as `{maker}` writes."
             )
         return path
-
-
-def default_scaling() -> ScalingConfig:
-    """Return the scaling of a file without the section."""
-    return ScalingConfig(num_workers=default_ranks())
-
-
-def default_run(in_steps: bool = False, model: object = None) -> RunConfig:
-    """Return the run options of a file without the section, of one epoch.
-
-    Args:
-        in_steps: the file gives steps, so there are no epochs by default.
-        model: the section model; next-item models have rates and batches of their own.
-    """
-    run = RunConfig(
-        global_batch_size=DEFAULT_BATCH,
-        steps=1 if in_steps else None,
-        epochs=None if in_steps else 1,
-    )
-    return replace(run, **model.run_options()) if isinstance(model, NextItemModel) else run
 
 
 def _name(settings: Settings) -> str:

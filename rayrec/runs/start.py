@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.specs import check_recovery, check_sizes
+from rayrec.driver.specs import check_run, check_sizes
 from rayrec.errors import ConfigError
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.next_item import train_next_item
@@ -41,7 +41,7 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     # checked before rows are made and Ray starts: a run that cannot be costs nothing
     check_plan_word(settings.plan.plan)
     check_sizes(settings.plan.plan, settings.run, settings.scaling)
-    check_recovery(settings.run, settings.scaling)
+    check_run(settings.run, settings.scaling)
     on_cluster = settings.scaling.most > 0
     with planted_rows(planted, on_cluster, reporting.timing) as made:
         data = replace(

@@ -70,7 +70,8 @@ def read_settings(
 
     Raises:
         ConfigError: the file cannot be read or is no TOML, with the line; a change has no key, or
-            a quote without its second.
+            a quote without its second; an option and a change say the same key, or a change takes
+            the place of another.
     """
     tables = {} if file is None else _read_toml(file)
     settings = Settings(tables, file, {}, frozenset(tables))

@@ -52,8 +52,13 @@ class TrainedModel:
     tasks: Sequence[Task]
 
     def tables(self) -> list[BaseEmbeddingConfig]:
-        """Return all tables, in the order of the collections."""
-        return [table for one in self.collections.values() for table in configs_of(one)]
+        """Return all tables, in the order of the collections, with the rows that they had."""
+        saved = {table.name: table.num_embeddings for table in self.restored.manifest.tables}
+        return [
+            table.fitting(saved.get(table.name, 0))
+            for one in self.collections.values()
+            for table in configs_of(one)
+        ]
 
     def live_rows(self) -> LiveRows:
         """Return a reader of the rows of the tables."""

@@ -114,6 +114,10 @@ class Checkpoints:
             self.finish()
         return where
 
+    def rebase(self) -> None:
+        """Make the next checkpoint a whole one, since tables have other rows now."""
+        self._saver.rebase()
+
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, if there is one, and announce it.
 
@@ -150,8 +154,8 @@ class Checkpoints:
             **spec.extras,
         }
         return {
-            "tables": live.tables,
-            "plan": spec.plan,
+            "tables": live.model.tables,
+            "plan": live.model.plan,
             "dense": state.dense,
             "dense_optimizer": state.dense_optimizer,
             "step": state.step,

@@ -92,12 +92,14 @@ class Failure:
         step: global steps done until then.
         rank, host: who failed first.
         cause: the error in one line.
+        pause_s: seconds that the run waits until ranks start again, after repeated failures.
     """
 
     step: int
     rank: int
     host: str
     cause: str
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

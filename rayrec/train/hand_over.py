@@ -36,7 +36,7 @@ class Held:
     Attributes:
         rank: index among the ranks that hold every table together.
         world_rank, world_size: index of the rank in the old world, and size of that world.
-        plan: sharding plan of the old world.
+        plan: sharding plan of the old world, for the rows that its tables have grown to.
         states: rows and optimizer state of this rank, on the CPU.
         state: `RunState` of the run, in bytes.
     """
@@ -85,7 +85,7 @@ def hold(live: LiveRun) -> None:
         rank=live.rank % live.writers,
         world_rank=live.rank,
         world_size=live.world_size,
-        plan=live.spec.plan,
+        plan=live.model.plan,
         states=_on_cpu(live.model.shard_states()),
         state=live.state().to_bytes(),
     )
@@ -168,7 +168,8 @@ class HandOverTask:
         states = [] if held is None else held.states
         pieces, sent = pass_on(
             common.plan,
-            self.plan,
+            # the driver plans for the rows that tables begin with
+            self.plan.with_rows(common.plan.rows),
             gather_objects(None if held is None else held.rank),
             [taker % group if taker < self.ranks else None for taker in range(len(places))],
             states,

@@ -145,6 +145,8 @@ class Publisher:
         states: list[ShardState] = []
         if self._rank < self._writers:
             states = self._model.shard_states()
+        self._tables = {table.name: table for table in self._model.tables}
+        self._writer.tables = self._model.tables
         self._id_clocks = self._model.id_clocks
         extras = {**self._spec.extras, **clock_extras(self._id_clocks)}
         self._writer.publish_base(states, self._moment(step), self._export, gather_objects, extras)

@@ -16,6 +16,7 @@ from rayrec.observe.profile import Profiler
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
 from rayrec.train.events import Evaluation
+from rayrec.train.growth import Growth
 from rayrec.train.publisher import Publisher
 from rayrec.train.reports import Reports
 from rayrec.train.run_state import LiveRun
@@ -35,13 +36,14 @@ class RunLoop:
         saves: checkpoints; None until the loop has said what they hold.
         publisher: publications; None where the run publishes nothing.
         reports: reports of the merged windows.
+        growth: growth of dynamic tables.
         stopped: the run was stopped before its end.
         handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
 
     def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
         self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
-        self.reports = Reports(live)
+        self.reports, self.growth = Reports(live), Growth(live)
         self.saves: Checkpoints | None = None
         self.publisher: Publisher | None = None
         self.stopped = self.handed_over = False
@@ -73,6 +75,8 @@ class RunLoop:
             )
             self.reports.add(window, merged)
             self.stopped = merged.stop
+            # before a checkpoint, so that who resumes it has the rows of who goes on
+            self._grow()
             if self.saves is not None:
                 self.saves.before_evaluation(merged)
             if schedule.due(live.step, merged.seconds) and not self.stopped:
@@ -85,6 +89,21 @@ class RunLoop:
                 self.publisher.after_window(live.step, merged.seconds)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
+
+    def _grow(self) -> None:
+        """Double the tables that are due and filled; what follows begins with all rows."""
+        grown = self.growth.after_window()
+        if not grown:
+            return
+        anew = ""
+        if self.publisher is not None:
+            self.publisher.rebase()
+            anew = "; servers that follow the run have to be started anew"
+        if self.saves is not None:
+            self.saves.rebase()
+            for table, rows in grown.items():
+                line = f"table {table!r} has {rows:,} rows after step {self._live.step}"
+                self.saves.note(line + anew)
 
     def end(self, going_to: Callable[[], int]) -> None:
         """Hand the tables over or save them, publish, and raise the error of a callback, if any.
@@ -168,7 +187,7 @@ class RunLoop:
 
     def _next_end(self, profiler: Profiler | None) -> int:
         """Return the last step of the next window, where an act or a report is due."""
-        parts = (self._live.schedule, self.saves, self.points, self.publisher)
+        parts = (self._live.schedule, self.saves, self.points, self.publisher, self.growth)
         ends = [part.next_step(self._live.step) for part in parts if part is not None]
         due = min([self._spec.steps, *(end for end in ends if end is not None)])
         end = due

@@ -82,7 +82,7 @@ class LiveRun:
         rank, world_size: index of this rank, and number of ranks.
         writers: number of ranks that hold every table together; the others are their replicas.
         model: the sharded model.
-        tables: configs of all tables of the model.
+        tables: configs of all tables of the model, with the rows that they begin with.
         dense: optimizer of the dense parameters, or None where there are none.
         cursor: place in the data.
         schedule: evaluations, with the best one.

@@ -52,7 +52,7 @@ class Saver:
         self._rank, self._writers = rank, writers
         self.thread = SaveThread() if config.asynchronous and keeps else None
         self._parent: Parent | None = None
-        self._saves, self._mark = 0, 0
+        self._saves, self._mark, self._bases = 0, 0, 0
 
     def save(
         self,
@@ -83,6 +83,7 @@ class Saver:
         given_up = (lambda: False) if behind is None else behind.given_up
         gather = gather_objects if behind is None else behind.gather
         given = dict(content) if behind is None else copied(content)
+        bases = self._bases
 
         def write() -> None:
             if self._rank >= self._writers:
@@ -101,7 +102,7 @@ class Saver:
                     **given,
                 )
                 saved = _parent_of(where, manifest)
-            if not apart:
+            if not apart and bases == self._bases:
                 self._parent = saved
             then()
 
@@ -109,6 +110,10 @@ class Saver:
             write()
         else:
             behind.start(write)
+
+    def rebase(self) -> None:
+        """Make the next checkpoint a whole one, and one that is being written no parent."""
+        self._parent, self._bases = None, self._bases + 1
 
     def _next_is_increment(self) -> bool:
         """Count the next checkpoint, and return True if it is an increment."""

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rayrec.checkpoint import CheckpointManager, RestoredCheckpoint, restore_checkpoint
+from rayrec.checkpoint import (
+    CheckpointManager,
+    RestoredCheckpoint,
+    read_manifest,
+    restore_checkpoint,
+)
 from rayrec.dynamic.clock import clocks_in
-from rayrec.errors import DamagedCheckpointError
+from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.shards.overlap import fill
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
@@ -37,6 +42,7 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
     if spec.handed_over:
         live.on_phase("taking the tables over")
         held = hand_over.take()
+        live.model.take_rows(held.plan.rows)
         fill(live.model.shard_states(), held.states)
         state = RunState.from_bytes(held.state)
         live.model.iteration, live.model.id_clocks = state.updates, state.id_clocks
@@ -132,18 +138,41 @@ def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
             optimizers whose state is wanted.
         ConfigError: it was trained with another dense optimizer whose state is wanted.
     """
+    _take_rows(live, path)
     states = live.model.shard_states()
     if not with_state:
         states = [type(state)(state.shard, state.weight, ids=state.ids) for state in states]
     names = {name: {"name": o.name} for name, o in live.model.sparse_optimizers.items()}
     saved = restore_checkpoint(
-        path, states, tables=live.tables, optimizers=names if with_state else None
+        path, states, tables=live.model.tables, optimizers=names if with_state else None
     )
     live.model.id_clocks = clocks_in(saved.extras)
     if with_state:
         check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
         live.model.iteration = int(saved.extras.get("table_updates", 0))
     return saved
+
+
+def _take_rows(live: LiveRun, path: str) -> None:
+    """Give tables that grow the rows that they had grown to in a checkpoint, up to their bound."""
+    if not any(table.most_rows > table.num_embeddings for table in live.tables):
+        return
+    rows: dict[str, int] | None = None
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        pass  # the restore that follows says so
+    else:
+        saved = {table.name: table.num_embeddings for table in manifest.tables}
+        rows = {
+            table.name: table.fitting(saved.get(table.name, 0)).num_embeddings
+            for table in live.tables
+            if table.dynamic is not None
+        }
+    # all ranks read one manifest, but may fail apart
+    told = gather_objects(rows)
+    if rows is not None and None not in told:
+        live.model.take_rows(rows)
 
 
 def _resume(live: LiveRun, checkpoints: Checkpoints, note: Note) -> str:

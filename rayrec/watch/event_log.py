@@ -29,6 +29,9 @@ from rayrec.watch.event_callback import EventCallback, outcome_of
 from rayrec.watch.event_file import Patient, check_events, open_events
 from rayrec.watch.schema import FORMAT
 
+# fields that later versions brought
+LATER = ("ids", "pause_s")
+
 
 class EventLog(EventCallback):
     """Writes events.jsonl.
@@ -80,9 +83,8 @@ class EventLog(EventCallback):
         """Write a line."""
         # a recovery goes back, and lines of later steps follow once more
         self._step = step if kind == "recovery" else max(self._step, step)
-        if not values.get("ids", True):
-            # so that an older rayrec reads what runs without dynamic tables write
-            values = {name: value for name, value in values.items() if name != "ids"}
+        # what says nothing is left out, so that an older rayrec reads most runs
+        values = {name: value for name, value in values.items() if value or name not in LATER}
         if self._file is not None:
             self._file.add(self._line(kind, step, values), kind != "window")
 

@@ -59,6 +59,7 @@ class AnyFailure:
     cause: str
     rank: int | None
     host: str
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,11 +76,11 @@ def plain_split(events: list[dict], split: EventSplit) -> list[str]:
 @pytest.mark.seeds(range(60))
 def test_a_log_is_sorted_by_user_time_and_place_and_split(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
-    events = shuffled_events(rng, rng.randrange(1, 120), rng.randrange(1, 15))
+    events = shuffled_events(rng, rng.randrange(1, 120), rng.randrange(1, 50))
     write_source(tmp_path / "source", events, rng)
     monkeypatch.setattr(event_log, "BUCKET_ROWS", rng.randrange(1, 60))
     monkeypatch.setattr(event_log, "GROUP_ROWS", rng.randrange(1, 30))
-    split = EventSplit(windows=rng.choice((None, 1, 3)))
+    split = EventSplit(windows=rng.choice((None, 2, 3, 5)))
     if rng.random() < 0.5:
         split = replace(split, test_from=8, validation_from=rng.choice((None, 5)))
     wanted = sorted(events, key=lambda e: (e["user"], e["time"], e["row"]))
@@ -129,7 +129,7 @@ def test_the_job_converts_and_names_what_is_wrong(tmp_path, capsys):
     arguments = [str(tmp_path / "log.parquet"), str(tmp_path / "out"), "--user", "user"]
     assert run_command(convert_events.main, [*arguments, "--time", "at"]) == 2
     assert "'at'" in capsys.readouterr().err
-    arguments += ["--time", "time", "--test-from", "4", "--validation-from", "3", "--windows", "1"]
+    arguments += ["--time", "time", "--test-from", "4", "--validation-from", "3", "--windows", "2"]
     assert run_command(convert_events.main, arguments) == 0
     said = "4 events of 2 users in", "2 for train, 1 for validation, 1 for test"
     shown = capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_the_job_converts_and_names_what_is_wrong(tmp_path, capsys):
     written = pq.read_table(tmp_path / "out" / "log")
     assert written["item"].to_pylist() == [1, 3, 0, 2]
     assert written["split"].to_pylist() == ["train", "train", "test", "validation"]
-    assert written["window_end"].to_pylist() == [True, True, False, False]
+    assert written["window_end"].to_pylist() == [False, True, False, False]
     assert run_command(convert_events.main, arguments) == 2
     assert "already holds log" in capsys.readouterr().err
     assert run_command(convert_events.main, [*arguments, "--overwrite"]) == 0

@@ -117,3 +117,5 @@ def test_a_table_that_asks_for_time_needs_a_column_of_times(rule, says):
     assert FeatureSchema.from_json(timed.to_json()) == timed
     with pytest.raises(ConfigError, match="the schema has a time without a name"):
         replace(timed, time="")
+    with pytest.raises(ConfigError, match="the schema: time is 5; it must be a text"):
+        FeatureSchema.from_json(timed.to_json().replace('"time": "at"', '"time": 5'))

@@ -100,7 +100,7 @@ RESUME = [
     ("--set run.resume_from={own}/empty", "manifest", folder("empty")),
     ("--set run.resume_from=nofs://bucket/step", "nofs"),
     ("--set run.resume_from=latest --checkpoint-dir {own}/run", "no complete checkpoint"),
-    ("--set run.resume_from=auto", "resume_from='auto' needs RunConfig(storage_path=...)"),
+    ("--set run.resume_from=auto", "resume_from='auto' needs run.storage_path"),
     (
         "--set run.resume_from=auto --checkpoint-dir {own}/run --set run.new_data=true",
         "resume_from='auto'",
@@ -109,6 +109,8 @@ RESUME = [
     ("--set run.failure.max_failures=-2", "max_failures=-2|at least -1"),
     ("--set run.failure.max_failures=x", "max_failures is 'x'|whole number"),
     (f"{THREE} --local", "max_failures=3"),
+    ("--local --set run.heartbeat_timeout_s=5", "run.heartbeat_timeout_s=5"),
+    ("--set run.name=clicks", "name would have no effect|run.storage_path"),
     (f"--set run.failure.sync_every_n_steps=0 {THREE}", "sync_every_n_steps=0|at least 1"),
     ("--set run.failure.sync_every_n_steps=50", "Give max_failures"),
     (f"--set scaling.spares=-1 {THREE}", "spares=-1|at least 0"),

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -427,55 +426,6 @@ def test_a_rank_that_answers_after_all_keeps_its_process_and_is_not_counted(
     )
     assert told == undisturbed and result.failures == 2, "more than may be"
     assert len(pids(tmp_path, 1)) == 3 and len(set(pids(tmp_path, 1))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("awake", [False, True])
-def test_a_rank_that_freezes_before_its_task_is_lost_unless_it_still_starts(
-    clicks: SyntheticPaths, tmp_path: Path, undisturbed: dict[str, str], awake: bool
-) -> None:
-    """While ranks import torch and look at files, nobody waits for them in a collective.
-
-    One that imports torch may be silent for twice the heartbeat timeout, and keeps its process.
-    """
-    import ray
-
-    frozen: list[int] = []
-
-    class Freeze(Callback):
-        def on_start(self, info: Any) -> None:
-            # the driver is this process, and its ranks wait for what it plans
-            cluster = driver._ranks._controller._cluster  # type: ignore[union-attr]
-            assert cluster is not None
-            process = cluster.processes[1]
-            while awake and ray.get(process.actor.poll.remote()).starts:
-                time.sleep(0.1)
-            # the second, as the driver had heard in a moment
-            process.view = replace(process.view, is_awake=awake)
-            assert process.address is not None
-            frozen.append(process.address.pid)
-            os.kill(frozen[0], signal.SIGSTOP)
-            if not awake:
-                threading.Timer(16.0, os.kill, (frozen[0], signal.SIGCONT)).start()
-
-    driver = worlds.driver(
-        clicks,
-        2,
-        steps=STEPS,
-        batch=BATCH,
-        storage_path=str(tmp_path),
-        checkpoint=CheckpointConfig(every_n_steps=5),
-        failure=FailureConfig(max_failures=1),
-        plan="row_wise",
-        heartbeat_timeout_s=8.0,
-        setup_timeout_s=600.0,
-        callbacks=(Freeze(),),
-    )
-    started = time.monotonic()
-    result = driver.fit()
-    assert time.monotonic() - started < 300, "the set-up alone may take 600 s"
-    assert worlds.digests(result.checkpoint or "") == undisturbed
-    assert result.failures == awake
 
 
 @pytest.mark.slow

@@ -66,6 +66,16 @@ def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> No
         on_ranks(act)
 
 
+def test_a_rank_that_gets_sigterm_ends_without_a_traceback() -> None:
+    """Ray's own handler would raise SystemExit wherever the process is."""
+
+    def act(group: RankGroup) -> None:
+        os.kill(group.addresses[0].pid, signal.SIGTERM)
+
+    with pytest.raises(TrainingFailed, match="its process died without a word"):
+        on_ranks(act)
+
+
 def test_a_rank_that_dies_after_the_last_look_at_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

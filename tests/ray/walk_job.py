@@ -2,7 +2,7 @@
 
 `python walk_job.py FOLDER LEAST MOST` trains on FOLDER/train and keeps the run in FOLDER/walk.
 While FOLDER/slow exists, every step takes a quarter of a second longer, so that nodes can come and
-go meanwhile. MOST 0 trains in this process alone, in FOLDER/calm. Only this file is sent.
+go meanwhile. MOST 0 trains in this process alone, in FOLDER/calm.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ def main(folder: Path, least: int, most: int) -> None:
     slow = str(folder / "slow")
 
     def model() -> Any:
-        # Nodes of one machine share the job's folder. The next one that comes writes it anew under
-        # the ranks, and without a working directory torch cannot load its kernels.
-        os.chdir(folder)
         module = build()
         module.register_forward_pre_hook(
             lambda _module, _inputs: time.sleep(0.25) if os.path.exists(slow) else None

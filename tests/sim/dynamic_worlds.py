@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,7 @@ def train(
     plans: dict[int, ShardingPlan] | None = None,
     start: dict[str, Tensor] | None = None,
     times: Times | None = None,
+    grows: Collection[int] = (),
     in_place: bool = False,
 ) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
     """Outputs by step and rank, and per table what is known of every id.
@@ -101,6 +102,7 @@ def train(
         plans: plan to go over to before a step.
         start: first rows of static tables.
         times: of the batches, where the data tells any.
+        grows: steps before which tables may grow.
         in_place: ranks read the rows of each other where they lie.
     """
 
@@ -121,8 +123,10 @@ def train(
         )
         outputs, clocks = [], []
         for number, step in enumerate(steps):
+            if number in grows:
+                engine.grow()
             if plans and number in plans:
-                engine.reshard(plans[number])
+                engine.reshard(plans[number].with_rows(engine.plan.rows))
             bags = step[exchange.rank]
             time = times[number][exchange.rank] if times else None
             output = rows_of(model, module, bags, time)
@@ -225,6 +229,11 @@ def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()
         blocks=blocks,
         **rng.choice([{}, {"ttl_steps": 2}, {"ttl_steps": 6}, {"ttl_s": 15}, {"ttl_s": 60}]),
     )
+
+
+def latest(times: Times) -> Times:
+    """The times of the batches of all ranks as that of one."""
+    return [[max((one for one in step if one is not None), default=None)] for step in times]
 
 
 def random_times(rng: random.Random, steps: list[list[Bags]]) -> Times:

@@ -44,6 +44,7 @@ from tests.sim.dynamic_worlds import (
     drifting,
     joined,
     kjt_of,
+    latest,
     random_model,
     random_plan,
     random_rule,
@@ -105,8 +106,8 @@ def test_ids_come_and_go_alike_on_any_ranks_and_plans(seed: int) -> None:
     in_place = rng.random() < 0.5
     outputs, known = train(model, steps, plans, times=times, in_place=in_place)
     alone = replace(model, plan=random_plan(model.tables, 1, rng, model.optimizer))
-    of_all = [[max((one for one in step if one is not None), default=None)] for step in times]
-    wanted, known_alone = train(alone, [[joined(step)] for step in steps], times=of_all)
+    whole = [[joined(step)] for step in steps]
+    wanted, known_alone = train(alone, whole, times=latest(times))
     check_equal(known, known_alone)
     for number in range(len(steps)):
         for kind in (0, 1):

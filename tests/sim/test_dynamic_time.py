@@ -160,3 +160,17 @@ def test_ids_of_unknown_times_are_as_old_as_the_first_time(saved: dict[str, Inst
         assert are_known([20]) and not are_known([21]) and not are_known([22])
 
     alone(TABLE, act)
+
+
+def test_rows_that_learn_their_time_count_as_touched() -> None:
+    """Else an increment would not hold the time, and undo would not take it back."""
+    bags = EmbeddingBagCollection(tables=[TABLE], device="meta")
+    model = DistributedModelParallel(bags, sparse_optimizer=SGD(lr=1.0), seed=SEED, track_rows=True)
+    (state,) = model.shard_states()
+    state.ids["id_key"][:3] = torch.tensor([20, 21, 22])
+    model.id_clocks = {}
+    assert model.touched is not None
+    mark = model.touched.mark()
+    look_up(model, [20], START)
+    rows = model.touched.since(mark)[state.shard].tolist()
+    assert rows == [0, 1, 2] and known(model) == dict.fromkeys([20, 21, 22], START)

@@ -99,6 +99,20 @@ class Twin:
             here = {one: n for one, n in counts.items() if self._block(one) == block}
             self._admit(block, {o: n for o, n in here.items() if not self._seen_now(o, step)}, step)
 
+    def grow(self, step: int) -> bool:
+        """Double the rows if most of them are in use; candidates lie in as many places."""
+        growth = self.rule.growth
+        assert growth is not None
+        rows, held = self.size * self.blocks, self.told(step)["held"]
+        if held <= growth.max_load_factor * rows or 2 * rows > growth.max_num_embeddings:
+            return False
+        self.size *= 2
+        for place in (*self.rows, *self.waiting):
+            place.size = self.size
+            # ids whose time is over leave on the way
+            place.ids = {o: k for o, k in place.ids.items() if place.is_known(o, step, self.time)}
+        return True
+
     def told(self, step: int) -> dict[str, int]:
         """The counts so far, and of the moment."""
         waiting = [

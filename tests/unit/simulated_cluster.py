@@ -79,7 +79,10 @@ class Group:
 
 @dataclass(kw_only=True)
 class Process:
-    """A process; `hears_at` is when it answers again, `shown` what the driver saw last."""
+    """A process; `hears_at` is when it answers again, `view` what the driver saw last.
+
+    One that is `stopped` is known to be; another that does not answer may only be busy.
+    """
 
     number: int
     place: Place
@@ -88,6 +91,7 @@ class Process:
     alive: bool = True
     died_at: float = math.inf
     hears_at: float = 0.0
+    stopped: bool = False
     state: str = "idle"
     step: int = 0
     error: RankError | None = None
@@ -242,7 +246,8 @@ class Simulation:
                     self.kill(process)
                 elif what in ("freeze", "stop"):
                     # some wake up again
-                    asleep_s = 1e9 if what == "stop" else self.draw.random() * 40
+                    process.stopped = process.stopped or what == "stop"
+                    asleep_s = 1e9 if process.stopped else self.draw.random() * 40
                     process.hears_at = self.now + asleep_s
                 elif process.state == "running":
                     mistake = what == "mistake" and self.draw.random() < 0.1
@@ -495,7 +500,8 @@ class Simulation:
         begins = any(r.process == process.number and r.verb == "begin" for _, r in self.pending)
         if begins or not self.hears(process) or self.draw.random() < 0.2:
             silent_s = process.view.silent_s + min(2.0, TURN_S)
-            process.view = replace(process.view, silent_s=silent_s)
+            stopped_s = process.view.stopped_s + TURN_S if process.stopped and process.node else 0.0
+            process.view = replace(process.view, silent_s=silent_s, stopped_s=stopped_s)
             return
         poll = RankPoll(
             state=process.state,  # type: ignore[arg-type]
@@ -588,7 +594,7 @@ class Simulation:
         process.error, process.stops, process.result = None, None, None
         process.fails_at, process.view = (
             math.inf,
-            replace(process.view, poll=None, pause=None, silent_s=0.0),
+            replace(process.view, poll=None, pause=None, silent_s=0.0, stopped_s=0.0),
         )
         self.call(begin.process, begin.call, "begin")
 

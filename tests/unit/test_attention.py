@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.modules import TargetAttention, causal_attention, hstu_attention
+from rayrec.modules import TargetAttention, attention_tiles, causal_attention, hstu_attention
 from rayrec.modules import attention_hstu as hstu
 from rayrec.modules.attention_groups import Group, JaggedGroups, cut_lengths
 from rayrec.modules.jagged_rows import (
@@ -74,8 +74,9 @@ def test_causal_attention_equals_the_padded_one(seed):
 @pytest.mark.seeds(range(100))
 def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     # bounds that real batches would meet, so that there are many tiles, of one query too
-    monkeypatch.setattr(hstu, "TILE_ELEMENTS", [1, 300, 1 << 19][seed % 3])
+    monkeypatch.setattr(attention_tiles, "TILE_ELEMENTS", [1, 300, 1 << 19][seed % 3])
     monkeypatch.setattr(hstu, "KEPT_ELEMENTS", [0, 2000, 1 << 22][seed // 3 % 3])
+    monkeypatch.setattr(hstu, "SMALL_ELEMENTS", [0, 0, 1 << 18][seed % 3])
     offsets = random_offsets(seed)
     total, heads = int(offsets[-1]), 1 + seed % 3
     query, key, value, position, time = leaves(seed, *[(total, 12)] * 3, (90,), (9,))
@@ -162,18 +163,18 @@ def test_tiles_are_within_their_bound_and_cover_every_query():
     for sequences, length, heads in ((1, 9000, 2), (300, 50, 4), (7, 1, 1), (2, 300_000, 4)):
         group = Group(sequences, length, sequences * length, None)
         seen = Counter()
-        for tile in hstu.tiles_of(group, heads):
+        for tile in attention_tiles.tiles_of(group, heads):
             count = tile.span.stop - tile.span.start
             queries = tile.rows.stop - tile.rows.start
             weights = count * heads * queries * tile.rows.stop
-            assert weights <= max(hstu.TILE_ELEMENTS, heads * length)
+            assert weights <= max(attention_tiles.TILE_ELEMENTS, heads * length)
             seen[tile.rows.start] += count * queries
         assert sum(seen.values()) == sequences * length
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 16])
 def test_no_tensor_of_all_queries_by_all_keys_is_made(kept, monkeypatch):
-    monkeypatch.setattr(hstu, "TILE_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(attention_tiles, "TILE_ELEMENTS", 1 << 12)
     monkeypatch.setattr(hstu, "KEPT_ELEMENTS", kept)
     largest = _Largest()
     offsets = torch.tensor([0, 400, 500, 800])

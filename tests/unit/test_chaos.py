@@ -13,14 +13,18 @@ import pytest
 from rayrec.chaos import cluster
 from rayrec.chaos.account import Account, InjectedFault, Run, account, table
 from rayrec.chaos.campaign import Outcome
-from rayrec.chaos.fault_run import NewestStep
 from rayrec.chaos.moments import DOING, Moments, doing, moment_words
 from rayrec.chaos.outcome_file import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
+from rayrec.chaos.stillness import MOST_WITHOUT_STEP, NewestStep, Stillness
 from rayrec.cli.main import main
+from rayrec.driver.blame import Blame
+from rayrec.driver.recovery import Recovery
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.train.progress import SHOWN_IN, ProgressLog
 from rayrec.train.seat import RankContext, Seat
+from rayrec.watch import EventLog
+from rayrec.watch.event_file import NAME
 from rayrec.watch.events import RunEvent
 
 KINDS = ("KILL", "STOP", "driver", "node")
@@ -219,3 +223,32 @@ def test_ports_of_a_head_are_free_and_none_that_connections_take(
             cluster.head_ports()
         monkeypatch.setattr(cluster, "PORTS", ("--port",))
         assert all(low < cluster.head_ports()["--port"] <= low + 2 for _ in range(10))
+
+
+def test_a_run_that_is_struck_or_waits_as_announced_does_not_stand_still(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    stillness = Stillness(NewestStep(path), 100.0)
+
+    def tell(event: str, step: int, **values: object) -> None:
+        with path.open("ab") as file:
+            file.write(EventLog._line(event, step, values))
+
+    tell("start", 0)
+    assert stillness.look(110.0) == 10.0
+    tell("window", 1)
+    assert stillness.look(120.0) == 0.0
+    recovery = Recovery()
+    for now, still_s in zip(range(121, 127), (1, 2, 3, 3, 2, 0), strict=True):
+        failure = recovery.failed(Blame(rank=0, host="", cause="lost", kind="died"), 0.0)
+        tell("failure", 1, rank=0, host="", cause="lost", pause_s=failure.pause_s)
+        assert not stillness.is_spared and stillness.look(now) == still_s
+    assert stillness.look(130.0) == 3.0, "the last three are followed by pauses of 1, 2 and 4"
+    stillness.struck(130.0)
+    assert stillness.look(136.0) == 0.0 and stillness.look(140.0) == 3.0
+    for _ in range(MOST_WITHOUT_STEP - 1):
+        assert not stillness.is_spared
+        stillness.struck(140.0)
+    assert stillness.is_spared
+    tell("window", 2)
+    assert stillness.look(150.0) == 0.0 and not stillness.is_spared
+    assert stillness.look(151.0) == 1.0, "the pauses are over"

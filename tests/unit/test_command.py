@@ -26,11 +26,12 @@ def main(argv):
 """
 
 
-def run(body: str, redirect: str) -> tuple[int, list[str]]:
+def run(body: str, redirect: str, **more: str) -> tuple[int, list[str]]:
     """Run a main function with its output redirected; return the code and the lines of stderr."""
     script = f"{MAIN}{body}sys.exit(run_command(main, []))"
     command = ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-c", script]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    env = {**os.environ, **more}
+    env.pop("PYTHONUNBUFFERED", None)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr.splitlines()
 
@@ -108,3 +109,10 @@ def test_a_device_is_written_to_and_stays_one() -> None:
         before[0].st_rdev,
         before[1].st_rdev,
     )
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_letter_that_the_locale_has_no_sign_for_is_replaced(stream: str) -> None:
+    body = f"def main(argv):\n    print('\u00e9 \u2265 x', file=sys.{stream})\n    return 0\n"
+    code, lines = run(body, ">&2" if stream == "stdout" else "", PYTHONIOENCODING="ascii")
+    assert code == 0 and len(lines) == 1 and lines[0].endswith(" x") and lines[0].isascii()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,36 @@ def test_a_failure_is_answered_in_bounded_time() -> None:
         bound = world.run.rules.heartbeat_s if freeze else GRACE_S + 1.0
         assert isinstance(world.run.state, Gathering) and world.now - since <= bound + 1.0
         assert world.play() == Ended() and world.run.recovery.past[0].rank == 1
+
+
+def all_polled(world: Simulation) -> bool:
+    return all(process.view.poll for process in world.processes.values())
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_rank_that_freezes_while_it_starts_is_lost_soon_where_it_is_known(
+    answered: bool, stopped: bool
+) -> None:
+    """A rank that is only silent then may be busy: it has longer, and keeps its process."""
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=3), 0.0)
+    world.nodes["n0"].slots = 6
+    while len(world.processes) < 3 or (answered and not all_polled(world)):
+        world.look_once()
+    first = world.run.roster.ranks[1].process or 0
+    victim, heartbeat_s = world.processes[first], world.run.rules.heartbeat_s
+    busy_s = heartbeat_s + 5.0
+    if answered:
+        victim.view = replace(victim.view, is_awake=False)
+    victim.stopped, victim.hears_at = stopped, 1e9 if stopped else world.now + busy_s
+    since = world.now
+    while stopped and not world.run.recovery.past:
+        world.look_once()
+    # it is born within three seconds
+    assert world.now - since < heartbeat_s + 4.0
+    assert world.play() == Ended()
+    blames = [(blame.rank, blame.kind) for blame in world.run.recovery.past]
+    assert blames == ([(1, "stopped")] if stopped else [])
 
 
 def test_runs_that_lose_processes_alone_go_on_from_memory() -> None:

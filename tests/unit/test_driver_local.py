@@ -29,7 +29,7 @@ from rayrec.driver import (
     RunConfig,
     ScalingConfig,
 )
-from rayrec.driver.specs import check_recovery
+from rayrec.driver.specs import check_run
 from rayrec.errors import (
     CheckpointError,
     ConfigError,
@@ -158,7 +158,7 @@ def test_rows_on_gpus_have_no_sync_points(clicks: SyntheticPaths, tmp_path: Path
     given = {"failure": failure, "storage_path": str(tmp_path)}
     run = RunConfig(global_batch_size=256, steps=2, **given)
     with pytest.raises(ConfigError, match=r"sync_every_n_steps=50.*use_gpu=True"):
-        check_recovery(run, ScalingConfig(num_workers=2, use_gpu=True))
+        check_run(run, ScalingConfig(num_workers=2, use_gpu=True))
 
 
 @pytest.mark.parametrize("at", [0, -1])

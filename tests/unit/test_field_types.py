@@ -32,7 +32,7 @@ NO_OPTIONS |= {"Result", "SampleOrder", "Shard", "ShardingPlan", "Storage", "Tab
 NO_OPTIONS |= {"TableLayout", "TablePlacement", "Topology", "TrainSpec"}
 # of the fields without a default
 NEEDED: dict[str, Any] = {"global_batch_size": 8, "num_embeddings": 5, "embedding_dim": 4}
-NEEDED |= {"name": "a", "lr": 0.1, "path": "x", "column": "c"}
+NEEDED |= {"name": "a", "lr": 0.1, "path": "x", "column": "c", "max_num_embeddings": 8}
 
 
 def options() -> list[type]:

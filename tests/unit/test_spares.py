@@ -11,7 +11,7 @@ from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import home, substitutes
-from rayrec.driver.specs import check_recovery
+from rayrec.driver.specs import check_run
 from rayrec.errors import ConfigError
 from rayrec.train.events import Began
 
@@ -87,7 +87,7 @@ def test_the_line_of_a_recovery_says_that_a_spare_took_the_place() -> None:
 def test_spares_that_could_never_serve_are_refused() -> None:
     run = RunConfig(global_batch_size=8, steps=1)
     with pytest.raises(ConfigError, match=r"spares=2.*max_failures=0.*Give max_failures") as caught:
-        check_recovery(run, ScalingConfig(num_workers=2, spares=2))
+        check_run(run, ScalingConfig(num_workers=2, spares=2))
     assert "\n" not in str(caught.value)
     run = RunConfig(global_batch_size=8, steps=1, failure=FailureConfig(max_failures=1))
-    check_recovery(run, ScalingConfig(num_workers=2, spares=2))
+    check_run(run, ScalingConfig(num_workers=2, spares=2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGr
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.dynamic.clock import Dynamic, IdClock
-from rayrec.layout import Layout, ShardingPlan
+from rayrec.dynamic.clock import Dynamic, IdClock, Instant
+from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import Memory, MemoryPart
@@ -71,6 +71,36 @@ class World:
             if any(table.dynamic is not None for table in spec.tables)
         }
         object.__setattr__(self, "id_clocks", clocks)
+
+    def with_rows(self, rows: Mapping[str, int]) -> World:
+        """Return the world with other numbers of rows of some dynamic tables; ids grow on."""
+        specs = tuple(
+            replace(
+                spec,
+                tables=tuple(
+                    table.with_rows(rows[table.name]) if table.name in rows else table
+                    for table in spec.tables
+                ),
+            )
+            for spec in self.specs
+        )
+        world = replace(self, specs=specs)
+        object.__setattr__(world, "id_clocks", self.id_clocks)
+        return world
+
+    def instants(self) -> dict[str, Instant]:
+        """Return the instant of every dynamic table, by which its ids grow old."""
+        return {
+            table.name: clock.now if table.dynamic.uses_time else Instant(clock.now.step)
+            for number, clock in self.id_clocks.items()
+            for table in self.specs[number].tables
+            if table.dynamic is not None
+        }
+
+    @property
+    def tables(self) -> tuple[BaseEmbeddingConfig, ...]:
+        """All tables of the model, in its order."""
+        return tuple(table for spec in self.specs for table in spec.tables)
 
     def dynamic(self, group: LookupGroup) -> Dynamic | None:
         """Return the dynamic tables of a group; None for other groups."""

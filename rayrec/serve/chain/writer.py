@@ -65,12 +65,13 @@ class ChainWriter:
 
     Args:
         folder: folder that all hosts of the ranks see.
-        tables: tables of the model.
+        tables: tables of the model as they begin.
         types: type of all tables' packed rows, or types by table name.
         rank: rank of this process.
         writers: number of ranks from 0 on that hold every table together; the others watch.
         key: key to sign publications with; None signs none.
     Attributes:
+        tables: tables of the model; they may have other rows from one base to the next.
         head: newest publication of this writer; None before the first base.
     Raises:
         ConfigError: a type or table is not known.
@@ -85,7 +86,7 @@ class ChainWriter:
         writers: int,
         key: SigningKey | None = None,
     ) -> None:
-        self._folder, self._tables, self._key = folder, tables, key
+        self._folder, self.tables, self._key = folder, tables, key
         self._types = types_of([table.name for table in tables], types)
         self._rank, self._writers = rank, writers
         self._ranges = RowRanges(tables, self._types)
@@ -117,7 +118,7 @@ class ChainWriter:
         self._save_weights(weights, shards, moment, gather, extras)
 
         def make() -> Manifest | None:
-            reader = LiveRows(weights, read_manifest(weights), self._tables, clocks_in(extras))
+            reader = LiveRows(weights, read_manifest(weights), self.tables, clocks_in(extras))
             own = [state.shard for state in shards]
             self._ranges.measure(reader, self._packed_here(own, moment.plan))
             return export(weights, hidden) if self._rank == 0 else None
@@ -170,7 +171,7 @@ class ChainWriter:
         save_checkpoint(
             path,
             shards=[ShardState(state.shard, state.weight, ids=state.ids) for state in shards],
-            tables=self._tables,
+            tables=self.tables,
             plan=moment.plan,
             rank=self._rank,
             world_size=self._writers,
@@ -244,7 +245,7 @@ class ChainWriter:
 
     def _write(self, hidden: Path, changes: Sequence[Changed], moment: Moment) -> Written:
         """Pack and write the rows of this rank, and on rank 0 the dense part."""
-        by_name = {table.name: (number, table) for number, table in enumerate(self._tables)}
+        by_name = {table.name: (number, table) for number, table in enumerate(self.tables)}
         files = []
         for shard, rows, values, keys in changes:
             if not len(rows):
@@ -269,7 +270,7 @@ class ChainWriter:
         """Return the record of a delta, from the files that all ranks have written."""
         tables = []
         every = [entry for own, _ in written for entry in own]
-        for table in self._tables:
+        for table in self.tables:
             own = sorted((e for e in every if e[0] == table.name), key=lambda e: e[2].path)
             if own:
                 rows = sum(rows for _, rows, _ in own)

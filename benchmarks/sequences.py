@@ -1,0 +1,224 @@
+"""Attention over jagged sequences against the padded one, forward and backward, by fill.
+
+    python -m benchmarks.sequences [--only din causal hstu] [--rounds 15] [--grid 256x50 64x400]
+
+The fill is the mean length over the longest, of lengths with a lognormal tail. Both ways start from
+jagged values and give jagged values back; the padded one pads with FBGEMM's operators and does the
+rest in plain torch, causal attention by torch's fused kernel. The two take turns in each round, on
+one thread, and their outputs are compared first. A row says the median over rounds of the time of
+either and of their ratio; CPU time of the thread, since a busy machine stretches the wall.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks import report
+from benchmarks.workload import quartiles
+from rayrec.modules import TargetAttention, causal_attention, hstu_attention
+from rayrec.modules.attention_groups import JaggedGroups
+from rayrec.modules.attention_tiles import time_buckets
+from rayrec.sparse.ops import jagged_to_padded_dense
+
+DIM, HEADS, BUCKETS = 64, 2, 40
+FILLS = (0.25, 0.5, 0.75, 1.0)
+GRID = ("32x50", "256x50", "128x200", "64x400", "16x1000")
+AT_QUARTER, AT_ANY = 3.0, 0.9  # marks: times as fast as padded
+
+
+class World(NamedTuple):
+    """A batch of jagged values, with everything that an attention reads."""
+
+    offsets: Tensor
+    longest: int
+    values: list[Tensor]
+    query: Tensor
+    times: Tensor
+    biases: list[Tensor]
+
+    def pad(self, values: Tensor) -> Tensor:
+        """(T, D) -> (B, L, D)."""
+        return jagged_to_padded_dense(values, self.offsets, self.longest, 0.0)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """(B, L, D) -> (T, D)."""
+        return torch.ops.fbgemm.dense_to_jagged(padded, [self.offsets], len(self.values[0]))[0]
+
+    def heads(self, values: Tensor) -> Tensor:
+        """(T, D) -> (B, H, L, D / H)."""
+        return self.pad(values).unflatten(2, (HEADS, DIM // HEADS)).transpose(1, 2)
+
+    def is_value(self) -> Tensor:
+        """(B, L): whether a place is one of a value."""
+        return torch.arange(self.longest) < self.offsets.diff().unsqueeze(1)
+
+
+def lengths_of(count: int, longest: int, fill: float) -> Tensor:
+    """Lengths from 1 to `longest` whose mean is that share of it."""
+    generator = torch.Generator().manual_seed(0)
+    if fill == 1:
+        return torch.full((count,), longest)
+    normal = torch.randn(count, generator=generator, dtype=torch.float64)
+    low, high = -20.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        lengths = (0.9 * normal + middle).exp().clamp(1, longest)
+        low, high = (middle, high) if lengths.mean() < fill * longest else (low, middle)
+    lengths = lengths.long()
+    lengths[0] = longest
+    return lengths
+
+
+def world_of(count: int, longest: int, fill: float) -> World:
+    """Draw a world of B = count sequences."""
+    offsets = functional.pad(lengths_of(count, longest, fill).cumsum(0), (1, 0))
+    total = int(offsets[-1])
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=generator).mul_(scale).requires_grad_()
+
+    times = torch.randint(0, 100_000, (total,), generator=generator).cumsum(0) + 1_700_000_000
+    values = [drawn(total, DIM) for _ in range(3)]
+    biases = [drawn(longest, scale=0.1), drawn(BUCKETS, scale=0.1)]
+    return World(offsets, longest, values, drawn(count, DIM), times, biases)
+
+
+Pair = tuple[Callable[[], Tensor], Callable[[], Tensor], list[Tensor]]
+
+
+def causal(world: World) -> Pair:
+    """Causal attention with softmax: padded, ours, and what is differentiated."""
+
+    def padded() -> Tensor:
+        query, key, value = map(world.heads, world.values)
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return world.unpad(out.transpose(1, 2).flatten(2))
+
+    query, key, value = world.values
+    return padded, lambda: causal_attention(query, key, value, world.offsets, HEADS), world.values
+
+
+def hstu(world: World) -> Pair:
+    """HSTU's attention with both biases: padded, ours, and what is differentiated."""
+    position, time_bias = world.biases
+
+    def padded() -> Tensor:
+        query, key, value = map(world.heads, world.values)
+        times = jagged_to_padded_dense(world.times, world.offsets, world.longest, 0.0)
+        places = torch.arange(world.longest)
+        bias = position[(places.unsqueeze(1) - places).clamp(min=0)]
+        bias = bias + time_bias[time_buckets(times.unsqueeze(2) - times.unsqueeze(1), BUCKETS)]
+        scores = query @ key.mT * (DIM // HEADS) ** -0.5 + bias.unsqueeze(1)
+        weights = functional.silu(scores).tril() / (places + 1).unsqueeze(1)
+        return world.unpad((weights @ value).transpose(1, 2).flatten(2))
+
+    query, key, value = world.values
+    given = (query, key, value, world.offsets, position, time_bias, world.times, HEADS)
+    return padded, lambda: hstu_attention(*given), [*world.values, *world.biases]
+
+
+def target(world: World, hidden: Sequence[int]) -> Pair:
+    """Target attention: padded, ours, and what is differentiated."""
+    torch.manual_seed(2)
+    module = TargetAttention(DIM, hidden, softmax=not hidden)
+    values = world.values[0]
+
+    def padded() -> Tensor:
+        keys, is_value = world.pad(values), world.is_value()
+        if not hidden:
+            scores = torch.einsum("bld,bd->bl", keys, world.query) * DIM**-0.5
+            weights = scores.masked_fill(~is_value, -torch.inf).softmax(1)
+        else:
+            queries = world.query.unsqueeze(1).expand_as(keys)
+            states = torch.cat([queries, keys, queries - keys, queries * keys], dim=2)
+            for number, layer in enumerate(module.layers):
+                states = layer(states.sigmoid() if number else states)
+            weights = states.squeeze(2).masked_fill(~is_value, 0.0)
+        return torch.einsum("bl,bld->bd", weights, keys)
+
+    parameters: list[nn.Parameter] = list(module.parameters())
+    ours = lambda: module(world.query, values, world.offsets)  # noqa: E731
+    return padded, ours, [world.query, values, *parameters]
+
+
+CASES: dict[str, Callable[[World], Pair]] = {
+    "din": lambda world: target(world, (80, 40)),
+    "dot": lambda world: target(world, ()),
+    "causal": causal,
+    "hstu": hstu,
+}
+
+
+def measure(pair: Pair, rounds: int) -> dict[str, Any]:
+    """CPU milliseconds of padded and ours, and their ratio, by quartiles over the rounds."""
+    *ways, inputs = pair
+    difference = float((ways[0]() - ways[1]()).detach().abs().max())
+    assert difference < 1e-4, f"the ways differ by {difference}"
+
+    def step(way: Callable[[], Tensor]) -> float:
+        start = time.thread_time()
+        out = way()
+        torch.autograd.grad((out * out).sum(), inputs)
+        return 1e3 * (time.thread_time() - start)
+
+    for way in ways:
+        step(way)
+    times = [[step(way) for way in ways] for _ in range(rounds)]
+    ratios = [padded / ours for padded, ours in times]
+    padded, ours = zip(*times, strict=True)
+    return {
+        "padded_ms": quartiles(padded),
+        "ours_ms": quartiles(ours),
+        "ratio": quartiles(ratios),
+        "difference": difference,
+    }
+
+
+def main() -> None:
+    """Run the cases, print and write."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--grid", nargs="+", default=list(GRID), metavar="BxL")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    lines = [
+        "| attention | B x L | fill | groups | padded, ms | ours, ms | times as fast | mark |",
+        "|---" * 8 + "|",
+    ]
+    before = os.getloadavg()[0]
+    for case in args.only:
+        for size in args.grid:
+            count, longest = map(int, size.split("x"))
+            for fill in FILLS:
+                world = world_of(count, longest, fill)
+                found = measure(CASES[case](world), args.rounds)
+                groups = JaggedGroups(world.offsets, len(world.times)).groups
+                results[f"{case}, {size}, {fill}"] = found | {"groups": len(groups)}
+                ratio, mark = found["ratio"], AT_QUARTER if fill == 0.25 else AT_ANY
+                lines.append(
+                    f"| {case} | {size} | {fill} | "
+                    f"{len(groups) if case in ('causal', 'hstu') else ''} | "
+                    f"{found['padded_ms']['median']:.2f} | {found['ours_ms']['median']:.2f} | "
+                    f"{ratio['median']:.2f} ({ratio['p25']:.2f} to {ratio['p75']:.2f}) | {mark} |"
+                )
+    lines.append(
+        f"\n{DIM} columns, {HEADS} heads, float32, forward and backward, CPU time of one thread, "
+        f"medians (quartiles) of {args.rounds} rounds in which both take turns. The load average "
+        f"was {before:.1f} before and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores."
+    )
+    report.show("sequences", results, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Tiles of pointwise attention: the scores of some queries and the keys before them.
+
+A tile has some sequences of a group of similar lengths, at most `TILE_QUERIES` queries of each, and
+the keys up to the last of them, so that it has at most `TILE_ELEMENTS` weights, or those of one
+query of one sequence. Keys behind their query get scores so low that silu gives them the weight 0.
+
+    # H heads, L longest of a group, d columns of a head
+    # n sequences, r queries and c keys of a tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rayrec.modules.attention_groups import Group
+
+TILE_ELEMENTS = 1 << 19  # 2 MiB of float32: about what a core's cache holds
+TILE_QUERIES = 64
+BUCKETS_PER_OCTAVE = 1.2
+
+
+class Tile(NamedTuple):
+    """Queries `rows` of the sequences `span`, and the keys before `rows.stop`."""
+
+    span: slice
+    rows: slice
+
+
+def tiles_of(group: Group, heads: int) -> Iterator[Tile]:
+    """Yield the tiles of a group; each has at most TILE_ELEMENTS weights, or one query of one
+    sequence.
+    """
+    # few queries leave out more keys that stand behind them, many are quicker for each of them
+    queries = min(TILE_QUERIES, -(-group.length // 2), TILE_ELEMENTS // (heads * group.length))
+    queries = max(1, queries)
+    count = max(1, TILE_ELEMENTS // (heads * queries * group.length))
+    for first in range(0, group.sequences, count):
+        span = slice(first, min(first + count, group.sequences))
+        for start in range(0, group.length, queries):
+            yield Tile(span, slice(start, min(start + queries, group.length)))
+
+
+def time_buckets(seconds: Tensor, count: int) -> Tensor:
+    """Return the bucket of each time, from 0 to count - 1, int32."""
+    octaves = seconds.float().clamp_(min=1.0).log2_()
+    return octaves.mul_(BUCKETS_PER_OCTAVE).clamp_(max=count - 1).int()
+
+
+class PaddedGroup:
+    """The tensors of one group: (n H, L, d) queries, keys and values, and (n, L) times."""
+
+    def __init__(self, group: Group, heads: int, parts: tuple[Tensor, ...]) -> None:
+        self.group, self.heads = group, heads
+        self.query, self.key, self.value = (self.by_head(part) for part in parts[:3])
+        # the scale goes into the queries, which are fewer than the weights
+        self.scale = self.query.shape[2] ** -0.5
+        self.query = self.query * self.scale
+        self.times = group.pad(parts[3].unsqueeze(1)).squeeze(2) if len(parts) > 3 else None
+
+    def by_head(self, part: Tensor) -> Tensor:
+        """(values, D) -> (n H, L, d)."""
+        return self.group.pad(part).unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+
+    def together(self, of_heads: Tensor) -> Tensor:
+        """(n H, L, d) -> (values, D)."""
+        of_heads = of_heads.unflatten(0, (-1, self.heads))
+        return self.group.unpad(of_heads.transpose(1, 2).flatten(2))
+
+    def counts(self) -> Tensor:
+        """(L, 1): the number of values that each place looks at."""
+        like = self.value
+        counts = torch.arange(1, self.group.length + 1, device=like.device, dtype=like.dtype)
+        return counts.unsqueeze(1)
+
+    def queries(self, tile: Tile, tensor: Tensor) -> Tensor:
+        """Return the part of (n H, L, d) that belongs to the queries of a tile."""
+        return tensor[tile.span.start * self.heads : tile.span.stop * self.heads, tile.rows]
+
+    def keys(self, tile: Tile, tensor: Tensor) -> Tensor:
+        """Return the part of (n H, L, d) that belongs to the keys of a tile."""
+        span = slice(tile.span.start * self.heads, tile.span.stop * self.heads)
+        return tensor[span, : tile.rows.stop]
+
+    def scores(
+        self, tile: Tile, position_bias: Tensor, bucket_bias: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """(n H, r, c) scores of a tile, with their biases; those of keys behind their query are so
+        low that their weights and gradients are 0.
+        """
+        scores = torch.bmm(self.queries(tile, self.query), self.keys(tile, self.key).mT)
+        apart = distances_of(tile, scores.device)
+        bias = position_bias.index_select(0, apart.clamp(min=0).flatten()).view_as(apart)
+        bias.masked_fill_(apart < 0, torch.finfo(bias.dtype).min / 2)
+        if bucket_bias is not None:
+            buckets, time_bias = bucket_bias
+            bias = time_bias.index_select(0, buckets.flatten()).view(buckets.shape).add_(bias)
+            bias = bias.unsqueeze(1)
+        scores.unflatten(0, (-1, self.heads)).add_(bias)
+        return scores
+
+    def buckets(self, tile: Tile, count: int) -> Tensor:
+        """(n, r, c) bucket of the time between each query and key."""
+        assert self.times is not None
+        of_queries = self.times[tile.span, tile.rows].unsqueeze(2)
+        return time_buckets(of_queries - self.times[tile.span, None, : tile.rows.stop], count)
+
+
+def distances_of(tile: Tile, device: torch.device) -> Tensor:
+    """(r, c) places between query and key; negative for keys behind the query."""
+    keys = torch.arange(tile.rows.stop, device=device)
+    return keys[tile.rows].unsqueeze(1) - keys
