@@ -27,7 +27,9 @@ from jobs import train_two_tower
 from jobs.convert_movielens import convert_movielens
 from rayrec.data import FeatureSchema
 from rayrec.metrics import RankingMetrics
-from rayrec.runs.held_out import IdColumn, Truth, click_labels, mark, read_rows
+from rayrec.models import rank_scores
+from rayrec.runs.held_out import IdColumn, Truth, click_labels, read_rows
+from rayrec.runs.retrieval_scores import add_places, places_of
 
 KS = (10, 50)
 RIDGES, NEIGHBOURS = (50.0, 100.0, 200.0, 400.0), (20, 40, 80, 160, 320)
@@ -69,13 +71,12 @@ def item_knn(liked: Matrix, nearest: int) -> Matrix:
 def scored(scores: Matrix, truth: Truth) -> Scores:
     """The lists of a matrix of scores, measured as the job measures its own."""
     users = IdColumn(truth.schema, "user").ids(truth.users)
-    every = range(len(users))
-    known = torch.zeros(truth.size, dtype=torch.bool)
-    known[torch.from_numpy(truth.item_ids)] = True
-    allowed = known & ~mark(truth.seen, every, truth.size)
-    metrics = RankingMetrics(KS, torch.device("cpu"))
-    ranked = torch.from_numpy(scores[users]).double().masked_fill(~allowed, -torch.inf)
-    metrics.update(ranked, mark(truth.relevant, every, truth.size))
+    every, cpu = range(len(users)), torch.device("cpu")
+    wanted, seen = (places_of(one, every, truth, cpu) for one in (truth.relevant, truth.seen))
+    ranked = torch.from_numpy(scores[users][:, truth.item_ids]).double()
+    known = torch.ones(len(truth.item_ids), dtype=torch.bool)
+    metrics = RankingMetrics(KS, cpu)
+    add_places(metrics, rank_scores(ranked, wanted, seen, known).masked, wanted)
     found = metrics.compute()
     return {f"recall@{k}": found.recall[k] for k in KS} | {f"ndcg@{KS[0]}": found.ndcg[KS[0]]}
 

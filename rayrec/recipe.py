@@ -20,6 +20,7 @@ MODELS = ("dlrm", "dcn", "din")
 # fields that one model alone reads
 OPTIONS_OF = {"cross_layers": "dcn", "cross_rank": "dcn", "attention_layers": "din"}
 _LAYERS = ("dense_layers", "over_layers", "attention_layers")
+OTHER_KINDS = ("two_tower", "next_item")  # what checkpoints of other models say in their extras
 MAX_SIZE = 2**31 - 1  # of a layer
 # The models multiply rows with each other, and a product of rows near zero has hardly a gradient.
 INIT_BOUND = 0.5
@@ -131,8 +132,15 @@ class ModelRecipe:
         """Return the recipe that `to_extras` wrote into a checkpoint.
 
         Raises:
-            ConfigError: the checkpoint was written by something else.
+            ConfigError: the checkpoint is of a model of another kind, or was written by something
+                else.
         """
+        for kind in OTHER_KINDS:
+            if kind in extras:
+                raise ConfigError(
+                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; click "
+                    "models alone are exported, served and scored again."
+                )
         try:
             fields = dict(extras["recipe"])
             # JSON knows no tuples: they came back as lists, and two equal recipes must be equal.

@@ -91,7 +91,7 @@ def command(
     timing: bool,
     result: str | None,
 ) -> None:
-    """Train a model as a run file says: DLRM, DLRM with DCN v2, or two towers for retrieval.
+    """Train a model as a run file says: a click model, two towers, or a next-item model.
 
     With a storage_path, the folder of the run gets checkpoints and events.jsonl, which `rayrec
     report` draws.

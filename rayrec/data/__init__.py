@@ -1,6 +1,7 @@
 """Arrow data to batches: schema, conversion, order of samples, files, loader, synthetic data."""
 
 from rayrec.data.batch import Batch
+from rayrec.data.candidates import ItemSlices, NextItemDataset, SharedNegatives
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
 from rayrec.data.event_log import EventLog, EventSplit, write_event_log
@@ -26,11 +27,14 @@ __all__ = [
     "Feature",
     "FeatureSchema",
     "FileDataset",
+    "ItemSlices",
+    "NextItemDataset",
     "ParquetDataset",
     "RandomRecDataset",
     "RowDataset",
     "SampleOrder",
     "SequenceColumn",
+    "SharedNegatives",
     "SyntheticConfig",
     "SyntheticPaths",
     "check_columns",

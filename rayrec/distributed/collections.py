@@ -13,6 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from rayrec.comm.exchange import Exchange
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.state import TableShards
 from rayrec.layout import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -42,6 +43,14 @@ class _Sharded(nn.Module):
     def device(self) -> torch.device:
         """Device of this rank's shards."""
         return self._engine.device
+
+    @property
+    def exchange(self) -> Exchange:
+        """The ranks that share the tables, for a model's own collectives in its steps.
+
+        All ranks enter them in the same order, between the look-ups.
+        """
+        return self._engine.exchange
 
     def extra_repr(self) -> str:
         """Return the tables with their sharding kinds, for printing."""

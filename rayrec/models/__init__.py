@@ -1,6 +1,4 @@
-"""Whole models that know nothing of sharding: DLRM and its variants, DeepFM, DIN, two
-towers.
-"""
+"""Whole models that know nothing of sharding: click models, two towers, next-item models."""
 
 from rayrec.models.deepfm import (
     DeepFM,
@@ -19,8 +17,12 @@ from rayrec.models.dlrm_parts import (
     OverArch,
     SparseArch,
 )
+from rayrec.models.full_ranking import Lists, Places, rank_items, rank_scores
 from rayrec.models.multi_task import MultiTaskTrain
-from rayrec.models.two_tower import TwoTower, TwoTowerTrain
+from rayrec.models.next_item import NextItem, NextItemTrain
+from rayrec.models.softmax import FullSoftmax, SampledSoftmax
+from rayrec.models.two_tower import TwoTower
+from rayrec.models.two_tower_train import TwoTowerTrain
 
 __all__ = [
     "DIN",
@@ -33,13 +35,21 @@ __all__ = [
     "DenseArch",
     "FMInteractionArch",
     "FactorizationMachine",
+    "FullSoftmax",
     "InteractionArch",
     "InteractionDCNArch",
     "InteractionProjectionArch",
+    "Lists",
     "MultiTaskTrain",
+    "NextItem",
+    "NextItemTrain",
     "OverArch",
+    "Places",
+    "SampledSoftmax",
     "SimpleDeepFMNN",
     "SparseArch",
     "TwoTower",
     "TwoTowerTrain",
+    "rank_items",
+    "rank_scores",
 ]

@@ -1,15 +1,8 @@
 """Two-tower retrieval: a query and a candidate become vectors whose dot product is the score.
 
-Trained by softmax over the batch: each row's own candidate against the candidates of all rows.
-Under data parallelism those are the rows of the local batch, so N ranks see N times fewer negatives
-per row than one rank of the global batch: the loss of N ranks differs from that of one by
-definition, though each is exact. Rows with the same candidate id are not each other's negatives
-(accidental hits), and scores may be corrected by the log of the probability with which a candidate
-comes up in a batch (logQ), or popular ones are punished.
-
 The towers know nothing of sharding. With a collection per tower, candidates can be embedded without
 queries; collections that are given the same KeyedJaggedTensor share one exchange. Leaves out: dense
-columns, and negatives from other ranks.
+columns. `rayrec.models.two_tower_train` trains them.
 
     # B rows of the batch, D width of the vectors
 """
@@ -17,28 +10,18 @@ columns, and negatives from other ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.errors import ConfigError, InputError
+from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_argument
 from rayrec.modules import MLP, EmbeddingBagCollection, get_embedding_names_by_table
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 Device = torch.device | str | None
-
-
-class PairBatch(Protocol):
-    """Batch of TwoTowerTrain: sparse_features of B rows, labels (B,)."""
-
-    @property
-    def sparse_features(self) -> KeyedJaggedTensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
 
 
 class Tower(nn.Module):
@@ -121,6 +104,12 @@ class TwoTower(nn.Module):
         candidates = self.ebc if candidate_collection is None else candidate_collection
         self.candidate_proj = _tower("candidate", candidates, candidate_features, *options)
 
+    @property
+    def exchange(self) -> Exchange:
+        """The ranks that share the tables; this rank alone where they are not sharded."""
+        exchange: Exchange = getattr(self.ebc, "exchange", None) or LocalExchange()
+        return exchange
+
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         """B pairs of ids -> query (B, D), candidate (B, D). B may be 0."""
         rows = self.ebc(features)
@@ -139,102 +128,6 @@ class TwoTower(nn.Module):
         """Ids of B candidates -> (B, D), likewise."""
         collection = self.ebc if self.candidate_ebc is None else self.candidate_ebc
         return self.candidate_proj(collection(_complete(features, collection)))
-
-
-class TwoTowerTrain(nn.Module):
-    """Two towers and the in-batch softmax loss: batch -> (loss, (loss, logits, labels)).
-
-    A row's loss is the cross entropy of its own candidate among those of the local batch, times its
-    label: rows with label 0 serve as candidates alone. `loss` is the sum over rows divided by B.
-    `logits` are the log-odds of picking the own candidate among those of the batch.
-
-    Args:
-        temperature: scores are divided by it; for cosines below 1, such as 0.05.
-        candidate_id: the feature, with one id per row, by which candidates are the same; without it
-            nothing is masked or corrected.
-        log_q: (ids,) log of the share of each candidate id among the rows that make batches;
-            subtracted from scores in training. It is no parameter and not saved. Needs
-            candidate_id.
-        mask_hits: rows with the same candidate are no negatives of each other. With log_q and
-            candidates that fill a good part of a batch, False is the consistent choice: then
-            exp(score) tends to p(candidate | query).
-    Raises:
-        ConfigError: the temperature is not positive, or log_q comes without candidate_id.
-    Attributes:
-        gives_probabilities: False: how likely a candidate is picked depends on the others of its
-            batch, so that training tells the AUC of the logits, and no score of a click's
-            probability, such as the normalized entropy.
-    Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
-    Recommendations, RecSys 2019.
-    """
-
-    gives_probabilities = False
-
-    def __init__(
-        self,
-        two_tower: TwoTower,
-        temperature: float = 1.0,
-        candidate_id: str | None = None,
-        log_q: Tensor | None = None,
-        mask_hits: bool = True,
-    ) -> None:
-        super().__init__()
-        if not 0 < temperature < float("inf"):
-            raise ConfigError(f"temperature={temperature} must be positive and finite.")
-        if log_q is not None and candidate_id is None:
-            raise ConfigError(
-                "log_q is per candidate id: say which feature holds it, candidate_id."
-            )
-        self.two_tower, self.temperature = two_tower, temperature
-        self.candidate_id, self.mask_hits = candidate_id, mask_hits
-        self.log_q: Tensor | None
-        # As a buffer it moves to the device with the model; checkpoints would only repeat the data.
-        self.register_buffer("log_q", log_q, persistent=False)
-
-    def forward(self, batch: PairBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """B pairs -> scalar loss; loss, logits (B,), labels (B,).
-
-        Raises:
-            InputError: candidate_id has not one id per row.
-        """
-        query_BD, candidate_BD = self.two_tower(batch.sparse_features)
-        labels = batch.labels.to(query_BD.dtype)
-        rows = len(labels)
-        # A rank without rows takes part in the collectives of the backward pass, so its loss stays
-        # in the graph, with gradients of zero.
-        if not rows:
-            loss = (query_BD.sum() + candidate_BD.sum()) * 0
-            return loss, (loss.detach(), labels.new_zeros(0), batch.labels.detach())
-        # row b: scores of query b with the candidates of all rows; its own is on the diagonal
-        scores_BB = query_BD @ candidate_BD.t() / self.temperature
-        own = torch.eye(rows, dtype=torch.bool, device=scores_BB.device)
-        if self.candidate_id is not None:
-            ids_B = self._candidate_ids(batch.sparse_features, rows)
-            if self.log_q is not None:
-                # A popular candidate is the negative of many rows, and would be pushed down for it.
-                scores_BB = scores_BB - self.log_q[ids_B]
-            if self.mask_hits:
-                # A score of -inf has no weight in the sum. The own candidate is kept, so no row is
-                # empty.
-                scores_BB = scores_BB.masked_fill((ids_B.unsqueeze(1) == ids_B) & ~own, -torch.inf)
-        positive = scores_BB.diagonal()
-        loss_B = scores_BB.logsumexp(1) - positive
-        loss = (loss_B * labels).sum() / rows
-        with torch.no_grad():
-            # The probability p of the own candidate has the log-odds log p - log(1 - p). That is
-            # its score less the logsumexp of all others.
-            logits = positive - scores_BB.masked_fill(own, -torch.inf).logsumexp(1)
-        return loss, (loss.detach(), logits, batch.labels.detach())
-
-    def _candidate_ids(self, features: KeyedJaggedTensor, rows: int) -> Tensor:
-        assert self.candidate_id is not None
-        ids = features[self.candidate_id].values().long()
-        if ids.numel() != rows:
-            raise InputError(
-                f"candidate_id {self.candidate_id!r} has {ids.numel()} ids in {rows} rows; it "
-                "needs one in each."
-            )
-        return ids
 
 
 def _tower(

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rayrec.data import FeatureSchema
 from rayrec.data.column_types import missing
@@ -82,14 +80,6 @@ class Truth(NamedTuple):
             seen=[seen[u] for u in user_ids],
             schema=schema,
         )
-
-
-def mark(lists: Sequence[IdArray], rows: range, width: int) -> Tensor:
-    """(len(rows), width) bool, true at the ids of each row's list."""
-    marks = torch.zeros(len(rows), width, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        marks[i, torch.from_numpy(lists[row])] = True
-    return marks
 
 
 def lists_of(owners: IdArray, items: IdArray, size: int) -> list[IdArray]:

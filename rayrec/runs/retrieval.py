@@ -1,32 +1,18 @@
-"""Two towers for retrieval: building them from plain data, and ranking all items on all ranks.
-
-Truth is read from the files by every rank: which items a user has rows for in the training part
-(those are left out of the lists) and which of the held-out rows have label 1. Vectors of all items
-are made once, each rank a share, and summed into one matrix on every rank; users are shared out
-likewise, and the sums of the metrics are added. Costs users x items scores and a matrix of all
-items on every rank: for catalogs of some hundred thousand items, beyond which an index of nearest
-neighbours takes its place.
-"""
+"""Two towers for retrieval as plain data, and the rows that they are trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayrec.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from torch import Tensor, nn
+    from torch import nn
 
     from rayrec.layout import EmbeddingBagConfig
-    from rayrec.metrics import RankingMetrics, RankingScores
-    from rayrec.models import TwoTower
-    from rayrec.runs.held_out import Truth
-    from rayrec.sparse import KeyedJaggedTensor
-    from rayrec.train.loop import RankTrainer
 
 CHUNK = 1024  # users or items a rank embeds at a time
 
@@ -59,6 +45,7 @@ class TwoTowerRecipe:
     layers: tuple[int, ...]
     temperature: float
     log_q: tuple[float, ...] | None
+    all_ranks: bool = False
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss.
@@ -83,7 +70,12 @@ class TwoTowerRecipe:
         # are ranked by it
         log_q = None if self.log_q is None else torch.tensor(self.log_q)
         return TwoTowerTrain(
-            model, self.temperature, self.candidate[0], log_q, mask_hits=log_q is None
+            model,
+            self.temperature,
+            self.candidate[0],
+            log_q,
+            mask_hits=log_q is None,
+            all_ranks=self.all_ranks,
         )
 
     def check(self) -> None:
@@ -157,127 +149,3 @@ def write_positives(
         schema=schema,
         log_q=tuple(np.log(shares).tolist()),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetrievalScorer:
-    """Scores a trained model beside popularity; called on all ranks together.
-
-    Attributes:
-        paths: paths and facts of the data.
-        query, candidate: features of the towers; the first of each are the ids of users and items.
-        ks: cut-offs of the metrics.
-    """
-
-    paths: RetrievalPaths
-    query: tuple[str, ...]
-    candidate: tuple[str, ...]
-    ks: tuple[int, ...]
-
-    def truth(self) -> Truth:
-        """Read the items of each user from the data.
-
-        Raises:
-            InputError: a file cannot be read, or no held-out row has label 1 and an item that is
-                new to its user.
-        """
-        from rayrec.data import FeatureSchema
-        from rayrec.runs.held_out import Truth
-
-        schema = FeatureSchema.from_json(self.paths.schema, "the schema")
-        truth = Truth.load(
-            self.paths.train, self.paths.held_out, schema, self.query[0], self.candidate[0]
-        )
-        if not any(len(items) for items in truth.relevant):
-            raise InputError(
-                f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to "
-                "its user, so recall has no meaning. Hold out other rows."
-            )
-        return truth
-
-    def __call__(self, trainer: RankTrainer) -> dict[str, float]:
-        """Score the model and popularity; return the scores by name, the same on every rank."""
-        truth = self.truth()
-        model, popularity = compare(trainer, truth, self.ks)
-        return {
-            **{f"model {name}": value for name, value in _plain(model).items()},
-            **{f"popularity {name}": value for name, value in _plain(popularity).items()},
-            "queries": float(model.queries),
-            "candidates": float(len(truth.item_ids)),
-        }
-
-
-def compare(
-    trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]
-) -> tuple[RankingScores, RankingScores]:
-    """Scores of lists by the model and by popularity; a collective, and the same on every rank."""
-    import torch
-
-    from rayrec.metrics import RankingMetrics
-    from rayrec.runs.held_out import mark
-    from rayrec.train.window import all_sum
-
-    device, rank, world = trainer.device, trainer.rank, trainer.world_size
-    towers: TwoTower = trainer.model.module.two_tower  # type: ignore[assignment]
-    trainer.model.eval()
-    # Ids that no row holds have no features, so they are in no list.
-    known = torch.zeros(truth.size, dtype=torch.bool, device=device)
-    known[torch.from_numpy(truth.item_ids).to(device)] = True
-    popularity = torch.from_numpy(truth.counts).to(device).double()
-    by_model, by_count = RankingMetrics(ks, device), RankingMetrics(ks, device)
-    vectors: Tensor | None = None
-    with torch.no_grad():
-        for rows in _shares(truth.items.num_rows, rank, world):
-            # All ranks call it together, also those whose range is empty.
-            made = towers.candidate(_ids(truth.items, rows, truth.schema, device))
-            vectors = made.new_zeros(truth.size, made.shape[1]) if vectors is None else vectors
-            vectors[torch.from_numpy(truth.item_ids[rows.start : rows.stop]).to(device)] = made
-        assert vectors is not None
-        # Each row was filled by one rank and is 0 on all others, so the sum is exact.
-        all_sum(vectors)
-        for rows in _shares(truth.users.num_rows, rank, world):
-            scores = towers.query(_ids(truth.users, rows, truth.schema, device)) @ vectors.t()
-            relevant = mark(truth.relevant, rows, truth.size).to(device)
-            # Items that a user has seen are no answer. The lists of popularity leave them out, too,
-            # so that both are compared alike.
-            allowed = known & ~mark(truth.seen, rows, truth.size).to(device)
-            by_model.update(scores.masked_fill(~allowed, -torch.inf), relevant)
-            counts = popularity.expand(len(rows), -1)
-            by_count.update(counts.masked_fill(~allowed, -torch.inf), relevant)
-    return _merged(by_model, ks), _merged(by_count, ks)
-
-
-def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
-    from rayrec.metrics import RankingMetrics
-    from rayrec.train.window import all_sum
-
-    # States are sums over users, so the sum over ranks is the state of all users.
-    state = metrics.state()
-    all_sum(state)
-    return RankingMetrics.from_state(state, ks).compute()
-
-
-def _shares(total: int, rank: int, world_size: int) -> list[range]:
-    """Ranges of this rank's rows, one per call of a tower.
-
-    Together the ranks cover 0 .. total - 1 once. A call is a collective, so every rank gets equally
-    many ranges; some may be empty. A range has at most CHUNK rows, which bounds the memory.
-    """
-    shares = []
-    for start in range(0, total, CHUNK * world_size):
-        call = range(start, min(start + CHUNK * world_size, total))
-        first, last = rank * len(call) // world_size, (rank + 1) * len(call) // world_size
-        shares.append(call[first:last])
-    return shares
-
-
-def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedTensor:
-    from rayrec.data.convert import to_batch
-
-    return to_batch(table.slice(rows.start, len(rows)), schema).sparse_features.to(device)
-
-
-def _plain(scores: RankingScores) -> dict[str, float]:
-    plain = {f"recall@{k}": value for k, value in scores.recall.items()}
-    plain |= {f"ndcg@{k}": value for k, value in scores.ndcg.items()}
-    return {**plain, "mrr": scores.mrr}

@@ -11,21 +11,19 @@
     [run.checkpoint]
     every_n_steps = 100
 
-The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema or
-`TwoTowerModel`, `DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`. Relative paths are
-taken from the working directory of the command.
+The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema,
+`TwoTowerModel` or `NextItemModel`, `DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`.
+Relative paths are taken from the working directory of the command.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tomli_w
 
-from rayrec.checks import absolute_path
 from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.fields.kinds import NONE
@@ -33,13 +31,14 @@ from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
+from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
-from rayrec.runs.scaling import default_ranks
-from rayrec.runs.sections import DataSection, PlanSection
+from rayrec.runs.next_item import NextItemRun
+from rayrec.runs.next_item_recipe import NEXT_ITEM, NextItemModel
+from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, Settings, read_settings
 from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
 from rayrec.runs.training import ClickRun
-from rayrec.train.optimizer_config import DEFAULT_BATCH
 
 DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
 
@@ -50,12 +49,12 @@ class RunFile:
 
     Attributes:
         model: recipe of a click model, whose schema is read later, from `data.schema`, or two
-            towers.
+            towers, or a next-item model.
         data, scaling, run, plan: the other sections.
         source: name of the file in messages.
     """
 
-    model: ModelRecipe | TwoTowerModel
+    model: ModelRecipe | TwoTowerModel | NextItemModel
     data: DataSection
     scaling: ScalingConfig
     run: RunConfig
@@ -101,26 +100,30 @@ class RunFile:
                     "--data. Leave one of them out."
                 )
             said.pop("planted", None)
-            said.update(_below(data))
+            said.update(data_below(data))
         run, model = tables.get("run", {}), tables.get("model", {})
 
         def read(name: str, kind: type, base: Any = None, **fixed: Any) -> Any:
             return read_table(kind, tables.get(name, {}), name, settings.source_of, base, **fixed)
 
         word = model.get("model", DEFAULT_MODEL.model)
-        if isinstance(word, str) and word not in (*MODELS, TWO_TOWER):
+        names = (*MODELS, TWO_TOWER, *NEXT_ITEM)
+        if isinstance(word, str) and word not in names:
             raise ConfigError(
                 f"{settings.source_of(('model', 'model'))}: [model] model {word!r} is not known; "
-                f"choose one of {', '.join((*MODELS, TWO_TOWER))}."
+                f"choose one of {', '.join(names)}."
             )
-        is_towers = word == TWO_TOWER
+        if word == TWO_TOWER:
+            section = read("model", TwoTowerModel)
+        elif word in NEXT_ITEM:
+            section = read("model", NextItemModel)
+        else:
+            section = read("model", ModelRecipe, DEFAULT_MODEL, schema="")
         whole = cls(
-            model=read("model", TwoTowerModel)
-            if is_towers
-            else read("model", ModelRecipe, DEFAULT_MODEL, schema=""),
+            model=section,
             data=read("data", DataSection),
             scaling=read("scaling", ScalingConfig, default_scaling()),
-            run=read("run", RunConfig, default_run(in_steps="steps" in run)),
+            run=read("run", RunConfig, default_run("steps" in run, section)),
             plan=read("plan", PlanSection),
             source=_name(settings),
         )
@@ -145,10 +148,11 @@ class RunFile:
         # who says storage_path = "none" has switched off what else is said of it
         if "name" in run and "storage_path" not in run:
             ignored.append(("run", "name", "it is the folder below run.storage_path; give that"))
-        if isinstance(self.model, TwoTowerModel):
+        if not isinstance(self.model, ModelRecipe):
             if self.run.tasks:
-                ignored.append(("run", "tasks", "click models have tasks, and two_tower has none"))
-            if self.run.drop_last:
+                why = f"click models have tasks, and {self.model.model} has none"
+                ignored.append(("run", "tasks", why))
+            if self.run.drop_last and isinstance(self.model, TwoTowerModel):
                 why = "two_tower leaves a last partial batch out in any case"
                 ignored.append(("run", "drop_last", why))
         else:
@@ -174,7 +178,10 @@ class RunFile:
                 "data": table_of(self.data),
                 "scaling": table_of(self.scaling, default_scaling()),
                 # a name without the key would be a mistake
-                "run": {"storage_path": NONE, **table_of(self.run, default_run(in_steps=in_steps))},
+                "run": {
+                    "storage_path": NONE,
+                    **table_of(self.run, default_run(in_steps, self.model)),
+                },
                 "plan": table_of(self.plan),
             }
         )
@@ -186,25 +193,15 @@ class RunFile:
             ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
         """
         assert isinstance(self.model, ModelRecipe)
-        if self.data.work_dir is not None:
-            raise ConfigError(
-                f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
-                "own; leave it out."
-            )
-        train, schema = self._needed("train"), self._needed("schema")
+        self._no_work_dir()
+        common, schema = self._common()
         return ClickRun(
-            recipe=replace(self.model, schema=read_text("[data] schema", schema)),
-            run=self.run,
-            scaling=self.scaling,
-            train=train,
+            **common,
+            recipe=replace(self.model, schema=schema),
             eval=self.data.eval,
             where=self.data.where,
             eval_where=self.data.eval_where,
             num_streams=self.data.num_streams,
-            schema_source=schema,
-            plan=self.plan.plan,
-            topology=self.plan.topology,
-            constraints=self.plan.by_table(),
         )
 
     def tower_run(self) -> TowerRun:
@@ -225,20 +222,53 @@ class RunFile:
                 f"{self.source}: [data] num_streams is for click models; {TWO_TOWER!r} writes rows "
                 "of its own. Leave it out."
             )
-        train, held_out, schema = map(self._needed, ("train", "eval", "schema"))
+        common, schema = self._common()
         return TowerRun(
+            **common,
             model=self.model,
-            run=self.run,
-            scaling=self.scaling,
-            train=train,
-            eval=held_out,
-            schema=read_text("[data] schema", schema),
-            schema_source=schema,
+            eval=self._needed("eval"),
+            schema=schema,
             work_dir=self.data.work_dir,
-            plan=self.plan.plan,
-            topology=self.plan.topology,
-            constraints=self.plan.by_table(),
         )
+
+    def next_item_run(self) -> NextItemRun:
+        """Return the training run of a next-item model, with the schema read.
+
+        Raises:
+            ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
+        """
+        assert isinstance(self.model, NextItemModel)
+        self._no_work_dir()
+        common, schema = self._common()
+        return NextItemRun(
+            **common,
+            model=self.model,
+            eval=self._needed("eval"),
+            where=self.data.where,
+            eval_where=self.data.eval_where,
+            num_streams=self.data.num_streams,
+            schema=schema,
+        )
+
+    def _common(self) -> tuple[dict[str, Any], str]:
+        """Return what every run takes, and the text of the schema."""
+        train, schema = self._needed("train"), self._needed("schema")
+        return {
+            "run": self.run,
+            "scaling": self.scaling,
+            "train": train,
+            "schema_source": schema,
+            "plan": self.plan.plan,
+            "topology": self.plan.topology,
+            "constraints": self.plan.by_table(),
+        }, read_text("[data] schema", schema)
+
+    def _no_work_dir(self) -> None:
+        if self.data.work_dir is not None:
+            raise ConfigError(
+                f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
+                "own; leave it out."
+            )
 
     def _needed(self, name: str) -> str:
         path: str | None = getattr(self.data, name)
@@ -253,37 +283,5 @@ class RunFile:
         return path
 
 
-def default_scaling() -> ScalingConfig:
-    """Return the scaling of a file without the section."""
-    return ScalingConfig(num_workers=default_ranks())
-
-
-def default_run(in_steps: bool = False) -> RunConfig:
-    """Return the run options of a file without the section, of one epoch.
-
-    Args:
-        in_steps: the file gives steps, so there are no epochs by default.
-    """
-    return RunConfig(
-        global_batch_size=DEFAULT_BATCH,
-        steps=1 if in_steps else None,
-        epochs=None if in_steps else 1,
-    )
-
-
 def _name(settings: Settings) -> str:
     return settings.file or "the command line"
-
-
-def _below(folder: str) -> dict[str, str]:
-    """Return the section data for a folder that `rayrec make-data` wrote."""
-    whole = absolute_path("--data", folder)
-    parts = {"train": f"{whole}/train", "eval": f"{whole}/eval", "schema": f"{whole}/schema.json"}
-    for name in ("train", "schema"):
-        if not os.path.exists(parts[name]):
-            raise ConfigError(
-                f"--data {folder} holds no {os.path.basename(parts[name])}; name a folder that "
-                "`rayrec make-data DIR` wrote, or say in a run file where [data] train, eval and "
-                "schema are."
-            )
-    return {name: path for name, path in parts.items() if os.path.exists(path)}

@@ -96,3 +96,17 @@ class PlanSection:
             text = read_text("constraints", self.constraints)
             return constraints_from_json(text, self.constraints)
         return constraints_from_json(json.dumps(self.constraints), "constraints")
+
+
+def data_below(folder: str) -> dict[str, str]:
+    """Return the section data for a folder that `rayrec make-data` wrote."""
+    whole = absolute_path("--data", folder)
+    parts = {"train": f"{whole}/train", "eval": f"{whole}/eval", "schema": f"{whole}/schema.json"}
+    for name in ("train", "schema"):
+        if not os.path.exists(parts[name]):
+            raise ConfigError(
+                f"--data {folder} holds no {os.path.basename(parts[name])}; name a folder that "
+                "`rayrec make-data DIR` wrote, or say in a run file where [data] train, eval and "
+                "schema are."
+            )
+    return {name: path for name, path in parts.items() if os.path.exists(path)}

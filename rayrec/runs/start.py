@@ -7,6 +7,9 @@ from dataclasses import replace
 from rayrec.driver.planning import check_plan_word
 from rayrec.driver.specs import check_run, check_sizes
 from rayrec.errors import ConfigError
+from rayrec.recipe import ModelRecipe
+from rayrec.runs.next_item import train_next_item
+from rayrec.runs.next_item_recipe import NextItemModel
 from rayrec.runs.planted import planted_rows
 from rayrec.runs.reporting import Reporting
 from rayrec.runs.run_file import RunFile
@@ -18,17 +21,19 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     """Make the data where the run asks for it, train, score, and report.
 
     Raises:
-        RayrecError, RunInterrupted: the errors of `train_clicks` and of `train_towers`.
-        ConfigError: two towers are asked for with rows that have no user and item.
+        RayrecError, RunInterrupted: the errors of `train_clicks` and its kin.
+        ConfigError: another model is asked for with rows of clicks.
     """
     planted = settings.data.planted
     if planted is None:
         if isinstance(settings.model, TwoTowerModel):
             train_towers(settings.tower_run(), reporting)
+        elif isinstance(settings.model, NextItemModel):
+            train_next_item(settings.next_item_run(), reporting)
         else:
             train_clicks(settings.click_run(), reporting)
         return
-    if isinstance(settings.model, TwoTowerModel):
+    if not isinstance(settings.model, ModelRecipe):
         raise ConfigError(
             f"{settings.source}: [data] planted makes rows for click models, and the model is "
             f"{settings.model.model!r}; give train, eval and schema."

@@ -20,7 +20,8 @@ from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.recipe import MAX_SIZE
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
-from rayrec.runs.retrieval import RetrievalPaths, RetrievalScorer, TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval import RetrievalPaths, TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.runs.training import FileRun
 from rayrec.storage import probe_output
 
@@ -41,6 +42,8 @@ class TwoTowerModel:
         layers: sizes of either tower's layers; the last is the width of the vectors.
         temperature: divisor of the scores in training.
         log_q: correct scores for the popularity of the batch's candidates.
+        all_ranks: the negatives of a row are the candidates of the global batch, so that any
+            number of ranks trains as one; else those of the rank's part.
         ks: lengths of the lists whose recall is told.
     Raises:
         ConfigError: a name or a length is given twice, or a size is out of range.
@@ -52,6 +55,7 @@ class TwoTowerModel:
     layers: tuple[int, ...] = (64, 32)
     temperature: float = 0.1
     log_q: bool = True
+    all_ranks: bool = False
     ks: tuple[int, ...] = (10, 50)
 
     def __post_init__(self) -> None:
@@ -97,10 +101,11 @@ def train_towers(tower_run: TowerRun, reporting: Reporting) -> None:
     from rayrec.data import FeatureSchema
 
     model, ranks = tower_run.model, max(1, tower_run.scaling.most)
-    if tower_run.run.global_batch_size < 2 * ranks:
+    if tower_run.run.global_batch_size < 2 * ranks and not model.all_ranks:
         raise ConfigError(
             f"global_batch_size={tower_run.run.global_batch_size} on {ranks} ranks: the other rows "
-            f"of a rank's batch are the negatives, so it must be at least {2 * ranks}."
+            f"of a rank's batch are the negatives, so it must be at least {2 * ranks}; or say "
+            "[model] all_ranks = true."
         )
     if tower_run.run.publish is not None:
         raise ConfigError(
@@ -116,6 +121,7 @@ def train_towers(tower_run: TowerRun, reporting: Reporting) -> None:
         layers=model.layers,
         temperature=model.temperature,
         log_q=None,
+        all_ranks=model.all_ranks,
     )
     recipe.check()
     with ExitStack() as stack:

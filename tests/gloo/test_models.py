@@ -118,15 +118,20 @@ def build(kind: str, device: str) -> nn.Module:
         shared = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
         sequences = EmbeddingCollection([shared], device=device)
         return DLRMTrain(DIN(sequences, {"c": "a"}, [6, 1], tables("b", device), 5, [4], [5]))
-    if kind == "two towers":
+    if kind in TOWERS:
         log_q = torch.linspace(-3, -1, SIZES[1])
         return TwoTowerTrain(
-            TwoTower(tables("ac", device), [8, 4], tables("b", device)), 0.2, "b", log_q
+            TwoTower(tables("ac", device), [8, 4], tables("b", device)),
+            0.2,
+            "b",
+            log_q,
+            all_ranks=kind == "two towers of all ranks",
         )
     return Places(tables("abc", device, weighted=True), one_module=kind == "places of a batch")
 
 
-KINDS = ["deepfm", "din", "two towers", "places of a batch", "places of a feature"]
+TOWERS = ["two towers", "two towers of all ranks"]
+KINDS = ["deepfm", "din", *TOWERS, "places of a batch", "places of a feature"]
 STEPS = 4
 
 
@@ -143,7 +148,7 @@ def sharded(
     )
     model = DistributedModelParallel(module, plan=plan, sparse_optimizer=SGD(lr=LR), seed=5)
     dense = torch.optim.SGD(model.parameters(), lr=LR)
-    parts = [part(step, rank, world_size, kind == "two towers") for step in range(STEPS)]
+    parts = [part(step, rank, world_size, kind in TOWERS) for step in range(STEPS)]
     losses = [float(train_step(model, dense, p, world_size).loss_sum) for p in parts]
     rectangles = [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
     return losses, {n: p.detach().clone() for n, p in model.named_parameters()}, rectangles
@@ -154,7 +159,7 @@ def plain(world_size: int, kind: str) -> tuple[list[float], dict[str, torch.Tens
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
     for step in range(STEPS):
-        parts = [part(step, rank, world_size, kind == "two towers") for rank in range(world_size)]
+        parts = [part(step, rank, world_size, kind in TOWERS) for rank in range(world_size)]
         loss_sum = torch.stack([model(p)[0] * p.rows for p in parts]).sum()
         optimizer.zero_grad()
         (loss_sum / parts[0].global_rows).backward()
@@ -172,7 +177,9 @@ def test_training_on_n_ranks_equals_plain_torch(
     ranks: RankPool, kind: str, world_size: int, sharding: str
 ) -> None:
     close = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums over ranks and bags in another order
-    wanted_losses, wanted = plain(world_size, kind)
+    # negatives of all ranks: as many ranks as there are train as one
+    one = kind == "two towers of all ranks"
+    wanted_losses, wanted = plain(1 if one else world_size, kind)
     results = ranks.run(world_size, sharded, kind, sharding)
     torch.testing.assert_close(
         torch.tensor([r[0] for r in results]).sum(0), torch.tensor(wanted_losses), **close
@@ -195,7 +202,7 @@ def test_training_on_n_ranks_equals_plain_torch(
             )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "two towers"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TOWERS])
 def test_click_models_do_not_depend_on_the_number_of_ranks(kind: str) -> None:
     one, two = plain(1, kind), plain(2, kind)
     torch.testing.assert_close(one[0], two[0], rtol=1e-4, atol=1e-5)

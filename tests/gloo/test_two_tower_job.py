@@ -21,7 +21,8 @@ from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
 from rayrec.runs.held_out import Truth
-from rayrec.runs.retrieval import RetrievalScorer, TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.progress import ProgressLog
@@ -109,7 +110,9 @@ def test_a_model_below_popularity_is_said_in_one_line(
     )
 
 
-def task_for(folder: Path, work: Path, world_size: int, steps: int) -> FitTask:
+def task_for(
+    folder: Path, work: Path, world_size: int, steps: int, all_ranks: bool = False
+) -> FitTask:
     schema = (folder / "schema.json").read_text()
     paths = write_positives(str(folder / "train"), str(folder / "eval"), schema, "item", str(work))
     recipe = TwoTowerRecipe(
@@ -119,6 +122,7 @@ def task_for(folder: Path, work: Path, world_size: int, steps: int) -> FitTask:
         layers=(8,),
         temperature=0.1,
         log_q=paths.log_q,
+        all_ranks=all_ranks,
     )
     tables = FeatureSchema.from_json(schema).tables
     plan = ShardingPlan(
@@ -158,6 +162,16 @@ def test_lists_do_not_depend_on_the_number_of_ranks(
     found = {w: ranks.run(w, run_task, task_for(planted, tmp_path / str(w), w, 0)) for w in (1, 3)}
     assert found[3][0] == found[3][1] == found[3][2]
     assert found[3][0].metrics == pytest.approx(found[1][0].metrics, abs=1e-6)
+
+
+def test_ranks_that_share_their_negatives_learn_as_one(
+    ranks: RankPool, planted: Path, tmp_path: Path
+) -> None:
+    found = {
+        w: ranks.run(w, run_task, task_for(planted, tmp_path / str(w), w, 60, True)) for w in (1, 3)
+    }
+    # a place may change where two scores are equal up to their rounding
+    assert found[3][0].metrics == pytest.approx(found[1][0].metrics, abs=0.01)
 
 
 def test_two_ranks_learn_as_well(ranks: RankPool, planted: Path, tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""The pairs of items that training rows hold, counted in one pass, and the baselines made of them.
+
+A row is a history, oldest item first, and the item that follows it; every position of a history is
+a pair of an item and the one after it. How often each item follows makes the list of popular items,
+the negatives and the first biases; how often it follows which other makes a Markov chain: the
+counts of what followed the last few items, the older ones with less weight.
+
+    # Q queries, N items
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayrec.errors import InputError
+from rayrec.runs.held_out import IdColumn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rayrec.data import Batch, FeatureSchema, RowDataset
+
+READ_ROWS = 4096  # at a time
+MARKOV_ITEMS, MARKOV_DECAY = 5, 0.7
+POPULARITY = 1e-4  # what a count weighs beside one pair: it decides where there is none
+
+
+class Pairs(NamedTuple):
+    """The counted pairs of the training rows.
+
+    Attributes:
+        counts: (items,) int64, how often each item follows another.
+        ends: (items + 1,) int64; the items that follow item i are at ends[i] .. ends[i + 1].
+        following: ids of those items. times: how often each follows.
+    """
+
+    counts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    following: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @classmethod
+    def of_rows(cls, data: RowDataset, history: str, item: str) -> Pairs:
+        """Count the pairs of all rows.
+
+        Raises:
+            ConfigError, InputError: a row cannot be read, or has not one item.
+            InputError: no row has a history.
+        """
+        import torch
+
+        from rayrec.models.next_item import next_places
+
+        items = num_items(data.schema, item)
+        found: NDArray[np.int64] = np.zeros(0, np.int64)
+        times: NDArray[np.int64] = np.zeros(0, np.int64)
+        with data.loader(0, 1, READ_ROWS, shuffle=False, threaded=False) as batches:
+            for batch in batches:
+                past, own = batch.sparse_features[history], item_ids(batch, item)
+                ids = torch.cat([past.values(), own])
+                following = ids[next_places(past.offsets(), past.values().numel())]
+                # a pair as one number; both ids are below the number of items
+                pairs = (past.values() * items + following).numpy()
+                found, where = np.unique(np.concatenate([found, pairs]), return_inverse=True)
+                weights = np.concatenate([times, np.ones(len(pairs), np.int64)])
+                times = np.bincount(where, weights, len(found)).astype(np.int64)
+        if not len(found):
+            raise InputError(
+                f"no row of {data.path!r} has an item in its history {history!r}; there is "
+                "nothing to learn from."
+            )
+        before, after = np.divmod(found, items)
+        return cls(
+            counts=np.bincount(after, times, items).astype(np.int64),
+            ends=np.searchsorted(before, np.arange(items + 1)),
+            following=after,
+            times=times,
+        )
+
+
+def item_ids(batch: Batch, item: str) -> Tensor:
+    """Return the one id of each row.
+
+    Raises:
+        InputError: a row has none, or several.
+    """
+    bags = batch.sparse_features[item]
+    if bags.values().numel() != batch.rows or bool((bags.lengths() != 1).any()):
+        raise InputError(
+            f"feature {item!r} has rows with {sorted(set(bags.lengths().tolist()))} ids; it must "
+            "hold one in each."
+        )
+    return bags.values()
+
+
+def num_items(schema: FeatureSchema, item: str) -> int:
+    """Return the number of ids that items can have.
+
+    Raises:
+        ConfigError: the feature is not in the schema or is hashed, or its table is dynamic.
+    """
+    return IdColumn(schema, item).size
+
+
+def markov_scores(pairs: Pairs, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Return the scores of all items after some histories, (Q, N)."""
+    scores = np.tile(pairs.counts * POPULARITY, (len(histories), 1))
+    for row, history in zip(scores, histories, strict=True):
+        for age, one in enumerate(history[::-1][:MARKOV_ITEMS]):
+            span = slice(pairs.ends[one], pairs.ends[one + 1])
+            # an item follows another once in the list of its followers
+            row[pairs.following[span]] += pairs.times[span] * MARKOV_DECAY**age
+    return scores

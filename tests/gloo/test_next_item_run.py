@@ -1,0 +1,314 @@
+"""Runs of next-item models: data in, ranks, scores by full ranking out, and two runs compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.cli.main import main
+from rayrec.data import ItemSlices, NextItemDataset, SharedNegatives
+from rayrec.driver.planning import find_tables
+from rayrec.errors import InputError
+from rayrec.layout import Topology
+from rayrec.metrics.bootstrap import gains, paired_bootstrap
+from rayrec.planner import manual_plan
+from rayrec.runs.inputs import open_data
+from rayrec.runs.item_pairs import Pairs, markov_scores
+from rayrec.runs.next_item_recipe import NextItemModel, NextItemRecipe
+from rayrec.runs.next_item_scores import NextItemScorer
+from rayrec.runs.ranked_queries import comparison, read_places
+from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.config import TrainSpec
+from rayrec.train.progress import ProgressLog
+from rayrec.train.seat import RankContext, Seat
+from rayrec.train.tasks import FitOutcome, FitTask
+from tests.ranks import RankPool
+from tests.words import sets
+
+ITEMS = 40
+SCHEMA = {
+    "label": "label",
+    "features": [
+        {"name": "history", "column": "past", "most_recent": 12},
+        {"name": "item", "column": "item"},
+    ],
+    "sequences": [
+        {"name": "times", "column": "at", "most_recent": 12, "aligned_with": "history"},
+        {"name": "seen", "column": "past"},
+    ],
+    "tables": [
+        {
+            "name": "song",
+            "num_embeddings": ITEMS,
+            "embedding_dim": 16,
+            "features": ["history", "item"],
+            "pooling": "none",
+        }
+    ],
+}
+SMALL = NextItemModel(model="sasrec", seen="seen", length=12, negatives=16, ks=(1, 5))
+
+
+def rows_of(users: int, seed: int) -> pa.Table:
+    """Users who go on to the next item four times of five, and else jump."""
+    rng = np.random.default_rng(seed)
+    past, item = [], []
+    for user in range(users):
+        length = 0 if user == 0 else int(rng.integers(3, 15))
+        jumps = rng.random(length + 1) < 0.2
+        jumps[0] = True
+        walk = np.where(jumps, rng.integers(0, ITEMS, length + 1), 1).cumsum()
+        past.append((walk[:-1] % ITEMS).tolist())
+        item.append(int(walk[-1]) % ITEMS)
+    at = [np.cumsum(rng.integers(1, 1000, len(one))).tolist() for one in past]
+    lists = pa.list_(pa.int64())
+    columns = {"past": pa.array(past, lists), "item": item, "at": pa.array(at, lists)}
+    return pa.table(columns)
+
+
+@pytest.fixture(scope="module")
+def songs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("songs")
+    for part, users in (("train", 600), ("eval", 101)):
+        (folder / part).mkdir()
+        pq.write_table(rows_of(users, users), folder / part / "a.parquet", row_group_size=100)
+    (folder / "schema.json").write_text(json.dumps(SCHEMA))
+    return folder
+
+
+def options(folder: Path, *changes: str) -> list[str]:
+    usual = [
+        "model.model=sasrec",
+        "model.seen=seen",
+        "model.length=12",
+        "model.negatives=16",
+        "model.ks=[1,5]",
+        "run.progress=off",
+        "scaling.num_workers=0",
+    ]
+    return ["train", "--data", str(folder), *sets(*usual, *changes)]
+
+
+def task_for(
+    folder: Path, model: NextItemModel, ranks: int, kind: str, group_size: int | None = None
+) -> FitTask:
+    schema = (folder / "schema.json").read_text()
+    train = open_data(str(folder / "train"), schema, with_labels=False)
+    held_out = open_data(str(folder / "eval"), schema, with_labels=False)
+    pairs = Pairs.of_rows(train, "history", "item")
+    recipe = NextItemRecipe(schema=schema, model=model, counts=pairs.counts)
+    spec = TrainSpec(
+        **{**model.run_options(), "global_batch_size": 50},
+        model=recipe,
+        data=NextItemDataset(data=train, candidates=recipe.candidates()),
+        plan=manual_plan(find_tables(recipe), kind, Topology.local(group_size or ranks)),
+        sharding_group_size=group_size,
+        steps=20,
+        checkpoint=CheckpointConfig(at_end=False),
+    )
+    scorer = NextItemScorer(held_out=held_out, pairs=pairs, seen=model.seen, ks=model.ks)
+    return FitTask(spec=spec, scorer=scorer)
+
+
+def run_task(rank: int, ranks: int, task: FitTask) -> FitOutcome:
+    seat = Seat(rank=rank, world_size=ranks, host="localhost", store_host="localhost", store_port=0)
+    outcome = task.run(RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False))
+    return replace(outcome, seconds=0.0, times=())
+
+
+@pytest.mark.parametrize("loss", ["sampled", "full"])
+def test_ranks_train_and_rank_as_one(ranks: RankPool, songs: Path, loss: str) -> None:
+    model = replace(SMALL, loss=loss)
+    (one,) = ranks.run(1, run_task, task_for(songs, model, 1, "table_wise"))
+    # each group of a 2D world holds all items and ranks the queries of its own
+    groups = None if loss == "full" else 2
+    for world_size, kind, group_size in ((2, "column_wise", None), (4, "row_wise", groups)):
+        task = task_for(songs, model, world_size, kind, group_size)
+        found = ranks.run(world_size, run_task, task)
+        assert all(rank == found[0] for rank in found)
+        assert found[0].metrics["queries"] == 101
+        # a place may change where two scores are equal up to their rounding
+        assert found[0].metrics == pytest.approx(one.metrics, abs=0.02)
+
+
+def test_a_run_learns_what_follows_what(
+    songs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, folder = tmp_path / "result.json", tmp_path / "runs" / "a"
+    words = ("run.epochs=25", f"run.storage_path={folder.parent}", "run.name=a")
+    assert main([*options(songs, *words), "--result", str(told)]) == 0
+    result = json.loads(told.read_text())
+    for protocol in ("kept", "masked"):
+        model, chain = result[f"model {protocol}"], result[f"markov {protocol}"]
+        # a chain of items is all that there is to learn
+        assert model["hr@1"] > 0.6 and chain["hr@1"] > 0.7
+        assert model["hr@5"] > 3 * result[f"popularity {protocol}"]["hr@5"]
+    said = capsys.readouterr().out
+    assert f"seen masked, markov: hr@1 {chain['hr@1']:.4f}" in said and "101 queries" in said
+    places = read_places(str(folder))
+    assert (places["kept"] < 1).mean() == pytest.approx(result["model kept"]["hr@1"])
+    # the history of the first row is empty: it is ranked by the biases, which popularity began
+    assert places["kept"][0] == places["masked"][0] > 0
+
+
+def test_a_run_goes_on_as_if_it_had_never_stopped(
+    songs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {}
+    for name, words in (
+        ("whole", ("run.steps=30",)),
+        ("half", ("run.steps=15",)),
+        ("half", ("run.steps=30", "run.resume_from=latest")),
+    ):
+        out = tmp_path / f"{name}.json"
+        keep = (f"run.storage_path={tmp_path}", f"run.name={name}")
+        # a schedule would be another one for the run of half the steps
+        still = ("run.dense_schedule.decay=constant", "run.sparse_schedule.decay=constant")
+        assert main([*options(songs, *words, *keep, *still), "--result", str(out)]) == 0
+        results[name] = json.loads(out.read_text())
+    assert results["half"]["model masked"] == results["whole"]["model masked"]
+    # the first evaluation of the half is written over
+    same = list(comparison([str(tmp_path / "whole"), str(tmp_path / "half")]))
+    none = "+0.0000 [+0.0000, +0.0000]"
+    assert same[1] == f"  seen kept: hr@10 {none}  ndcg@10 {none}"
+    export = ["export", str(tmp_path / "whole" / "step-00000030"), str(tmp_path / "out")]
+    assert main([*export, "--data", str(songs)]) == 2
+    assert "is of kind 'next_item'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("model.model=hstu", "model.times=times"), ("model.model=hstu",), ("model.model=gru4rec",)],
+)
+def test_the_other_encoders_train(songs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    told = tmp_path / "result.json"
+    assert main([*options(songs, "run.epochs=15", *words), "--result", str(told)]) == 0
+    result = json.loads(told.read_text())
+    assert result["model masked"]["hr@5"] > 1.5 * result["popularity masked"]["hr@5"]
+
+
+def test_two_runs_are_compared_query_by_query(
+    songs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    for name, steps in (("short", 1), ("long", 60)):
+        keep = (f"run.storage_path={tmp_path}", f"run.name={name}", f"run.steps={steps}")
+        assert main(options(songs, *keep)) == 0
+        runs.append(str(tmp_path / name))
+    capsys.readouterr()
+    assert main(["report", *runs, "--out", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    short, long = (read_places(run) for run in runs)
+    better = gains(long["masked"], 10)[1].mean() - gains(short["masked"], 10)[1].mean()
+    assert f"{runs[1]} less {runs[0]}" in said and f"ndcg@10 {better:+.4f} [+0." in said
+    Path(runs[0], "places.json").write_text('{"kept": [1], "masked": [1]}')
+    with pytest.raises(InputError, match="1 and 101 queries cannot be paired"):
+        list(comparison(runs))
+    Path(runs[0], "places.json").write_text("{")
+    with pytest.raises(InputError, match="does not hold the places"):
+        list(comparison(runs))
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(100):
+        first = rng.normal(size=80)
+        mean, low, high = paired_bootstrap(first, first + rng.normal(0.2, 1, 80), draws=400)
+        assert low < mean < high
+        held += low < 0.2 < high
+    # of 100 intervals of 95%: 88 is three standard deviations below
+    assert held >= 88
+    same = paired_bootstrap(first, first)
+    assert same == (0.0, 0.0, 0.0)
+
+
+def test_pairs_are_counted_as_a_loop_counts_them(songs: Path) -> None:
+    data = open_data(str(songs / "train"), json.dumps(SCHEMA), with_labels=False)
+    pairs = Pairs.of_rows(data, "history", "item")
+    follows = np.zeros((ITEMS, ITEMS))
+    table = pq.read_table(songs / "train").to_pydict()
+    for past, item in zip(table["past"], table["item"], strict=True):
+        walk = [*past[-12:], item]
+        for before, after in pairwise(walk):
+            follows[before, after] += 1
+    assert pairs.counts.tolist() == follows.sum(0).tolist()
+    history = np.array([3, 9, 1, 1, 30, 17, 5])
+    wanted = sum(follows[one] * 0.7**age for age, one in enumerate((5, 17, 30, 1, 1)))
+    found = markov_scores(pairs, [history, history[:0]])
+    assert found[0] == pytest.approx(wanted + 1e-4 * follows.sum(0))
+    assert found[1] == pytest.approx(1e-4 * follows.sum(0))
+
+
+Read = list[tuple[list[int], list[int], list[list[int]]]]
+
+
+def read(data: NextItemDataset, ranks: int, epoch: int = 0, start: int = 0) -> Read:
+    """Items, keys and candidates of each global batch, rank after rank."""
+    loaders = [
+        data.loader(rank, ranks, 64, seed=3, epoch=epoch, start_batch=start)
+        for rank in range(ranks)
+    ]
+    return [
+        (
+            [i for b in batch for i in b.sparse_features["item"].values().tolist()],
+            [k for b in batch for k in b.groups["row_keys"].tolist()],
+            [b.sparse_features["candidates"].values().tolist() for b in batch],
+        )
+        for batch in zip(*loaders, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("loss", ["sampled", "full"])
+def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -> None:
+    rows = open_data(str(songs / "train"), json.dumps(SCHEMA), with_labels=False)
+    drawn = SharedNegatives(count=9, num_items=ITEMS, proposal="uniform")
+    chosen = drawn if loss == "sampled" else ItemSlices(num_items=ITEMS)
+    data = NextItemDataset(data=rows, candidates=chosen)
+    assert data.num_rows == 600 and data.num_batches(64) == 10
+    assert data.fingerprint() == rows.fingerprint()
+    one, later = read(data, 1), read(data, 1, epoch=1)
+    # steps go on over epochs, so that every row and step has keys of its own
+    assert len({key for _, keys, _ in [*one, *later] for key in keys}) == 1200
+    assert read(data, 1, start=7) == one[7:]
+    for ranks in (2, 4):
+        for found, wanted in zip(read(data, ranks), one, strict=True):
+            assert found[:2] == wanted[:2]
+            ids = [i for part in found[2] for i in part]
+            assert ids == wanted[2][0] * (ranks if loss == "sampled" else 1)
+    draws = {tuple(ids[0]) for _, _, ids in [*one, *later]}
+    assert len(draws) == 20 if loss == "sampled" else draws == {tuple(range(ITEMS))}
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ("model.history=past", "the schema has no feature 'past'"),
+        ("model.item=song", "feature 'song' is not in the schema"),
+        ("model.seen=heard", "seen='heard' is no sequence of the schema, which has"),
+        ("model.times=times", "times='times' is for hstu"),
+        ("model.ks=[99]", "longer than a list of all 40 items"),
+        ("model.ks=[]", "give different lengths of lists"),
+        ("model.dropout=1", "dropout=1.0; it must be at least 0 and below 1"),
+        ("model.heads=5", "cannot be divided among heads=5"),
+        ("data.work_dir=x", "work_dir is for 'two_tower'"),
+        (
+            "run.publish={path='/nowhere',every_n_steps=5}",
+            "run.publish is for models that are served",
+        ),
+        ("model.length=5", "12 values, more than the 5"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(
+    songs: Path, capsys: pytest.CaptureFixture[str], change: str, said: str
+) -> None:
+    assert main(options(songs, change)) == 2
+    err = capsys.readouterr().err
+    assert said in err and "Traceback" not in err
