@@ -21,6 +21,7 @@ from rayrec.data.batch import Batch
 from rayrec.data.hashing import mix_int, random_bits
 from rayrec.data.rows import RowDataset
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
 from rayrec.modules import row_keys
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -48,6 +49,7 @@ class ItemSlices:
     num_items: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         whole_number("num_items", self.num_items)
 
     def ids(self, seed: int, step: int, rank: int, num_ranks: int) -> NDArray[Any]:
@@ -75,11 +77,14 @@ class SharedNegatives:
     counts: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         whole_number("count", self.count)
         whole_number("num_items", self.num_items)
         counts = self.counts
-        if self.proposal not in ("uniform", "popularity"):
-            raise ConfigError(f"proposal={self.proposal!r}; choose uniform or popularity.")
+        if counts is not None and not isinstance(counts, np.ndarray):
+            raise ConfigError(
+                f"SharedNegatives has counts={counts!r}; it must be an array of numbers, or None."
+            )
         if (self.proposal == "popularity") != (counts is not None):
             raise ConfigError(
                 f"proposal={self.proposal!r} and counts={'given' if counts is not None else None}: "

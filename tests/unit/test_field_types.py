@@ -27,12 +27,20 @@ from rayrec.train.optimizer_config import DEFAULT_SPARSE
 PACKAGES = ("", ".data", ".driver", ".layout", ".optim", ".planner", ".train")
 # results, plans and what the driver tells ranks: nobody writes them by hand
 NO_OPTIONS = {"Batch", "Change", "DataReport", "EvaluateTask", "FeatureSchema", "FitOutcome"}
-NO_OPTIONS |= {"FitTask", "PlanEstimates", "ProgressReport", "RankEstimate", "Replicated"}
+NO_OPTIONS |= {
+    "FitTask",
+    "NextItemDataset",
+    "PlanEstimates",
+    "ProgressReport",
+    "RankEstimate",
+    "Replicated",
+}
 NO_OPTIONS |= {"Result", "SampleOrder", "Shard", "ShardingPlan", "Storage", "TableEstimate"}
-NO_OPTIONS |= {"TableLayout", "TablePlacement", "Topology", "TrainSpec"}
+NO_OPTIONS |= {"TableLayout", "TablePlacement", "Topology", "TrainSpec", "NextItemDataset"}
 # of the fields without a default
 NEEDED: dict[str, Any] = {"global_batch_size": 8, "num_embeddings": 5, "embedding_dim": 4}
 NEEDED |= {"name": "a", "lr": 0.1, "path": "x", "column": "c", "max_num_embeddings": 8}
+NEEDED |= {"num_items": 5, "count": 2}
 
 
 def options() -> list[type]:

@@ -125,7 +125,7 @@ def test_draws_that_make_no_sense_are_refused() -> None:
     for counts in (COUNTS[:3], 0 * COUNTS, COUNTS - 1):
         with pytest.raises(ConfigError, match="one number of at least 0 for each"):
             SharedNegatives(count=1, num_items=ITEMS, counts=counts)
-    with pytest.raises(ConfigError, match="choose uniform or popularity"):
+    with pytest.raises(ConfigError, match="it must be one of 'uniform', 'popularity'"):
         SharedNegatives(count=1, num_items=ITEMS, proposal="rare")
 
 
