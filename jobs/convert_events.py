@@ -15,7 +15,7 @@ from rayrec.cli.base import Command
 from rayrec.cli.group import run_click
 from rayrec.cli.values import PATH, count
 from rayrec.command import run_command
-from rayrec.data.event_log import EventLog, EventSplit, write_event_log
+from rayrec.data.event_log import EventSplit, WrittenLog, write_event_log
 
 
 @click.command(
@@ -61,7 +61,7 @@ def command(**given: Any) -> None:
     say(write_event_log(split=split, **given))
 
 
-def say(log: EventLog) -> None:
+def say(log: WrittenLog) -> None:
     """Print what a conversion made."""
     parts = ", ".join(f"{count} for {part}" for part, count in log.events.items())
     print(f"{sum(log.events.values())} events of {log.users} users in {log.path}: {parts}")

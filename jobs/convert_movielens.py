@@ -35,7 +35,7 @@ from rayrec.cli.group import run_click
 from rayrec.cli.values import PATH, count
 from rayrec.command import run_command
 from rayrec.data.converted import new_data_set, one_table_per_column
-from rayrec.data.event_log import EventLog, EventSplit, write_sorted
+from rayrec.data.event_log import EventSplit, WrittenLog, write_sorted
 from rayrec.data.hashing import mix_int, permutation
 from rayrec.errors import ConfigError
 from rayrec.layout import DynamicConfig
@@ -167,7 +167,7 @@ def convert_movielens_log(
     eval_fraction: float | None = None,
     dynamic: int | None = None,
     overwrite: bool = False,
-) -> EventLog:
+) -> WrittenLog:
     """Convert a folder with MovieLens-100k to an event log with histories of items.
 
     Args:
@@ -196,7 +196,7 @@ def convert_movielens_log(
     with new_data_set(out, overwrite) as folder:
         users, events = write_sorted([table], folder / "log", "user", "time", rule)
         schema.save(folder / "schema.json")
-    return EventLog(Path(out) / "log", users, events)
+    return WrittenLog(Path(out) / "log", users, events)
 
 
 def _held_out(rows: int, eval_fraction: float, ratings: Path) -> int:

@@ -13,7 +13,7 @@ from rayrec.layout import EmbeddingConfig, ShardingPlan, Topology
 from rayrec.models import FullSoftmax, NextItem, NextItemTrain, SampledSoftmax
 from rayrec.modules import EmbeddingCollection, JaggedDropout, row_keys
 from rayrec.modules.jagged_dropout import value_keys
-from rayrec.modules.jagged_rows import Sequences
+from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.planner import manual_plan
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -40,7 +40,7 @@ class MeanOfPast(nn.Module):
         ]
         own = None
         if keys is not None:
-            own = value_keys(keys, Sequences(offsets, len(values)))
+            own = value_keys(keys, JaggedOffsets(offsets, len(values)))
         return self.dropout(torch.tanh(self.layer(torch.cat(means))), own)
 
 

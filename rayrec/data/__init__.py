@@ -4,7 +4,7 @@ from rayrec.data.batch import Batch
 from rayrec.data.candidates import ItemSlices, NextItemDataset, SharedNegatives
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
-from rayrec.data.event_log import EventLog, EventSplit, write_event_log
+from rayrec.data.event_log import EventSplit, WrittenLog, write_event_log
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.inspect import DataReport, inspect_data
 from rayrec.data.loader import BatchLoader
@@ -22,7 +22,6 @@ __all__ = [
     "BatchLoader",
     "DataReport",
     "DenseColumn",
-    "EventLog",
     "EventSplit",
     "Feature",
     "FeatureSchema",
@@ -37,6 +36,7 @@ __all__ = [
     "SharedNegatives",
     "SyntheticConfig",
     "SyntheticPaths",
+    "WrittenLog",
     "check_columns",
     "inspect_data",
     "to_batch",

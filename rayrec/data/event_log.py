@@ -71,7 +71,7 @@ class EventSplit:
             )
 
 
-class EventLog(NamedTuple):
+class WrittenLog(NamedTuple):
     """What was written: the folder of the log, its users, and its events by split."""
 
     path: Path
@@ -87,7 +87,7 @@ def write_event_log(
     time: str,
     split: EventSplit | None = None,
     overwrite: bool = False,
-) -> EventLog:
+) -> WrittenLog:
     """Sort and split a log.
 
     Args:
@@ -106,7 +106,7 @@ def write_event_log(
     with new_data_set(out, overwrite) as folder, tempfile.TemporaryDirectory(dir=folder) as spare:
         buckets = events_of.buckets(BUCKET_ROWS, Path(spare))
         users, events = write_sorted(buckets, folder / "log", user, time, split or EventSplit())
-    return EventLog(Path(out) / "log", users, events)
+    return WrittenLog(Path(out) / "log", users, events)
 
 
 def write_sorted(

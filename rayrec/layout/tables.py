@@ -247,12 +247,10 @@ class EmbeddingConfig(BaseEmbeddingConfig):
 
 
 def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
-    """Refuse dynamic tables.
+    """Raise ConfigError for the first dynamic table.
 
     Args:
-        why: what does not go with them, and what to do instead.
-    Raises:
-        ConfigError: names the first dynamic table.
+        why: what does not go with it, and what to do instead.
     """
     for table in tables:
         if table.dynamic is not None:
@@ -260,13 +258,7 @@ def refuse_dynamic(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
 
 
 def refuse_growth(tables: Iterable[BaseEmbeddingConfig], why: str) -> None:
-    """Refuse tables that grow.
-
-    Args:
-        why: what does not go with them, and what to do instead.
-    Raises:
-        ConfigError: names the first table that grows.
-    """
+    """Raise ConfigError for the first table that grows; `why` as for `refuse_dynamic`."""
     for table in tables:
         if table.dynamic is not None and table.dynamic.growth is not None:
             raise ConfigError(f"table {table.name!r} has growth, and {why}.")

@@ -17,7 +17,7 @@ from rayrec.models.dlrm_parts import (
     OverArch,
     SparseArch,
 )
-from rayrec.models.full_ranking import Lists, Places, rank_items, rank_scores
+from rayrec.models.full_ranking import ItemPlaces, Lists, rank_items, rank_scores
 from rayrec.models.multi_task import MultiTaskTrain
 from rayrec.models.next_item import NextItem, NextItemTrain
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
@@ -39,12 +39,12 @@ __all__ = [
     "InteractionArch",
     "InteractionDCNArch",
     "InteractionProjectionArch",
+    "ItemPlaces",
     "Lists",
     "MultiTaskTrain",
     "NextItem",
     "NextItemTrain",
     "OverArch",
-    "Places",
     "SampledSoftmax",
     "SimpleDeepFMNN",
     "SparseArch",

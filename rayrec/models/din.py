@@ -23,7 +23,7 @@ from rayrec.modules import (
     TargetAttention,
     get_embedding_names_by_table,
 )
-from rayrec.modules.jagged_rows import Sequences, sum_rows
+from rayrec.modules.jagged_rows import JaggedOffsets, sum_rows
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
@@ -111,4 +111,4 @@ class DIN(nn.Module):
 def _summed(rows: JaggedTensor) -> Tensor:
     """(B, D)."""
     values = rows.values()
-    return sum_rows(values, Sequences(rows.offsets(), len(values)))
+    return sum_rows(values, JaggedOffsets(rows.offsets(), len(values)))

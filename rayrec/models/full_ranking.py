@@ -36,7 +36,7 @@ class Lists(NamedTuple):
     lengths: Tensor
 
 
-class Places(NamedTuple):
+class ItemPlaces(NamedTuple):
     """Places of the wanted items, each (P,) int64, in the order in which they were given.
 
     Attributes:
@@ -58,7 +58,7 @@ def rank_items(
     first: int,
     known: Tensor,
     exchange: Exchange,
-) -> Places:
+) -> ItemPlaces:
     """Return the places of the wanted items; every rank calls it with queries of its own.
 
     A wanted item that is not known, or was seen, stands behind all items.
@@ -85,11 +85,11 @@ def rank_items(
     )
     start = sum(wanted_counts[: exchange.rank])
     own = behind[start : start + len(wanted.ids)]
-    return Places(*(send_home(above, wanted_counts, exchange).sum(0) + own).unbind(1))
+    return ItemPlaces(*(send_home(above, wanted_counts, exchange).sum(0) + own).unbind(1))
 
 
 @torch.no_grad()
-def rank_scores(scores: Tensor, wanted: Lists, seen: Lists, known: Tensor) -> Places:
+def rank_scores(scores: Tensor, wanted: Lists, seen: Lists, known: Tensor) -> ItemPlaces:
     """Return the places of the wanted items in scores of all items, by the same rule.
 
     Args:
@@ -97,7 +97,7 @@ def rank_scores(scores: Tensor, wanted: Lists, seen: Lists, known: Tensor) -> Pl
         wanted, seen, known: as of `rank_items`.
     """
     above, behind = _places(scores, wanted, seen, known, LocalExchange())
-    return Places(*(above + behind).unbind(1))
+    return ItemPlaces(*(above + behind).unbind(1))
 
 
 def _gathered(

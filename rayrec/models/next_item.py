@@ -25,7 +25,7 @@ from rayrec.data.candidates import ROW_KEYS
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
 from rayrec.modules import EmbeddingCollection
-from rayrec.modules.jagged_rows import Sequences
+from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
@@ -197,5 +197,5 @@ def next_places(offsets: Tensor, tokens: int) -> Tensor:
         (T,): t + 1 inside of a history, and T + b at the end of row b.
     """
     following = torch.arange(1, tokens + 1, device=offsets.device)
-    row = Sequences(offsets, tokens).row
+    row = JaggedOffsets(offsets, tokens).row
     return torch.where(following == offsets[1:][row], tokens + row, following)

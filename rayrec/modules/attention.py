@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError
-from rayrec.modules.jagged_rows import Sequences, dots, expand_rows, softmax_rows, weighted_sum
+from rayrec.modules.jagged_rows import JaggedOffsets, dots, expand_rows, softmax_rows, weighted_sum
 
 Device = torch.device | str | None
 
@@ -65,12 +65,12 @@ class TargetAttention(nn.Module):
         Returns:
             (B, D).
         """
-        sequences = Sequences(offsets, len(values))
+        sequences = JaggedOffsets(offsets, len(values))
         scores = self._scores(query, values, sequences)
         weights = softmax_rows(scores, sequences) if self.softmax else scores
         return weighted_sum(weights, values, sequences)
 
-    def _scores(self, query: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+    def _scores(self, query: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         # (T,)
         if not len(self.layers):
             return dots(query, values, sequences) * self.dim**-0.5

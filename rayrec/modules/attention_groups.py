@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import InputError
-from rayrec.modules.jagged_rows import Sequences
+from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
 # One call costs as much as so many pairs of a query and a key, of 64 columns. Measured forward and
@@ -31,7 +31,7 @@ VALUE_PAIRS = 20
 SORT_CALLS = 6
 
 
-class Group(NamedTuple):
+class LengthGroup(NamedTuple):
     """Neighbouring sequences that one call attends.
 
     Attributes:
@@ -83,8 +83,8 @@ class JaggedGroups:
     def __init__(
         self, offsets: Tensor, num_values: int, max_length: int | None = None, width: int = 64
     ) -> None:
-        self.sequences = Sequences(offsets, num_values)
-        self.groups: list[Group] = []
+        self.sequences = JaggedOffsets(offsets, num_values)
+        self.groups: list[LengthGroup] = []
         self._order: Tensor | None = None
         self._inverse: Tensor | None = None
         count = offsets.numel() - 1
@@ -92,7 +92,7 @@ class JaggedGroups:
             return
         if offsets.device.type != "cpu":
             longest = max_length or int(offsets.diff().max())
-            self.groups = [Group(count, longest, num_values, self.sequences.offsets)]
+            self.groups = [LengthGroup(count, longest, num_values, self.sequences.offsets)]
             return
         lengths = self.sequences.offsets.diff()
         self._cut(lengths, width)
@@ -112,7 +112,9 @@ class JaggedGroups:
         if len(sizes) == 1:
             same = len(counts) == 1 and not empty
             offsets = None if same else self.sequences.offsets
-            self.groups = [Group(len(lengths), sizes[0][1], self.sequences.num_values, offsets)]
+            self.groups = [
+                LengthGroup(len(lengths), sizes[0][1], self.sequences.num_values, offsets)
+            ]
             return
         # longest first, as `cut_lengths` counts; equal lengths keep their order
         by_length = torch.argsort(lengths, descending=True, stable=True)
@@ -124,9 +126,9 @@ class JaggedGroups:
             own = own - own[0]
             values = int(own[-1])
             full = values == number * length
-            self.groups.append(Group(number, length, values, None if full else own))
+            self.groups.append(LengthGroup(number, length, values, None if full else own))
             first += number
-        into = Sequences(sorted_offsets, self.sequences.num_values)
+        into = JaggedOffsets(sorted_offsets, self.sequences.num_values)
         starts = self.sequences.offsets[:-1].index_select(0, by_length)
         self._order = starts.index_select(0, into.row) + into.positions
         self._inverse = torch.empty_like(self._order)
@@ -140,7 +142,7 @@ class JaggedGroups:
         """Bring (T, ...) values back into the order in which they came."""
         return values if self._order is None else _Reorder.apply(values, self._inverse, self._order)
 
-    def parts(self, *tensors: Tensor) -> Iterator[tuple[Group, tuple[Tensor, ...]]]:
+    def parts(self, *tensors: Tensor) -> Iterator[tuple[LengthGroup, tuple[Tensor, ...]]]:
         """Yield each group with its part of some (T, ...) tensors in the order of the groups."""
         if len(self.groups) == 1:
             yield self.groups[0], tensors

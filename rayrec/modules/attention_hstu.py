@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from rayrec.modules.attention_groups import Group, JaggedGroups
+from rayrec.modules.attention_groups import JaggedGroups, LengthGroup
 from rayrec.modules.attention_tiles import PaddedGroup, Tile, distances_of, tiles_of, time_buckets
 
 KEPT_ELEMENTS = 1 << 22  # 16 MiB of float32, which spares short sequences a third of the time
@@ -84,7 +84,7 @@ def attend_pointwise(
 
 
 def _attend_whole(
-    group: Group,
+    group: LengthGroup,
     heads: int,
     query: Tensor,
     key: Tensor,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.modules.attention_groups import Group
+from rayrec.modules.attention_groups import LengthGroup
 
 TILE_ELEMENTS = 1 << 19  # 2 MiB of float32: about what a core's cache holds
 TILE_QUERIES = 64
@@ -30,7 +30,7 @@ class Tile(NamedTuple):
     rows: slice
 
 
-def tiles_of(group: Group, heads: int) -> Iterator[Tile]:
+def tiles_of(group: LengthGroup, heads: int) -> Iterator[Tile]:
     """Yield the tiles of a group; each has at most TILE_ELEMENTS weights, or one query of one
     sequence.
     """
@@ -53,7 +53,7 @@ def time_buckets(seconds: Tensor, count: int) -> Tensor:
 class PaddedGroup:
     """The tensors of one group: (n H, L, d) queries, keys and values, and (n, L) times."""
 
-    def __init__(self, group: Group, heads: int, parts: tuple[Tensor, ...]) -> None:
+    def __init__(self, group: LengthGroup, heads: int, parts: tuple[Tensor, ...]) -> None:
         self.group, self.heads = group, heads
         self.query, self.key, self.value = (self.by_head(part) for part in parts[:3])
         # the scale goes into the queries, which are fewer than the weights

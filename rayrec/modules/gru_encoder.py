@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rayrec.errors import ConfigError
 from rayrec.modules.jagged_dropout import JaggedDropout, value_keys
-from rayrec.modules.jagged_rows import Sequences
+from rayrec.modules.jagged_rows import JaggedOffsets
 
 
 class GRUEncoder(nn.Module):
@@ -51,14 +51,14 @@ class GRUEncoder(nn.Module):
         keys: Tensor | None = None,
     ) -> Tensor:
         """Encode; as the forward of `AttentionEncoder`. Times are not read."""
-        sequences = Sequences(offsets, len(values))
+        sequences = JaggedOffsets(offsets, len(values))
         own = None if keys is None else value_keys(keys, sequences)
         states = self.before(values, own)
         if len(values):
             states = self._recur(states, sequences)
         return self.output(self.behind(states, own))
 
-    def _recur(self, values: Tensor, sequences: Sequences) -> Tensor:
+    def _recur(self, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         """Run the GRU over (T, D) values, T above 0."""
         # A packed sequence holds the first values of all sequences, longest sequence first, then
         # their second values, and so on. It needs the number of values at every position.

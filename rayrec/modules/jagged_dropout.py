@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError
-from rayrec.modules.jagged_rows import Sequences
+from rayrec.modules.jagged_rows import JaggedOffsets
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -65,7 +65,7 @@ def row_keys(
     return mix(numbers ^ of_step.to(numbers.device, non_blocking=True))
 
 
-def value_keys(rows: Tensor, sequences: Sequences) -> Tensor:
+def value_keys(rows: Tensor, sequences: JaggedOffsets) -> Tensor:
     """(B,) keys of the rows -> (T,) keys of their values."""
     return mix(rows.index_select(0, sequences.row) ^ sequences.positions)
 

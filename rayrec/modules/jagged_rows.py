@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class Sequences:
+class JaggedOffsets:
     """The places of T values in B sequences.
 
     Args:
@@ -46,27 +46,27 @@ class Sequences:
         return numbers - self.offsets.index_select(0, self.row)
 
 
-def expand_rows(rows: Tensor, sequences: Sequences) -> Tensor:
+def expand_rows(rows: Tensor, sequences: JaggedOffsets) -> Tensor:
     """Copy (B,) or (B, D) rows to each value of their sequences: (T,) or (T, D)."""
     return _Expand.apply(rows, sequences)
 
 
-def sum_rows(values: Tensor, sequences: Sequences) -> Tensor:
+def sum_rows(values: Tensor, sequences: JaggedOffsets) -> Tensor:
     """Sum (T,) or (T, D) values by sequence: (B,) or (B, D), 0 for a sequence without values."""
     return _Sum.apply(values, sequences)
 
 
-def dots(rows: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+def dots(rows: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
     """Multiply each of (T, D) values with the (B, D) row of its sequence: (T,) dot products."""
     return _Dots.apply(rows, values, sequences)
 
 
-def weighted_sum(weights: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+def weighted_sum(weights: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
     """Sum (T, D) values by sequence, each times its weight of (T,): (B, D)."""
     return _WeightedSum.apply(weights, values, sequences)
 
 
-def softmax_rows(scores: Tensor, sequences: Sequences) -> Tensor:
+def softmax_rows(scores: Tensor, sequences: JaggedOffsets) -> Tensor:
     """Softmax of (T,) scores within each sequence."""
     # the largest score of a sequence keeps exp in range, and cancels in the result and its gradient
     largest = torch.segment_reduce(scores.detach(), "max", offsets=sequences.offsets, axis=0)
@@ -92,7 +92,7 @@ def _sums(values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Ten
 
 class _Expand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sequences: Sequences) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, sequences: JaggedOffsets) -> Tensor:
         ctx.sequences = sequences
         return rows.index_select(0, sequences.row)
 
@@ -103,7 +103,7 @@ class _Expand(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, sequences: Sequences) -> Tensor:
+    def forward(ctx: Any, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         ctx.sequences = sequences
         if values.dim() == 1:
             return _sums(values.unsqueeze(1), sequences.offsets).squeeze(1)
@@ -116,7 +116,7 @@ class _Sum(torch.autograd.Function):
 
 class _Dots(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         ctx.sequences = sequences
         ctx.save_for_backward(rows, values)
         return (rows.index_select(0, sequences.row) * values).sum(1)
@@ -130,7 +130,7 @@ class _Dots(torch.autograd.Function):
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, values: Tensor, sequences: Sequences) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         ctx.sequences = sequences
         ctx.save_for_backward(weights, values)
         return _sums(values, sequences.offsets, weights.contiguous())

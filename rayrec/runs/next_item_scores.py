@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rayrec.data import Batch, RowDataset
-    from rayrec.models import Lists, NextItem, Places
+    from rayrec.models import ItemPlaces, Lists, NextItem
     from rayrec.train.loop import RankTrainer
 
 SCORES = 1 << 24  # of queries of all ranks with all items, that are in memory at a time
@@ -83,7 +83,7 @@ class NextItemScorer:
 
     def _placed(
         self, trainer: RankTrainer, model: NextItem
-    ) -> Iterator[tuple[Places, Places, Places]]:
+    ) -> Iterator[tuple[ItemPlaces, ItemPlaces, ItemPlaces]]:
         """Yield the places of this rank's queries by model, popularity and chain, call by call."""
         import torch
 

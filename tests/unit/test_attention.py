@@ -12,9 +12,9 @@ from torch import Tensor
 from rayrec.errors import ConfigError, InputError
 from rayrec.modules import TargetAttention, attention_tiles, causal_attention, hstu_attention
 from rayrec.modules import attention_hstu as hstu
-from rayrec.modules.attention_groups import Group, JaggedGroups, cut_lengths
+from rayrec.modules.attention_groups import JaggedGroups, LengthGroup, cut_lengths
 from rayrec.modules.jagged_rows import (
-    Sequences,
+    JaggedOffsets,
     dots,
     expand_rows,
     softmax_rows,
@@ -92,7 +92,7 @@ def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
 
 def test_rows_have_the_gradients_of_their_gradients():
     offsets = torch.tensor([0, 2, 2, 5, 6])
-    sequences = Sequences(offsets, 6)
+    sequences = JaggedOffsets(offsets, 6)
     rows, values, scores = (x.double() for x in leaves(0, (4, 3), (6, 3), (6,)))
     for function, inputs in (
         (expand_rows, [rows]),
@@ -161,7 +161,7 @@ def test_a_longer_sequence_than_said_is_refused():
 
 def test_tiles_are_within_their_bound_and_cover_every_query():
     for sequences, length, heads in ((1, 9000, 2), (300, 50, 4), (7, 1, 1), (2, 300_000, 4)):
-        group = Group(sequences, length, sequences * length, None)
+        group = LengthGroup(sequences, length, sequences * length, None)
         seen = Counter()
         for tile in attention_tiles.tiles_of(group, heads):
             count = tile.span.stop - tile.span.start

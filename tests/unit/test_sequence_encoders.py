@@ -11,7 +11,7 @@ from torch.nn import functional
 from rayrec.errors import ConfigError, InputError
 from rayrec.modules import GRUEncoder, HSTUEncoder, JaggedDropout, SASRecEncoder, row_keys
 from rayrec.modules.jagged_dropout import mix, value_keys
-from rayrec.modules.jagged_rows import Sequences
+from rayrec.modules.jagged_rows import JaggedOffsets
 from tests.unit.sequence_reference import padded_causal, padded_pointwise, random_offsets
 
 # sums of float64 in another order, through two layers
@@ -139,7 +139,7 @@ def _mixed(x: int) -> int:
 def test_the_mask_is_that_of_its_definition():
     seed, step, first, layer, p = -3, 2**40, 11, 6, 0.3
     offsets = torch.tensor([0, 3, 3, 5])
-    keys = value_keys(row_keys(seed, step, first, 3), Sequences(offsets, 5))
+    keys = value_keys(row_keys(seed, step, first, 3), JaggedOffsets(offsets, 5))
     mask = JaggedDropout(p, layer).mask(keys, 10)
     bound = (1 << 64) - 1
     dropped = round(p * 65536)
