@@ -184,6 +184,10 @@ class HSTUEncoder(AttentionEncoder):
                 "this HSTUEncoder has a bias of time and was given no times; give (T,) seconds, or "
                 "make it with time_buckets=0."
             )
+        if len(times) != groups.sequences.num_values:
+            raise InputError(
+                f"{len(times)} times of {groups.sequences.num_values} values; give one for each."
+            )
         return groups.sort(times)
 
 

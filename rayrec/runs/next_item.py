@@ -66,6 +66,11 @@ def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
         raise ConfigError(
             "run.publish is for models that are served, and next-item models are not; leave it out."
         )
+    if run.run.evaluation is not None:
+        raise ConfigError(
+            "run.evaluation scores on the way, and next-item models are ranked after training "
+            "alone; leave it out."
+        )
     # labels are not read
     train = open_data(
         run.train, run.schema, run.schema_source, run.where, False, num_streams=run.num_streams

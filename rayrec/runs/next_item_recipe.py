@@ -34,16 +34,17 @@ class NextItemModel:
     Attributes:
         model: "sasrec", "hstu" or "gru4rec": the encoder.
         history, item: features of the schema that share the items' table.
-        times: sequence of the schema with the times of the history; hstu has a bias of time where
-            it is given.
+        times: sequence of the schema with the time of each item of the history; hstu has a bias of
+            time where it is given.
         seen: sequence of the schema with all items that the user of a held-out row has seen, where
             the history is only the last of them.
-        length: the longest history; gru4rec takes any.
-        layers, heads: size of the encoder; gru4rec has no heads.
+        length: the longest history, 50 unless given; gru4rec takes any.
+        layers: of the encoder, 2 unless given, of gru4rec 1.
+        heads: of attention, 2 unless given; gru4rec has none.
         dropout: share of the columns that are dropped.
         loss: "sampled" or "full": a softmax over negatives, or over all items.
-        negatives: items of a sampled softmax.
-        proposal: how negatives are drawn: "popularity" or "uniform".
+        negatives: items of a sampled softmax, 512 unless given.
+        proposal: how negatives are drawn: "popularity", unless given, or "uniform".
         ks: lengths of the lists that are scored.
         init_bound: rows start within +- this, where the schema gives the table no bounds.
     Raises:
@@ -55,22 +56,21 @@ class NextItemModel:
     item: str = "item"
     times: str | None = None
     seen: str | None = None
-    length: int = 50
+    length: int | None = None
     layers: int | None = None
-    heads: int = 2
+    heads: int | None = None
     dropout: float = 0.3
     loss: Literal["sampled", "full"] = "sampled"
-    negatives: int = 512
-    proposal: Literal["popularity", "uniform"] = "popularity"
+    negatives: int | None = None
+    proposal: Literal["popularity", "uniform"] | None = None
     ks: tuple[int, ...] = (10,)
     init_bound: float = 0.035
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("length", "heads", "negatives"):
-            whole_number(name, getattr(self, name), 1, MAX_SIZE)
-        if self.layers is not None:
-            whole_number("layers", self.layers, 1, MAX_SIZE)
+        for name in ("length", "layers", "heads", "negatives"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1, MAX_SIZE)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout}; it must be at least 0 and below 1.")
         positive("init_bound", self.init_bound)
@@ -78,10 +78,16 @@ class NextItemModel:
             raise ConfigError(f"ks={self.ks}; give different lengths of lists, at least one.")
         for k in self.ks:
             whole_number("ks has the number", k, 1, MAX_SIZE)
-        if self.times is not None and self.model != "hstu":
-            raise ConfigError(
-                f"times={self.times!r} is for hstu, and the model is {self.model!r}; leave it out."
-            )
+        for names, whose, is_theirs in (
+            (("times",), "hstu, and the model is " + repr(self.model), self.model == "hstu"),
+            (("length", "heads"), "attention, and gru4rec has none", self.model != "gru4rec"),
+            (("negatives", "proposal"), 'a sampled loss, and loss="full"', self.loss == "sampled"),
+        ):
+            for name in names:
+                if getattr(self, name) is not None and not is_theirs:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} is for {whose}; leave it out."
+                    )
 
     def check(self, schema: FeatureSchema) -> None:
         """Check that a schema has what the model reads.
@@ -110,6 +116,25 @@ class NextItemModel:
                     f"{option}={name!r} is no sequence of the schema, which has {sequences}."
                 )
 
+        self._check_lengths(schema)
+
+    def _check_lengths(self, schema: FeatureSchema) -> None:
+        """Check that histories have the model's length, and their items a time each."""
+        (history,) = (one for one in schema.features if one.name == self.history)
+        longest = history.history or history.most_recent
+        if self.length is not None and longest is not None and longest > self.length:
+            raise ConfigError(
+                f"length={self.length} is less than the {longest} items of {self.history!r}; raise "
+                "it, or cut the history in the schema."
+            )
+        for times in (one for one in schema.sequences if one.name == self.times):
+            linked = self.history == times.aligned_with or history.aligned_with == self.times
+            if history.history != times.history or not (history.history or linked):
+                raise ConfigError(
+                    f"times={self.times!r} has not one number for each item of {self.history!r}; "
+                    "name a sequence with the same history, or aligned_with it."
+                )
+
     def run_options(self) -> dict[str, Any]:
         """Return options of a run that differ from those of other models, where none are said."""
         from rayrec.spec.schedule import ScheduleConfig
@@ -136,12 +161,11 @@ class NextItemModel:
 
         if self.model == "gru4rec":
             return GRUEncoder(width, self.layers or 1, self.dropout)
-        layers = self.layers or 2
+        sizes = width, self.length or 50, self.layers or 2, self.heads or 2
         if self.model == "hstu":
             buckets = 40 if self.times is not None else 0
-            sizes = width, self.length, layers, self.heads
             return HSTUEncoder(*sizes, self.dropout, time_buckets=buckets)
-        return SASRecEncoder(width, self.length, layers, self.heads, self.dropout)
+        return SASRecEncoder(*sizes, self.dropout)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -220,9 +244,10 @@ class NextItemRecipe:
         items = len(self.counts)
         if self.model.loss == "full":
             return ItemSlices(num_items=items)
-        counts = self.counts if self.model.proposal == "popularity" else None
+        proposal = self.model.proposal or "popularity"
+        counts = self.counts if proposal == "popularity" else None
         return SharedNegatives(
-            count=self.model.negatives, num_items=items, proposal=self.model.proposal, counts=counts
+            count=self.model.negatives or 512, num_items=items, proposal=proposal, counts=counts
         )
 
     def _loss(self) -> FullSoftmax | SampledSoftmax:

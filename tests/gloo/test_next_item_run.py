@@ -87,7 +87,6 @@ def options(folder: Path, *changes: str) -> list[str]:
     usual = [
         "model.model=sasrec",
         "model.seen=seen",
-        "model.length=12",
         "model.negatives=16",
         "model.ks=[1,5]",
         "run.progress=off",
@@ -125,7 +124,7 @@ def run_task(rank: int, ranks: int, task: FitTask) -> FitOutcome:
 
 @pytest.mark.parametrize("loss", ["sampled", "full"])
 def test_ranks_train_and_rank_as_one(ranks: RankPool, songs: Path, loss: str) -> None:
-    model = replace(SMALL, loss=loss)
+    model = replace(SMALL, loss=loss, negatives=16 if loss == "sampled" else None)
     (one,) = ranks.run(1, run_task, task_for(songs, model, 1, "table_wise"))
     # each group of a 2D world holds all items and ranks the queries of its own
     groups = None if loss == "full" else 2
@@ -294,6 +293,10 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
         ("model.item=song", "feature 'song' is not in the schema"),
         ("model.seen=heard", "seen='heard' is no sequence of the schema, which has"),
         ("model.times=times", "times='times' is for hstu"),
+        ("model.model=hstu model.times=seen", "has not one number for each item of 'history'"),
+        ("model.model=gru4rec model.heads=4", "heads=4 is for attention, and gru4rec has none"),
+        ("model.loss=full", "negatives=16 is for a sampled loss"),
+        ("run.evaluation={every_n_steps=5}", "run.evaluation scores on the way"),
         ("model.ks=[99]", "longer than a list of all 40 items"),
         ("model.ks=[]", "give different lengths of lists"),
         ("model.dropout=1", "dropout=1.0; it must be at least 0 and below 1"),
@@ -303,12 +306,12 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
             "run.publish={path='/nowhere',every_n_steps=5}",
             "run.publish is for models that are served",
         ),
-        ("model.length=5", "12 values, more than the 5"),
+        ("model.length=5", "length=5 is less than the 12 items of 'history'"),
     ],
 )
 def test_mistakes_are_said_in_one_line(
     songs: Path, capsys: pytest.CaptureFixture[str], change: str, said: str
 ) -> None:
-    assert main(options(songs, change)) == 2
+    assert main(options(songs, *change.split())) == 2
     err = capsys.readouterr().err
     assert said in err and "Traceback" not in err
