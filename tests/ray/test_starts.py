@@ -66,7 +66,6 @@ def test_a_rank_that_dies_before_the_start_is_named_among_all(victim: int) -> No
         on_ranks(act)
 
 
-@pytest.mark.slow
 def test_a_rank_that_gets_sigterm_ends_without_a_traceback() -> None:
     """Ray's own handler would raise SystemExit wherever the process is."""
 

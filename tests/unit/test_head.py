@@ -14,6 +14,7 @@ import pytest
 
 from rayrec.command import run_command
 from rayrec.driver import head as module
+from rayrec.driver import reaper
 from rayrec.driver.cluster import connected
 from rayrec.driver.commands import Ask
 from rayrec.driver.head import Head
@@ -132,8 +133,10 @@ def test_a_machine_on_which_ray_does_not_start_is_no_mistake_of_the_users(
             return 0
 
     monkeypatch.setattr(ray, "init", fails)
-    # the tests of tests/ray have one cluster for all, which may be that of this process
+    # The tests of tests/ray have one cluster for all, which may be that of this process. It is not
+    # what is left of the one that did not start, and Ray ends a process that has lost its head.
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(reaper, "files_of", lambda driver: "/no cluster")
     for name in ("RAY_AUTH_MODE", "RAY_worker_niceness"):
         monkeypatch.setenv(name, "0")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
