@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rayrec.data.hashing import mix
 from rayrec.dynamic.clock import NO_TIME, Instant
@@ -71,6 +72,11 @@ def blocks_of(keys: Ints, blocks: int) -> Ints:
         return np.zeros(len(keys), np.int64)
     shift = np.uint64(64 - (blocks.bit_length() - 1))
     return (mix(keys.view(np.uint64)) >> shift).view(np.int64)
+
+
+def first_rows(ids: Tensor, blocks: int, size: int) -> Tensor:
+    """Return (N,) the first row of the block of (N,) ids, in a table of blocks of `size` rows."""
+    return torch.from_numpy(blocks_of(ids.numpy(), blocks) * size)
 
 
 class BlockedKeys:

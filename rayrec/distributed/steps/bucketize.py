@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.steps.source_rows import FilledBags, SourcePart, SourceRows
-from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.blocks import first_rows
 from rayrec.errors import InputError
 from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor
@@ -154,9 +154,10 @@ def _cut(
     where = cut.sequence or (track and cut.weighted)
     if cut.dynamic:
         sizes = [span.stop - span.start for span in spans]
-        first_rows = _first_rows(cut_ids, sizes, cut.dynamic)
+        parts = zip(cut_ids.split(sizes), cut.dynamic, strict=True)
+        firsts = torch.cat([first_rows(part, *blocks) for part, blocks in parts])
         out_lengths, _, out_weights, origin = block_bucketize(
-            cut_lengths, first_rows, cut_weights, cut.cuts, varying, where=True
+            cut_lengths, firsts, cut_weights, cut.cuts, varying, where=True
         )
         assert origin is not None
         out_ids = cut_ids[origin]
@@ -181,21 +182,6 @@ def _cut(
         numbers = out_lengths.view(rows, -1).sum(1, dtype=torch.int64)
     part = SourcePart(out_ids, [], out_bags, out_lengths, out_weights, origin)
     return _Cut(part, numbers, mask, cut_lengths.numel())
-
-
-def _first_rows(ids: Tensor, sizes: Sequence[int], dynamic: Sequence[tuple[int, int]]) -> Tensor:
-    """Return for each id of dynamic tables the first row of the block that its hash says.
-
-    Args:
-        ids: (N,) of all features, one feature after the other.
-        sizes: ids of each feature.
-        dynamic: blocks of each feature's table, and the rows of each.
-    """
-    found = [
-        blocks_of(part.numpy(), blocks) * rows
-        for part, (blocks, rows) in zip(ids.split(list(sizes)), dynamic, strict=True)
-    ]
-    return torch.from_numpy(np.concatenate(found))
 
 
 class _Cut(NamedTuple):

@@ -9,7 +9,8 @@ tables were static. A row of `ABSENT` is that of an id without one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.distributed.ways.way import Step
-from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.blocks import first_rows
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout import Layout, TableLayout
 
@@ -38,13 +39,16 @@ def owned_ids(
     Args:
         counts: per source, the ids of every use of the collection.
     """
+    of_use: dict[int, list[int]] = {}
+    for i, slot in enumerate(group.slots):
+        of_use.setdefault(slot.use.index, []).append(i)
     ids: list[Tensor] = []
     flags: list[Tensor] = []
     places: list[list[slice | Tensor]] = [[] for _ in group.slots]
     at = 0
     for of_source, source in zip(counts, arrived, strict=True):
         for use, count in enumerate(of_source):
-            mine = [i for i, slot in enumerate(group.slots) if slot.use.index == use]
+            mine = of_use.get(use, [])
             own = torch.zeros(count, dtype=torch.int64)
             for i in mine:
                 slot, rows = group.slots[i], group.slots[i].shard.rows
@@ -52,7 +56,7 @@ def owned_ids(
                 if slot.whole:
                     places[i].append(slice(at, at + count))
                 else:
-                    first = _first_rows(own, *pieces[slot.piece].dynamic)
+                    first = first_rows(own, *pieces[slot.piece].dynamic)
                     here = (first >= rows.start) & (first < rows.stop)
                     places[i].append(here.nonzero().view(-1) + at)
             ids.append(own)
@@ -60,6 +64,30 @@ def owned_ids(
             at += count
     read_only = torch.cat(flags) if group.has_read_only else None
     return GroupIds(torch.cat(ids), torch.arange(at + 1), None, read_only, places=places)
+
+
+class _Told(NamedTuple):
+    """A slot whose rows its owner tells."""
+
+    group: LookupGroup
+    number: int  # of the slot in its group
+
+    @property
+    def slot(self) -> Slot:
+        return self.group.slots[self.number]
+
+
+class _Asked(NamedTuple):
+    """A use of a collection with dynamic tables.
+
+    Attributes:
+        blocks: blocks of its table and the rows of each; None for a static table.
+        cuts: row cuts of a table with several row blocks, or None.
+    """
+
+    use: Use
+    blocks: tuple[int, int] | None
+    cuts: Tensor | None
 
 
 class OwnedRows:
@@ -81,10 +109,43 @@ class OwnedRows:
         groups: Sequence[Sequence[LookupGroup]],
         layouts: Mapping[int, Mapping[str, Layout]],
     ) -> None:
-        self._slots, self._rank, self._layouts = slots, rank, layouts
-        self._groups = [[group for group in of_rank if group.key.dynamic] for of_rank in groups]
-        found = {group.key.collection for of_rank in self._groups for group in of_rank}
+        self._layouts = layouts
+        dynamic = [[group for group in of_rank if group.key.dynamic] for of_rank in groups]
+        self._own, ranks = dynamic[rank], range(len(groups))
+        self._tells = [self._told(dynamic[rank], source == rank) for source in ranks]
+        self._hears = [self._told(dynamic[owner], owner == rank) for owner in ranks]
+        found = {group.key.collection for of_rank in dynamic for group in of_rank}
         self.collections = tuple(sorted(found))
+        self._asked = {c: self._asked_of(slots, c) for c in self.collections}
+
+    def _told(self, groups: Sequence[LookupGroup], to_itself: bool) -> list[_Told]:
+        """Return the slots of an owner whose rows it tells another rank, or itself: those of the
+        first columns; of a replicated table every rank has its own.
+        """
+        return [
+            _Told(group, number)
+            for group in groups
+            for number, slot in enumerate(group.slots)
+            if slot.shard.cols.start == 0
+            and (to_itself or isinstance(self._layout(slot.use), TableLayout))
+        ]
+
+    def _layout(self, use: Use) -> Layout:
+        return self._layouts[use.collection][use.table]
+
+    def _asked_of(self, slots: SlotTable, collection: int) -> list[_Asked]:
+        tables = {table.name: table for table in slots.collections[collection].tables}
+        asked = []
+        for use in slots.uses[collection]:
+            table, layout = tables[use.table], self._layout(use)
+            blocks, cuts = None, None
+            if table.dynamic is not None:
+                size = table.row_multiple
+                blocks = table.num_embeddings // size, size
+                if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
+                    cuts = torch.tensor(layout.row_cuts)
+            asked.append(_Asked(use, blocks, cuts))
+        return asked
 
     def find(self, step: Step) -> tuple[dict[GroupKey, GroupIds], dict[int, list[Tensor]]]:
         """Give rows to the ids that this rank owns, and learn those of its batch.
@@ -96,22 +157,18 @@ class OwnedRows:
         """
         mapped = dict(step.routed.groups)
         parts: dict[GroupKey, Parts] = {}
-        for group in self._groups[self._rank]:
+        for group in self._own:
             routed, ids = step.routed.groups[group.key], step.lookups[group.key].ids
             assert ids is not None, "the tables of the group are dynamic"
             rows = ids.rows_of(routed)
             mapped[group.key] = ids.looked_up(routed, rows)
-            parts[group.key] = self._parts(group, rows, routed, step.routed.got)
-        ranks = range(len(self._groups))
+            parts[group.key] = _parts(group, rows, routed, step.routed.got)
         send = [
-            [parts[group.key][i][source] for group, i in self._told(self._rank, source)]
-            for source in ranks
+            [parts[told.group.key][told.number][source] for told in of_source]
+            for source, of_source in enumerate(self._tells)
         ]
         found, blocks = self._wanted(step.routed.source, step.send.keys)
-        places = [
-            [self._place(group.slots[i], blocks) for group, i in self._told(owner, self._rank)]
-            for owner in ranks
-        ]
+        places = [[self._place(told.slot, blocks) for told in told_by] for told_by in self._hears]
         counts = [
             [
                 found[use.collection][use.index].numel() if here is None else int(here.sum())
@@ -130,78 +187,55 @@ class OwnedRows:
             rows[slice(None) if here is None else here] = next(flow)
         return mapped, found
 
-    def _told(self, owner: int, source: int) -> Iterator[tuple[LookupGroup, int]]:
-        """Yield the slots of an owner whose rows it tells a source: those of the first columns, and
-        of replicated tables to itself alone.
-        """
-        for group in self._groups[owner]:
-            for i, slot in enumerate(group.slots):
-                layout = self._layouts[group.key.collection][slot.use.table]
-                if slot.shard.cols.start == 0 and (
-                    isinstance(layout, TableLayout) or owner == source
-                ):
-                    yield group, i
-
-    def _parts(
-        self, group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]
-    ) -> Parts:
-        """Return rows of the table for the ids of every slot, source by source."""
-        if routed.places:
-            found = [[rows[at] for at in of_slot] for of_slot in routed.places]
-        else:
-            sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
-            flow = iter(rows.split(sizes))
-            found = [[next(flow) for _ in got] for _ in group.slots]
-        return [
-            [_of_table(part, slot) for part in of_slot]
-            for slot, of_slot in zip(group.slots, found, strict=True)
-        ]
-
     def _wanted(
         self, source: SourceRows, keys: Sequence[str]
     ) -> tuple[dict[int, list[Tensor]], dict[Use, Tensor]]:
         """Return what `find` fills, where static tables have their rows already, and the row block
         of every id of tables that have several.
         """
-        where, bounds, whole = list(keys), source.kjt_offsets, source.parts[0]
+        where, bounds = {key: i for i, key in enumerate(keys)}, source.kjt_offsets
         found: dict[int, list[Tensor]] = {}
-        blocks: dict[Use, Tensor] = {}
-        for collection in self.collections:
-            tables = {table.name: table for table in self._slots.collections[collection].tables}
+        row_blocks: dict[Use, Tensor] = {}
+        for collection, asked in self._asked.items():
             found[collection] = []
-            for use in self._slots.uses[collection]:
-                key, table = where.index(use.feature), tables[use.table]
-                ids = whole.ids[bounds[key] : bounds[key + 1]]
-                layout = self._layouts[collection][use.table]
-                if table.dynamic is not None:
-                    if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
-                        size = table.row_multiple
-                        first = _first_rows(ids, table.num_embeddings // size, size)
-                        blocks[use] = (
-                            torch.bucketize(first, torch.tensor(layout.row_cuts), right=True) - 1
-                        )
+            for use, blocks, cuts in asked:
+                key = where[use.feature]
+                ids = source.parts[0].ids[bounds[key] : bounds[key + 1]]
+                if blocks is not None:
+                    if cuts is not None:
+                        firsts = first_rows(ids, *blocks)
+                        row_blocks[use] = torch.bucketize(firsts, cuts, right=True) - 1
                     ids = torch.full_like(ids, ABSENT)
                 found[collection].append(ids)
-        return found, blocks
+        return found, row_blocks
 
     def _place(self, slot: Slot, blocks: Mapping[Use, Tensor]) -> tuple[Use, Tensor | None]:
         """Return which ids of a use of this rank's batch lie in a slot; None where all do."""
         if slot.use not in blocks:
             return slot.use, None
-        layout = self._layouts[slot.use.collection][slot.use.table]
+        layout = self._layout(slot.use)
         assert isinstance(layout, TableLayout), "a table with several row blocks is cut"
         return slot.use, blocks[slot.use] == layout.row_block(slot.shard.rows.start)
+
+
+def _parts(group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]) -> Parts:
+    """Return rows of the table for the ids of every slot, source by source."""
+    if routed.places:
+        found = [[rows[at] for at in of_slot] for of_slot in routed.places]
+    else:
+        sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
+        flow = iter(rows.split(sizes))
+        found = [[next(flow) for _ in got] for _ in group.slots]
+    return [
+        [_of_table(part, slot) for part in of_slot]
+        for slot, of_slot in zip(group.slots, found, strict=True)
+    ]
 
 
 def _of_table(rows: Tensor, slot: Slot) -> Tensor:
     """Return rows of a table for those of its shard."""
     first = slot.shard.rows.start
     return rows if not first else torch.where(rows == ABSENT, ABSENT, rows + first)
-
-
-def _first_rows(ids: Tensor, blocks: int, rows: int) -> Tensor:
-    """Return (N,) the first row of the block of every id; see `Piece.dynamic`."""
-    return torch.from_numpy(blocks_of(ids.numpy(), blocks) * rows)
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
