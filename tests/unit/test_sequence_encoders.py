@@ -84,6 +84,9 @@ def test_a_batch_equals_its_sequences_one_by_one(seed, name):
     got = torch.autograd.grad((ours * factors).sum(), inputs, allow_unused=True)
     wanted = torch.autograd.grad((reference * factors).sum(), inputs, allow_unused=True)
     for one, want in zip(got, wanted, strict=True):
+        if one is None and want is None:
+            # no sequence has a value
+            continue
         want = torch.zeros_like(one) if want is None else want
         one = torch.zeros_like(want) if one is None else one
         torch.testing.assert_close(one, want, **CLOSE)
