@@ -47,7 +47,9 @@ def check_equal(ours: Tensor, reference: Tensor, inputs: list[Tensor]) -> None:
     wanted = torch.autograd.grad((reference * factors).sum(), inputs)
     for got, want in zip(torch.autograd.grad((ours * factors).sum(), inputs), wanted, strict=True):
         scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
-        torch.testing.assert_close(got / scale, want / scale, **CLOSE)
+        # a bias adds up the scores of thousands of pairs
+        close = CLOSE if want.dim() > 1 else {"atol": 5e-5, "rtol": 5e-5}
+        torch.testing.assert_close(got / scale, want / scale, **close)
 
 
 @pytest.mark.seeds(range(100))
@@ -81,7 +83,8 @@ def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     total, heads = int(offsets[-1]), 1 + seed % 3
     query, key, value, position, time = leaves(seed, *[(total, 12)] * 3, (90,), (9,))
     # seconds since 1970, some equal and some that go back
-    times = torch.randint(-2, 5000, (total,)).cumsum(0) + 1_700_000_000
+    generator = torch.Generator().manual_seed(seed)
+    times = torch.randint(-2, 5000, (total,), generator=generator).cumsum(0) + 1_700_000_000
     of_time = time if seed % 5 else None
     ours = hstu_attention(query, key, value, offsets, position, of_time, times, heads)
     inputs = [query, key, value, position] + ([] if of_time is None else [time])
