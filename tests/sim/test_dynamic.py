@@ -118,8 +118,8 @@ def test_ids_come_and_go_alike_on_any_ranks_and_plans(seed: int) -> None:
             else:  # a sequence gives all ids of a use, then those of the next
                 assert sum(part.shape[0] for part in parts) == whole.shape[0]
                 for part in parts:
-                    rows = {tuple(round(v, 3) for v in row) for row in whole.tolist()}
-                    assert {tuple(round(v, 3) for v in row) for row in part.tolist()} <= rows
+                    apart = (part.unsqueeze(1) - whole).abs().amax(2)
+                    assert not len(part) or apart.amin(1).max() < 1e-3
 
 
 def test_what_does_not_go_with_dynamic_tables_is_refused() -> None:
