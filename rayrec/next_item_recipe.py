@@ -117,7 +117,7 @@ class NextItemRecipe:
         schema: the JSON text of the schema.
         model: the model.
         counts: (items,) how often each item follows another, see `Pairs`; None for a model that
-            is not trained: its biases are 0, and it has no candidates.
+            is not trained: its biases are 0, and it has no candidates for a loss.
     """
 
     schema: str
@@ -137,7 +137,10 @@ class NextItemRecipe:
 
         table, said = self.table(), self.model
         bias = torch.zeros(table.num_embeddings)
+        listed = torch.ones(table.num_embeddings, dtype=torch.bool)
         if self.counts is not None:
+            # an item that follows none is never wanted, and its score means nothing
+            listed = torch.from_numpy(self.counts > 0)
             # half of the log of how often an item follows, centred
             logs = np.log(np.maximum(self.counts, 0.5))
             bias = torch.from_numpy(0.5 * (logs - logs.mean())).float()
@@ -149,6 +152,7 @@ class NextItemRecipe:
             None if self.counts is None else CANDIDATES,
             bias,
             said.times,
+            listed,
         )
         return NextItemTrain(model, self._loss(table.num_embeddings))
 

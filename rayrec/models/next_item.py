@@ -67,6 +67,7 @@ class NextItem(nn.Module):
             candidates.
         times: sequence of the batch with the time of each item of the history, for encoders that
             look at it; None for others.
+        listed: (num_embeddings,) bool, the items that lists of the best may hold; None for all.
         bias: (num_embeddings,) initial biases of the items; None for an output without biases.
     Raises:
         ConfigError: the collection has several tables, or other features.
@@ -81,6 +82,7 @@ class NextItem(nn.Module):
         candidates: str | None = "candidates",
         bias: Tensor | None = None,
         times: str | None = None,
+        listed: Tensor | None = None,
     ) -> None:
         super().__init__()
         tables = embedding_collection.embedding_configs()
@@ -100,6 +102,8 @@ class NextItem(nn.Module):
         self.items, self.encoder = embedding_collection, encoder
         self.history, self.item, self.candidates = history, item, candidates
         self.times = times
+        self.listed: Tensor | None
+        self.register_buffer("listed", listed)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone().float())
 
     @property

@@ -67,7 +67,7 @@ def top_items(model: NextItem, batch: Batch, top: Top) -> tuple[Tensor, Tensor]:
 
 
 def _all_scores(model: NextItem, queries: Tensor) -> Tensor:
-    """Return the scores of all items, (B, N); one that is no number stands behind all others."""
+    """Return the scores of all items, (B, N); -inf of those that are in no list."""
     items = model.table.num_embeddings
     scores = queries.new_empty(len(queries), items)
     for start in range(0, items, CHUNK_ITEMS):
@@ -78,7 +78,8 @@ def _all_scores(model: NextItem, queries: Tensor) -> Tensor:
         mark_checked(whole)
         rows = model.look_up(whole).item
         scores[:, ids] = torch.addmm(model.biases(ids), queries, rows.t())
-    return scores.masked_fill_(scores.isnan(), -torch.inf)
+    never = scores.isnan() if model.listed is None else scores.isnan() | ~model.listed
+    return scores.masked_fill_(never, -torch.inf)
 
 
 def _leave_out(scores: Tensor, lists: JaggedTensor, first: int) -> None:

@@ -55,6 +55,7 @@ class NextItemWorld(NamedTuple):
     encoder: nn.Module
     table: Tensor
     bias: Tensor
+    listed: list[int]
 
     def scores(self, row: Row) -> Tensor:
         """Of all items after the history of one row, in plain torch."""
@@ -71,7 +72,7 @@ def next_item_world(folder: Path, seed: int, model: NextItemModel, equal: int = 
     """Save a random model; the first `equal` items have one row and one bias."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    recipe = NextItemRecipe(schema=schema_text(), model=model, counts=np.arange(ITEMS))
+    recipe = NextItemRecipe(schema=schema_text(), model=model, counts=np.arange(ITEMS) % 12)
     module = recipe().eval()
     table, bias = torch.randn(ITEMS, WIDTH), torch.randn(ITEMS)
     table[:equal], bias[:equal] = table[:1], bias[:1]
@@ -82,13 +83,14 @@ def next_item_world(folder: Path, seed: int, model: NextItemModel, equal: int = 
         with torch.no_grad():
             p.add_(torch.randn(p.shape) * 0.3)
         dense[name] = p.detach().clone()
-    dense["model.bias"] = bias
+    dense |= {"model.bias": bias, "model.listed": module.model.listed.clone()}
+    listed = module.model.listed.nonzero().squeeze(1).tolist()
     config = EmbeddingConfig(ITEMS, WIDTH, "song", feature_names=["history", "item", "candidates"])
     truth = Truth(config, "row", table, torch.rand(table.shape, dtype=torch.float64))
     path = str(folder / "step-00000009")
     plan = random_plan(rng, [truth], 2)
     save_world(path, [truth], plan, dense=dense, extras=recipe.to_extras(), batch_bytes=1 << 20)
-    return NextItemWorld(path, recipe, module.model.encoder, table, bias)
+    return NextItemWorld(path, recipe, module.model.encoder, table, bias, listed)
 
 
 def random_rows(seed: int, lengths: Sequence[int] = (0, 1, 2, 5, 6, 9, 0, 1)) -> list[Row]:
