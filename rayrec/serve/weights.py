@@ -88,9 +88,7 @@ class Weights:
         Raises:
             RayrecError: it is not.
         """
-        stacks = recipe.dense_layers, recipe.over_layers, recipe.attention_layers
-        layers = max(*map(len, stacks), recipe.cross_layers)
-        most = max(2, len(self._artifact.dense()))
+        layers, most = recipe.layers(), max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(
                 f"{self._artifact.folder} has a recipe of {layers} layers beside {most} tensors; "
