@@ -27,6 +27,7 @@ from tests.unit.serve_worlds import World, a_model, a_world, rows
 ASKED = rows(12, 5).drop_columns(["click"])
 # whatever of this is called has run code of the artifact's
 CODE = ("torch.load", "torch.export.load", "torch._inductor.aoti_load_package", "pickle.load")
+TWO = [{"name": "a"}, {"name": "b"}]  # tasks
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,17 @@ def test_compiled_code_of_an_author_who_is_not_trusted_is_left_out(copied, monke
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"cross_layers": 2**31 - 1}, {"dense_layers": [2**31 - 1]}, {"over_layers": [2**30, 2**30]}],
+    [
+        {"cross_layers": 2**31 - 1},
+        {"dense_layers": [2**31 - 1]},
+        {"over_layers": [2**30, 2**30]},
+        {"model": "mmoe", "tasks": TWO, "shared_experts": 2**31 - 1},
+        {"model": "mmoe", "tasks": TWO, "expert_layers": [4] * 10**6},
+        {"model": "ple", "tasks": TWO, "task_experts": 2**31 - 1},
+        {"model": "ple", "tasks": TWO, "extraction_layers": 2**31 - 1},
+        {"model": "ple", "tasks": [{"name": f"t{n}"} for n in range(10**5)]},
+    ],
+    ids=lambda sizes: " ".join(sizes),
 )
 def test_a_recipe_that_is_not_of_the_tensors_takes_no_memory(copied, sizes):
     recipe = open_artifact(copied).manifest.recipe
