@@ -61,8 +61,8 @@ class ModelRecipe:
         init_bound: the rows of tables start within +- this, where the schema gives a table no
             bounds; None takes the table's own, the root of 1 / num_embeddings.
     Raises:
-        ConfigError: the model is not known, or has no tasks, or a size or the bound is out of
-            range.
+        ConfigError: the model is not known, or does not predict the tasks, or a size or the bound
+            is out of range.
     """
 
     model: str
@@ -156,18 +156,35 @@ class ModelRecipe:
     def _of_tasks(self, collection: EmbeddingBagCollection, dense_columns: int) -> nn.Module:
         from rayrec.models import PLE, MMoE, MultiTaskTrain
 
-        if len(self.tasks) < 2:
+        self.check_tasks()
+        outputs = [task.outputs for task in self.tasks]
+        common = collection, outputs, dense_columns, self.dense_layers
+        if self.model == "mmoe":
+            model: nn.Module = MMoE(
+                *common, self.shared_experts, self.expert_layers, self.over_layers
+            )
+        else:
+            model = PLE(
+                *common,
+                self.task_experts,
+                self.shared_experts,
+                self.extraction_layers,
+                self.expert_layers,
+                self.over_layers,
+            )
+        return MultiTaskTrain(model, self.tasks)
+
+    def check_tasks(self) -> None:
+        """Check that a model of several tasks has them.
+
+        Raises:
+            ConfigError: it has fewer than two.
+        """
+        if self.model in SEVERAL_TASKS and len(self.tasks) < 2:
             raise ConfigError(
                 f"model {self.model!r} predicts several tasks and has {len(self.tasks)}; name two "
                 "or more, one for each label of the schema, or train dlrm."
             )
-        outputs = [task.outputs for task in self.tasks]
-        common = collection, outputs, dense_columns, self.dense_layers
-        experts = self.shared_experts, self.expert_layers, self.over_layers
-        if self.model == "mmoe":
-            return MultiTaskTrain(MMoE(*common, *experts), self.tasks)
-        own = self.task_experts, self.shared_experts, self.extraction_layers
-        return MultiTaskTrain(PLE(*common, *own, self.expert_layers, self.over_layers), self.tasks)
 
     def layers(self) -> int:
         """Return a bound of the layers of the module, to check before it is built.

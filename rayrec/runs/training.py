@@ -114,14 +114,16 @@ def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> Mode
                 "yours with the Python API (rayrec.models.MultiTaskTrain)."
             )
         return recipe
+    # what the model is made of goes into its checkpoints; further scores are the run's
+    whole = replace(recipe, tasks=tuple(replace(task, metrics=()) for task in tasks))
+    whole.check_tasks()
     labels = FeatureSchema.from_json(recipe.schema, source).labels
-    if len(tasks) > 1 and len(tasks) != len(labels):
+    if len(tasks) != len(labels):
         raise ConfigError(
             f"the run has tasks={names}, and {source} has the labels {list(labels)}; give one "
             "task for each label, in their order."
         )
-    # what the model is made of goes into its checkpoints; further scores are the run's
-    return replace(recipe, tasks=tuple(replace(task, metrics=()) for task in tasks))
+    return whole
 
 
 def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> ResultReport:
