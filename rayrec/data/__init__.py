@@ -13,6 +13,7 @@ from rayrec.data.planted import SyntheticConfig
 from rayrec.data.random import RandomRecDataset
 from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
+from rayrec.data.windows import TimeWindow, TimeWindows, WindowedDataset
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature, SequenceColumn
 
@@ -36,6 +37,9 @@ __all__ = [
     "SharedNegatives",
     "SyntheticConfig",
     "SyntheticPaths",
+    "TimeWindow",
+    "TimeWindows",
+    "WindowedDataset",
     "WrittenLog",
     "check_columns",
     "inspect_data",

@@ -69,15 +69,23 @@ class Display:
         elif isinstance(event, str | Resized | Noticed):
             self.line(str(event))
         elif isinstance(event, Evaluation):
-            self.scored(event.scores)
-            self.evaluations.append(event)
-            # the job tells of the last one, beside what it was trained on
-            if not event.final:
-                best = "  (best so far)" if event.best else ""
-                self.line(f"step {event.step}  evaluation: {scores_line(event.scores)}{best}")
+            self._evaluated(event)
         elif isinstance(event, ProgressReport):
             self.reports.append(event)
             self._report(event)
+
+    def _evaluated(self, event: Evaluation) -> None:
+        self.scored(event.scores)
+        # a run that goes on at the start of a window scores it once more, and alike
+        same = (event.step, event.window)
+        if event.window is not None:
+            self.evaluations = [e for e in self.evaluations if (e.step, e.window) != same]
+        self.evaluations.append(event)
+        what = "evaluation" if event.window is None else f"window {event.window}, before training"
+        # the job tells of the last one, beside what it was trained on
+        if not event.final:
+            best = "  (best so far)" if event.best else ""
+            self.line(f"step {event.step}  {what}: {scores_line(event.scores)}{best}")
 
     def scored(self, scores: object) -> None:
         """Print once, for the first evaluation, why its scores are undefined."""

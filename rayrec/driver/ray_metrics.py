@@ -47,6 +47,9 @@ METRICS = {
     "rayrec_loss": RayMetric("gauge", "mean loss of the last window"),
     "rayrec_train_score": RayMetric("gauge", "score of the last window's rows", ("score",)),
     "rayrec_eval_score": RayMetric("gauge", "score of the last evaluation", ("score",)),
+    "rayrec_window_score": RayMetric(
+        "gauge", "score of the last window in time, before it is trained on", ("score",)
+    ),
     "rayrec_eval_seconds": RayMetric("gauge", "seconds of the last evaluation"),
     "rayrec_step_part_seconds": RayMetric("gauge", "seconds of a mean step by part", ("part",)),
     "rayrec_data_wait_ratio": RayMetric("gauge", "share of time in wait for data", ("rank",)),
@@ -122,7 +125,8 @@ class RayMetrics(Callback):
 
     def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
         """Tell an evaluation."""
-        self._set_all("rayrec_eval_score", "score", only_scores(evaluation.scores))
+        name = "rayrec_eval_score" if evaluation.window is None else "rayrec_window_score"
+        self._set_all(name, "score", only_scores(evaluation.scores))
         self._set("rayrec_eval_seconds", evaluation.seconds)
 
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:

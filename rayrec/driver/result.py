@@ -39,7 +39,7 @@ class Result:
             one window.
         profile: times of the steps that the run's `profile` names; None without, or when it was
             stopped before.
-        evaluations: all evaluations in order, the last one included.
+        evaluations: all evaluations in order, those of windows in time and the last one included.
         best_step, best_score: step and score of the best evaluation, by `EvaluationConfig.score`.
         ended_early: reason of early stopping, or "".
         failures, recoveries: failures of ranks that the run survived, and restarts of training

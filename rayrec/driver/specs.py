@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rayrec.checks import whole_number
-from rayrec.data import FileDataset
+from rayrec.data import FileDataset, WindowedDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
 from rayrec.driver.scaling import ScalingConfig
@@ -209,10 +209,27 @@ def total_steps(run: RunConfig, data: Dataset, start: Start) -> int:
             f"the data has {data.num_rows} rows, which make no batch of {run.global_batch_size} "
             f"with drop_last={run.drop_last}."
         )
+    before = start.step if run.new_data else 0  # epochs of new data count from where they begin
+    if isinstance(data, WindowedDataset):
+        _check_windows(run, before + per_epoch)
     if run.steps is not None:
         return run.steps
-    before = start.step if run.new_data else 0  # epochs of new data count from where they begin
     return before + per_epoch * (run.epochs or 0)
+
+
+def _check_windows(run: RunConfig, most: int) -> None:
+    """Refuse what does not go with windows in time, which are walked once."""
+    if run.epochs not in (None, 1) or (run.steps or 0) > most:
+        said = f"epochs={run.epochs}" if run.steps is None else f"steps={run.steps}"
+        raise ConfigError(
+            f"RunConfig has {said}, and windows in time are walked once, up to step {most}; give "
+            "epochs=1."
+        )
+    if run.accumulate > 1:
+        raise ConfigError(
+            f"RunConfig has accumulate={run.accumulate}, and windows in time begin at any step, "
+            "also amid a sum of gradients; leave one of them out."
+        )
 
 
 def train_spec(

@@ -203,6 +203,7 @@ class RunFile:
             where=self.data.where,
             eval_where=self.data.eval_where,
             num_streams=self.data.num_streams,
+            windows=self.data.windows,
         )
 
     def tower_run(self) -> TowerRun:
@@ -223,6 +224,7 @@ class RunFile:
                 f"{self.source}: [data] num_streams is for click models; {TWO_TOWER!r} writes rows "
                 "of its own. Leave it out."
             )
+        self._no_windows()
         common, schema = self._common()
         return TowerRun(
             **common,
@@ -240,6 +242,7 @@ class RunFile:
         """
         assert isinstance(self.model, NextItemModel)
         self._no_work_dir()
+        self._no_windows()
         common, schema = self._common()
         return NextItemRun(
             **common,
@@ -269,6 +272,13 @@ class RunFile:
             raise ConfigError(
                 f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
                 "own; leave it out."
+            )
+
+    def _no_windows(self) -> None:
+        if self.data.windows is not None:
+            raise ConfigError(
+                f"{self.source}: [data.windows] are for click models, which are scored on the way; "
+                f"{self.model.model!r} ranks items after training alone. Leave them out."
             )
 
     def _needed(self, name: str) -> str:

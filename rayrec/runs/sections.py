@@ -10,6 +10,7 @@ from typing import Any
 
 from rayrec.checks import absolute_path
 from rayrec.data.planted import SyntheticConfig
+from rayrec.data.windows import TimeWindows
 from rayrec.errors import ConfigError
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
 from rayrec.runs.inputs import read_text
@@ -28,6 +29,8 @@ class DataSection:
         num_streams: parts of `train` of which every batch takes rows in turn; None takes 8. With 1,
             and `shuffle = false` of the run, rows come in the order of the files.
         planted: rows to make for this run instead; without a seed of their own they have the run's.
+        windows: windows in time, which a click model walks in order, each scored before training on
+            it; None trains on all rows as one.
         work_dir: folder for the rows that a retrieval model trains on, seen by all hosts; None
             takes a temporary one.
     """
@@ -39,6 +42,7 @@ class DataSection:
     eval_where: str | None = None
     num_streams: int | None = None
     planted: SyntheticConfig | None = None
+    windows: TimeWindows | None = None
     work_dir: str | None = None
 
     def __post_init__(self) -> None:

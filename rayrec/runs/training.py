@@ -18,8 +18,10 @@ from rayrec.runs.reporting import (
     scores_lines,
     truth_beside,
 )
+from rayrec.watch.numbers import mean_scores
 
 if TYPE_CHECKING:
+    from rayrec.data.windows import TimeWindows
     from rayrec.driver import Result, RunConfig, ScalingConfig
     from rayrec.metrics import PlantedScores
     from rayrec.planner import ParameterConstraints
@@ -56,7 +58,7 @@ class ClickRun(FileRun):
         recipe: recipe of the model, with the text of the schema.
         eval: as `train`, of the rows to score; None scores none.
         where, eval_where: filters of the rows; None takes all.
-        num_streams: see `DataSection`.
+        num_streams, windows: see `DataSection`.
     """
 
     recipe: ModelRecipe
@@ -64,6 +66,7 @@ class ClickRun(FileRun):
     where: str | None = None
     eval_where: str | None = None
     num_streams: int | None = None
+    windows: TimeWindows | None = None
 
 
 def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
@@ -73,6 +76,7 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the run has tasks that its model does not predict.
     """
+    from rayrec.data import WindowedDataset
     from rayrec.driver import Driver
 
     source = click_run.schema_source
@@ -80,6 +84,8 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
     train = open_data(
         click_run.train, recipe.schema, source, click_run.where, num_streams=click_run.num_streams
     )
+    if click_run.windows is not None:
+        train = WindowedDataset(train, click_run.windows)
     held_out = None
     if click_run.eval is not None:
         held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)
@@ -129,14 +135,21 @@ def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> Mode
 def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> ResultReport:
     scores = scores_beside_truth(result.metrics, truth)
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
+    scored = [e for e in result.evaluations if e.window is not None]
+    lines = [f"evaluation: {line}" for line in scores_lines(scores)]
+    if scored:
+        means = scores_lines(mean_scores([one.scores for one in scored]))
+        lines += [f"mean of {len(scored)} windows, the first left out: {mean}" for mean in means]
     fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
         "eval": scores,
         "model": click_run.recipe.model,
         "global_batch": click_run.run.global_batch_size,
     }
+    if scored:
+        fields["windows"] = [{"window": e.window, "rows": e.rows, **e.scores} for e in scored]
     return ResultReport(
         done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
-        lines=[f"evaluation: {line}" for line in scores_lines(scores)],
+        lines=lines,
         fields=fields,
     )

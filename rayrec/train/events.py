@@ -49,7 +49,7 @@ class ProgressReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Scores of the evaluation data, the same on every rank.
+    """Scores of the evaluation data, or of a window before training on it; the same on every rank.
 
     Attributes:
         step: global steps done.
@@ -57,6 +57,7 @@ class Evaluation:
         rows: number of scored rows. seconds: duration.
         best: the score that the run compares by is the best so far.
         final: the evaluation after training, of all rows.
+        window: first value of the scored window in time; None where evaluation data were scored.
     """
 
     step: int
@@ -65,6 +66,7 @@ class Evaluation:
     seconds: float
     best: bool = False
     final: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from rayrec.train.reports import Reports
 from rayrec.train.run_state import LiveRun
 from rayrec.train.sync_points import RankPoints
 from rayrec.train.window import Window
+from rayrec.train.window_starts import WindowStarts
 
 Evaluate = Callable[..., dict[str, float] | None]
 
@@ -37,6 +38,7 @@ class RunLoop:
         publisher: publications; None where the run publishes nothing.
         reports: reports of the merged windows.
         growth: growth of dynamic tables.
+        starts: starts of the windows in time.
         stopped: the run was stopped before its end.
         handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
@@ -44,6 +46,7 @@ class RunLoop:
     def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
         self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
         self.reports, self.growth = Reports(live), Growth(live)
+        self.starts = WindowStarts(live)
         self.saves: Checkpoints | None = None
         self.publisher: Publisher | None = None
         self.stopped = self.handed_over = False
@@ -64,6 +67,7 @@ class RunLoop:
         live, schedule = self._live, self._live.schedule
         # an evaluation that a stop at this step had left out
         self.stopped = schedule.missed(live.step) and not self._score(should_stop)
+        self._score_next(should_stop)
         while live.step < self._spec.steps and not self.stopped and not schedule.early:
             window = Window(live.device, live.world_size, self._spec.tasks, live.model.module)
             window.end = self._next_end(profiler)
@@ -89,6 +93,8 @@ class RunLoop:
                 self.publisher.after_window(live.step, merged.seconds)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
+            # behind the checkpoint: who resumes it scores the window before it trains on it
+            self._score_next(should_stop)
 
     def _grow(self) -> None:
         """Double the tables that are due and filled; what follows begins with all rows."""
@@ -185,9 +191,35 @@ class RunLoop:
             self.saves.after_evaluation(judged)
         return True
 
+    def _score_next(self, should_stop: Callable[[], bool]) -> None:
+        """Score the window in time that begins with the next step, if one does."""
+        live, window = self._live, self.starts.here()
+        if window is None or self.stopped or live.step >= self._spec.steps:
+            return
+        started = time.perf_counter()
+        live.on_phase("scoring the next window")
+        scores = self._evaluate(window.data, None, should_stop)
+        live.on_phase("training")
+        if scores is None:
+            self.stopped = True
+            return
+        seconds, rows = time.perf_counter() - started, window.data.num_rows
+        live.announce(
+            Evaluation(
+                step=live.step, scores=scores, rows=rows, seconds=seconds, window=window.start
+            )
+        )
+
     def _next_end(self, profiler: Profiler | None) -> int:
         """Return the last step of the next window, where an act or a report is due."""
-        parts = (self._live.schedule, self.saves, self.points, self.publisher, self.growth)
+        parts = (
+            self._live.schedule,
+            self.saves,
+            self.points,
+            self.publisher,
+            self.growth,
+            self.starts,
+        )
         ends = [part.next_step(self._live.step) for part in parts if part is not None]
         due = min([self._spec.steps, *(end for end in ends if end is not None)])
         end = due

@@ -15,7 +15,7 @@ from rayrec.watch.numbers import numbers_of
 from rayrec.watch.story import words_of
 
 Points = list[tuple[int, float]]
-NO_SCORES = ("train/loss", "train/rows", "eval/seconds")
+NO_SCORES = ("train/loss", "train/rows", "eval/seconds", "windows/seconds")
 
 
 class DrawnRun(NamedTuple):
@@ -109,14 +109,15 @@ def _chart(
 
 
 def _scores(runs: Sequence[DrawnRun]) -> Iterator[Chart]:
-    """A chart for every score, of training and of evaluation."""
-    for score in dict.fromkeys([*_named(runs, "train/"), *_named(runs, "eval/")]):
+    """A chart for every score, of training, of evaluation and of windows in time."""
+    kinds = {"train": "training", "eval": "evaluation", "windows": "windows before training"}
+    for score in dict.fromkeys(score for kind in kinds for score in _named(runs, f"{kind}/")):
         series = []
         for number, run in enumerate(runs):
-            for prefix, when in (("train", "training"), ("eval", "evaluation")):
+            for prefix, when in kinds.items():
                 points, name = run.curves.get(f"{prefix}/{score}"), f"{run.name}, {when}"
                 if points:
-                    dashed = prefix == "eval"
+                    dashed = prefix != "train"
                     series.append(Series(name=name, run=number, points=points, dashed=dashed))
         yield Chart(title=f"Score: {score}", unit="number", series=series)
 

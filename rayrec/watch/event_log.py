@@ -29,8 +29,8 @@ from rayrec.watch.event_callback import EventCallback, outcome_of
 from rayrec.watch.event_file import Patient, check_events, open_events
 from rayrec.watch.schema import FORMAT
 
-# fields that later versions brought
-LATER = ("ids", "pause_s")
+# fields that later versions brought, left out where they say nothing
+LATER: dict[str, Any] = {"ids": {}, "pause_s": 0.0, "window": None}
 
 
 class EventLog(EventCallback):
@@ -84,7 +84,7 @@ class EventLog(EventCallback):
         # a recovery goes back, and lines of later steps follow once more
         self._step = step if kind == "recovery" else max(self._step, step)
         # what says nothing is left out, so that an older rayrec reads most runs
-        values = {name: value for name, value in values.items() if value or name not in LATER}
+        values = {n: v for n, v in values.items() if n not in LATER or v != LATER[n]}
         if self._file is not None:
             self._file.add(self._line(kind, step, values), kind != "window")
 

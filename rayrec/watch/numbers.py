@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 # told beside scores: how many rows were scored, and the bound of the error of an AUC
@@ -11,7 +12,7 @@ BESIDE_SCORES = ("rows", "auc_error")
 
 
 def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Return train/loss, eval/auc, speed/rows_per_s, learning_rate/dense and so on.
+    """Return train/loss, eval/auc, windows/auc, speed/rows_per_s, learning_rate/dense and so on.
 
     Ranks are told by their largest and their mean value, so that a thousand of them are no thousand
     curves. Numbers that are not finite are left out.
@@ -34,8 +35,9 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
         for table, counts in values["ids"].items():
             named |= {f"ids/{table}/{name}": value for name, value in _id_numbers(counts).items()}
     elif kind == "evaluation":
-        named = {f"eval/{name}": value for name, value in only_scores(values["scores"]).items()}
-        named["eval/seconds"] = values["seconds"]
+        prefix = "eval" if values["window"] is None else "windows"
+        named = {f"{prefix}/{name}": value for name, value in only_scores(values["scores"]).items()}
+        named[f"{prefix}/seconds"] = values["seconds"]
     elif kind == "checkpoint":
         named = {"checkpoint/seconds": values["seconds"]}
     return finite(named)
@@ -60,6 +62,17 @@ def only_scores(named: Mapping[str, Any]) -> dict[str, float]:
     """The scores that are finite, without what is only told beside them; of several tasks, too."""
     scores = {n: value for n, value in named.items() if n.split("/")[-1] not in BESIDE_SCORES}
     return finite(scores)
+
+
+def mean_scores(windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each score over windows in time, without the first of several, which a
+    new model knows nothing of.
+    """
+    told: dict[str, list[float]] = {}
+    for scores in windows[1:] or windows:
+        for name, value in only_scores(scores).items():
+            told.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in told.items()}
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:

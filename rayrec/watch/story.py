@@ -8,7 +8,7 @@ from statistics import median
 from rayrec.layout.units import format_count
 from rayrec.train.events import Noticed, Recovered, Resized
 from rayrec.watch.events import RunEvent, RunEvents
-from rayrec.watch.numbers import only_scores
+from rayrec.watch.numbers import mean_scores, only_scores
 
 # the driver says these on the terminal; the page says the same
 SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed}
@@ -38,7 +38,13 @@ def facts_of(run: RunEvents) -> dict[str, str]:
     losses = [w.values["loss"] for w in windows if w.values["loss"] is not None]
     if losses:
         facts["last loss"] = f"{losses[-1]:.5f}"
-    evaluations = run.of("evaluation")
+    evaluations = [e for e in run.of("evaluation") if e.values["window"] is None]
+    # a run that goes on at the start of a window tells of it once more
+    scored = {e.values["window"]: e.values["scores"] for e in run.of("evaluation")}
+    scored.pop(None, None)
+    if scored:
+        shown = [f"{name} {value:.4f}" for name, value in mean_scores([*scored.values()]).items()]
+        facts[f"mean of {len(scored)} windows"] = ", ".join(shown[:4])
     if evaluations:
         scores = only_scores(evaluations[-1].values["scores"]).items()
         shown = [f"{score} {value:.4f}" for score, value in scores]
@@ -56,7 +62,8 @@ def words_of(event: RunEvent) -> str:
         return f"{verb} on {values['world_size']} ranks with rayrec {values['rayrec']}"
     if event.kind == "evaluation":
         scores = [f"{n} {v:.5g}" for n, v in only_scores(values["scores"]).items()]
-        return ", ".join(scores) + f", of {values['rows']:,} rows"
+        window = "" if values["window"] is None else f"window {values['window']}: "
+        return f"{window}{', '.join(scores)}, of {values['rows']:,} rows"
     if event.kind == "checkpoint":
         return f"{'best so far, ' if values['best'] else ''}{values['path']}"
     if event.kind == "failure":

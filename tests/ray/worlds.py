@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from rayrec.data import TimeWindows, WindowedDataset
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.driver.scaling import GROW_AFTER_S
@@ -60,6 +61,7 @@ def driver(
     spares: int = 0,
     grow_after_s: float = GROW_AFTER_S,
     memory_per_worker: int | None = None,
+    windows: TimeWindows | None = None,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -73,9 +75,10 @@ def driver(
     }
     options |= run if "steps" in run or "epochs" in run else {"epochs": 1, **run}
     schema = clicks.schema.read_text()
+    data = open_data(str(clicks.train), schema)
     return Driver(
         model or recipe(clicks),
-        open_data(str(clicks.train), schema),
+        data if windows is None else WindowedDataset(data, windows),
         ScalingConfig(
             num_workers=ranks,
             cpus_per_worker=cpus_per_worker,

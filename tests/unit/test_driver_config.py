@@ -337,6 +337,20 @@ def test_plain_lines_where_stdout_is_no_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "step 5/10  1,234 rows/s  loss 0.25000  auc 0.7500\na line\n"
 
 
+def test_a_window_that_is_scored_again_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display("plain", total_steps=10)
+    for window, step in ((3, 0), (4, 5), (4, 5), (9, 8)):
+        display.event(
+            Evaluation(step=step, scores={"auc": 0.7}, rows=2, seconds=0.1, window=window)
+        )
+    assert [(e.window, e.step) for e in display.evaluations] == [(3, 0), (4, 5), (9, 8)]
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == "step 8  window 9, before training: auc 0.7000"
+    )
+    display.go_back(5)
+    assert [e.window for e in display.evaluations] == [3, 4]
+
+
 def scores(labels: list[int], tasks: tuple[Task, ...] = (), **model: bool) -> dict[str, float]:
     """The scores of these labels, for every task, as ranks tell them."""
     told = Scoring(tasks, torch.device("cpu"), SimpleNamespace(**model) if model else None)  # type: ignore[arg-type]
