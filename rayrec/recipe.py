@@ -223,8 +223,9 @@ class ModelRecipe:
         for kind in OTHER_KINDS:
             if kind in extras:
                 raise ConfigError(
-                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; click "
-                    "models alone are exported, served and scored again."
+                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; ranks "
+                    "score click models alone again, and only these and next-item models are "
+                    "exported and served."
                 )
         try:
             fields = dict(extras["recipe"])

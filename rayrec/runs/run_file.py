@@ -30,11 +30,11 @@ from rayrec.fields.kinds import NONE
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
+from rayrec.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
 from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
 from rayrec.runs.next_item import NextItemRun
-from rayrec.runs.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, Settings, read_settings
 from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel

@@ -7,9 +7,9 @@ from dataclasses import replace
 from rayrec.driver.planning import check_plan_word
 from rayrec.driver.specs import check_run, check_sizes
 from rayrec.errors import ConfigError
+from rayrec.next_item_recipe import NextItemModel
 from rayrec.recipe import SEVERAL_TASKS, ModelRecipe
 from rayrec.runs.next_item import train_next_item
-from rayrec.runs.next_item_recipe import NextItemModel
 from rayrec.runs.planted import planted_rows
 from rayrec.runs.reporting import Reporting
 from rayrec.runs.run_file import RunFile
