@@ -156,6 +156,10 @@ class NextItemRecipe:
         )
         return NextItemTrain(model, self._loss(table.num_embeddings))
 
+    def layers(self) -> int:
+        """Return a bound of the layers of the module, to check before it is built."""
+        return self.model.layers or 0
+
     def table(self) -> EmbeddingConfig:
         """Return the table of the items.
 

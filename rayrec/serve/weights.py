@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.errors import ArtifactError, InputError, RayrecError
-from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.quant.ids import PackedIds
 from rayrec.serve.artifact import Artifact
@@ -89,12 +88,7 @@ class Weights:
         Raises:
             RayrecError: it is not.
         """
-        if isinstance(recipe, NextItemRecipe):
-            layers = recipe.model.layers or 0
-        else:
-            stacks = recipe.dense_layers, recipe.over_layers, recipe.attention_layers
-            layers = max(*map(len, stacks), recipe.cross_layers)
-        most = max(2, len(self._artifact.dense()))
+        layers, most = recipe.layers(), max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(
                 f"{self._artifact.folder} has a recipe of {layers} layers beside {most} tensors; "
