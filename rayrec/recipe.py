@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayrec.checks import positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.spec.hstu import HSTUConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.data import FeatureSchema
+    from rayrec.layout import EmbeddingConfig
+    from rayrec.modules import EmbeddingBagCollection
 
-MODELS = ("dlrm", "dcn", "din")
+MODELS = ("dlrm", "dcn", "din", "hstu_ranking")
 # fields that one model alone reads
 OPTIONS_OF = {"cross_layers": "dcn", "cross_rank": "dcn", "attention_layers": "din"}
+OPTIONS_OF |= {"hstu": "hstu_ranking"}
 _LAYERS = ("dense_layers", "over_layers", "attention_layers")
 OTHER_KINDS = ("two_tower", "next_item")  # what checkpoints of other models say in their extras
 MAX_SIZE = 2**31 - 1  # of a layer
@@ -33,13 +37,14 @@ class ModelRecipe:
     """A click model as plain data; calling it builds the module, tables on the meta device.
 
     Attributes:
-        model: "dlrm", "dcn" or "din".
+        model: "dlrm", "dcn", "din" or "hstu_ranking".
         schema: the JSON text of the feature schema.
         dense_layers: sizes of the dense MLP's layers but the last, which is as wide as the tables;
-            of all of them for din.
+            of all of them for din and hstu_ranking.
         over_layers: sizes of the over MLP's layers before its one logit.
         cross_layers, cross_rank: depth and rank of dcn's cross network.
         attention_layers: sizes of the hidden layers of din's attention; none for dot products.
+        hstu: encoder of hstu_ranking, and what it reads.
         init_bound: the rows of tables start within +- this, where the schema gives a table no
             bounds; None takes the table's own, the root of 1 / num_embeddings.
     Raises:
@@ -53,6 +58,7 @@ class ModelRecipe:
     cross_layers: int = 2
     cross_rank: int = 16
     attention_layers: tuple[int, ...] = (80, 40)
+    hstu: HSTUConfig = field(default_factory=HSTUConfig)
     init_bound: float | None = INIT_BOUND
 
     def __post_init__(self) -> None:
@@ -79,6 +85,8 @@ class ModelRecipe:
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
         if self.model == "din":
             return self._din(schema)
+        if self.model == "hstu_ranking":
+            return self._hstu(schema)
         check_pooled(schema, self.model)
         tables = [self._started(table) for table in schema.embedding_bag_configs()]
         # On the meta device the tables take no memory; every rank makes only its own shards.
@@ -96,25 +104,58 @@ class ModelRecipe:
     def _din(self, schema: FeatureSchema) -> nn.Module:
         from rayrec.layout.schema_sequences import candidates_of
         from rayrec.models import DIN, DLRMTrain
-        from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+        from rayrec.modules import EmbeddingCollection
 
         sequences = [self._started(table) for table in schema.embedding_configs()]
-        pooled = [self._started(table) for table in schema.embedding_bag_configs()]
         histories = candidates_of(schema)
-        bags = None
-        if pooled:
-            bags = EmbeddingBagCollection(pooled, is_weighted=schema.is_weighted, device="meta")
         return DLRMTrain(
             DIN(
                 EmbeddingCollection(sequences, device="meta"),
                 histories,
                 [*self.over_layers, 1],
-                bags,
+                self._bags(schema),
                 len(schema.dense),
                 self.dense_layers,
                 self.attention_layers,
             )
         )
+
+    def _hstu(self, schema: FeatureSchema) -> nn.Module:
+        from rayrec.layout.schema_sequences import aligned_histories
+        from rayrec.models import DLRMTrain, HSTURanking
+        from rayrec.modules import EmbeddingCollection
+
+        said = self.hstu
+        histories, longest = aligned_histories(schema, said.times, said.candidate_time)
+        by_width: dict[int, list[EmbeddingConfig]] = {}
+        for table in schema.embedding_configs():
+            by_width.setdefault(table.embedding_dim, []).append(self._started(table))
+        pooled = sum(len(table.feature_names) for table in schema.embedding_bag_configs())
+        # context, history and candidate
+        tokens = bool(schema.dense) + pooled + longest + 1
+        return DLRMTrain(
+            HSTURanking(
+                [EmbeddingCollection(own, device="meta") for own in by_width.values()],
+                histories,
+                said.encoder(tokens),
+                [*self.over_layers, 1],
+                self._bags(schema),
+                len(schema.dense),
+                self.dense_layers,
+                said.hidden,
+                said.times,
+                said.candidate_time,
+            )
+        )
+
+    def _bags(self, schema: FeatureSchema) -> EmbeddingBagCollection | None:
+        """The pooled tables beside those of sequences."""
+        from rayrec.modules import EmbeddingBagCollection
+
+        pooled = [self._started(table) for table in schema.embedding_bag_configs()]
+        if not pooled:
+            return None
+        return EmbeddingBagCollection(pooled, is_weighted=schema.is_weighted, device="meta")
 
     def _started(self, table: Table) -> Table:
         """The table with the recipe's initial values, where it has none of its own."""
@@ -145,6 +186,7 @@ class ModelRecipe:
             fields = dict(extras["recipe"])
             # JSON knows no tuples: they came back as lists, and two equal recipes must be equal.
             fields |= {name: tuple(fields[name]) for name in _LAYERS if name in fields}
+            fields["hstu"] = HSTUConfig(**fields.get("hstu", {}))
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ConfigError(

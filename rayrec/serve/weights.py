@@ -89,7 +89,7 @@ class Weights:
             RayrecError: it is not.
         """
         stacks = recipe.dense_layers, recipe.over_layers, recipe.attention_layers
-        layers = max(*map(len, stacks), recipe.cross_layers)
+        layers = max(*map(len, stacks), recipe.cross_layers, recipe.hstu.layers)
         most = max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(

@@ -1,4 +1,4 @@
-"""DeepFM, DIN, two towers and learned place weights under DistributedModelParallel, unchanged.
+"""DeepFM, DIN, HSTU, two towers and weights of places under DistributedModelParallel, unchanged.
 
 N ranks equal plain torch.
 
@@ -19,13 +19,22 @@ from torch.nn import functional
 
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.layout import Topology
-from rayrec.models import DIN, DeepFMTrain, DLRMTrain, SimpleDeepFMNN, TwoTower, TwoTowerTrain
+from rayrec.models import (
+    DIN,
+    DeepFMTrain,
+    DLRMTrain,
+    HSTURanking,
+    SimpleDeepFMNN,
+    TwoTower,
+    TwoTowerTrain,
+)
 from rayrec.modules import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
     FeatureProcessedEmbeddingBagCollection,
+    HSTUEncoder,
     PoolingType,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
@@ -118,6 +127,16 @@ def build(kind: str, device: str) -> nn.Module:
         shared = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
         sequences = EmbeddingCollection([shared], device=device)
         return DLRMTrain(DIN(sequences, {"c": "a"}, [6, 1], tables("b", device), 5, [4], [5]))
+    if kind == "hstu":
+        # actions are a history alone; rows have no or several candidates, and may have no event
+        items = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
+        actions = EmbeddingConfig(SIZES[2], 8, name="t_w", feature_names=["c"])
+        sequences = [EmbeddingCollection([items, actions], device=device)]
+        encoder = HSTUEncoder(8, PLACES + 3, dropout=0.0, time_buckets=0)
+        histories = {"c@t_s": "a", "c@t_w": None}
+        return DLRMTrain(
+            HSTURanking(sequences, histories, encoder, [6, 1], tables("b", device), 5, [4])
+        )
     if kind in TOWERS:
         log_q = torch.linspace(-3, -1, SIZES[1])
         return TwoTowerTrain(
@@ -131,7 +150,7 @@ def build(kind: str, device: str) -> nn.Module:
 
 
 TOWERS = ["two towers", "two towers of all ranks"]
-KINDS = ["deepfm", "din", *TOWERS, "places of a batch", "places of a feature"]
+KINDS = ["deepfm", "din", "hstu", *TOWERS, "places of a batch", "places of a feature"]
 STEPS = 4
 
 
