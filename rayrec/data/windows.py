@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from rayrec.checks import whole_number
 from rayrec.data.batch import Batch
-from rayrec.data.column_types import missing
 from rayrec.data.files import FileDataset
 from rayrec.data.listing import DataFile
 from rayrec.data.order import count_batches
@@ -94,8 +93,8 @@ class WindowedDataset(FileDataset):
         found = np.unique(np.concatenate([values for file in counted for values, _ in file]))
         if not len(found):
             raise InputError(
-                f"{data.path!r} has no rows with {cut.column} in [{cut.start}, {cut.stop}); give "
-                "other windows."
+                f"{data.path!r} has no rows in windows of {cut.column!r} with start={cut.start} "
+                f"and stop={cut.stop}; give others."
             )
         first = int(found[0]) if cut.start is None else cut.start
         numbers = np.unique((found - first) // cut.size)
@@ -176,7 +175,10 @@ def _counted(data: FileDataset, file: DataFile, cut: TimeWindows) -> list[tuple[
     """Return the values of the column that are in a window, and their rows, of each chunk."""
     reader, source = data.open(file), f"file {file.path!r}"
     if reader.schema.names.count(cut.column) != 1:
-        raise InputError(missing(cut.column, reader.schema, source))
+        raise InputError(
+            f"{source} has no column {cut.column!r} for the windows; its columns are "
+            f"{reader.schema.names}."
+        )
     kind = reader.schema.field(cut.column).type
     if not pa.types.is_integer(kind):
         raise InputError(

@@ -52,7 +52,7 @@ def test_a_batch_has_rows_of_one_window_on_any_number_of_ranks(seed: int, tmp_pa
             begin = first + (day - first) // size * size
             wanted.setdefault(begin, set()).add(row)
     if not wanted:
-        with pytest.raises(InputError, match=r"no rows with day in"):
+        with pytest.raises(InputError, match=r"no rows in windows of 'day'"):
             WindowedDataset(data, TimeWindows(column="day", size=size, start=start, stop=stop))
         return
     cut = WindowedDataset(data, TimeWindows(column="day", size=size, start=start, stop=stop))
@@ -96,7 +96,7 @@ def test_windows_of_a_folder_column_and_their_fingerprints(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("column", "values", "says"),
     [
-        ("days", [1, 2, 3], r"column 'days'.*is not there|no column 'days'|'days'"),
+        ("days", [1, 2, 3], r"a\.parquet' has no column 'days' for the windows"),
         ("day", [1, None, 3], r"a\.parquet.*'day' of the windows is null in 1 rows of chunk 0"),
         ("day", ["1", "2", "3"], r"column 'day' of the windows has type string; cast it to int64"),
     ],

@@ -48,6 +48,7 @@ VALUES = [
     ("--set data.schema={data}/nothing.json", "nothing.json"),
     ("--set data.schema={data}/clicks/schema.json", "'user'|query"),
     ('--set "data.where=user > 3"', "where and eval_where are for click models"),
+    ("--set data.windows.column=user", "[data.windows] are for click models"),
     ("--set data.planted={}", "planted|leave one of both out"),
     ("--set data.work_dir={data}/plan.json", "work_dir"),
     ("--set data.work_dir=/proc/nothing", "work_dir"),
