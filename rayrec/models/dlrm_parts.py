@@ -33,16 +33,16 @@ class ClickBatch(Protocol):
     def labels(self) -> Tensor: ...
 
 
-def outputs_of(model: nn.Module, batch: ClickBatch) -> Tensor:
-    """Return the outputs of a click model for a batch.
+def logits_of_batch(model: nn.Module, batch: ClickBatch) -> Tensor:
+    """Return the logits of a click model for a batch, (B, outputs).
 
     A model that reads more of a batch than dense columns and ids has a `forward_batch(batch)`.
     """
     of_batch = getattr(model, "forward_batch", None)
-    outputs: Tensor = (
+    logits: Tensor = (
         model(batch.dense_features, batch.sparse_features) if of_batch is None else of_batch(batch)
     )
-    return outputs
+    return logits
 
 
 class SparseArch(nn.Module):
