@@ -98,9 +98,10 @@ def command(
     """
     from rayrec.checkpoint import checkpoint_path, read_manifest
     from rayrec.errors import ConfigError
-    from rayrec.recipe import ModelRecipe
+    from rayrec.next_item_recipe import NextItemRecipe
     from rayrec.runs.inputs import made_part, open_data
     from rayrec.serve import ParityBounds, export
+    from rayrec.serve.recipes import recipe_in
 
     named = [name for name, _ in tables]
     twice = next((name for name in named if named.count(name) > 1), None)
@@ -109,8 +110,11 @@ def command(
     path = checkpoint_path("CHECKPOINT", checkpoint)
     rows = None
     if data is not None:
-        recipe = ModelRecipe.from_extras(read_manifest(path).extras, path)
-        rows = open_data(made_part(data, "eval"), recipe.schema, f"the schema of {path}")
+        recipe = recipe_in(read_manifest(path).extras, path)
+        # the labels of a log's events are not those of its next items
+        labels = not isinstance(recipe, NextItemRecipe)
+        source = f"the schema of {path}"
+        rows = open_data(made_part(data, "eval"), recipe.schema, source, with_labels=labels)
     manifest = export(
         path,
         out,

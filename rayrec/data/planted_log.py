@@ -41,7 +41,7 @@ class PlantedLogConfig:
         events, users, items: numbers of them; a user has `events / users` on average.
         days: the log lasts so many. The last tenth of them is the test, the tenth before it the
             validation, and each at least one day.
-        history: events of a user that decide on the next one, and the longest history of the schema.
+        history: events of a user that decide on the next one; the longest history of the schema.
         dim: width of every table of the schema.
         base: the logit of an event to which no term adds.
         affinity, popularity, readiness: weights of the three terms of the logit.

@@ -19,7 +19,6 @@ from rayrec.driver.ranks import Files
 from rayrec.driver.specs import check_values, local_files
 from rayrec.driver.start import check_scored
 from rayrec.errors import ConfigError
-from rayrec.recipe import ModelRecipe
 from rayrec.storage import probe_output
 from rayrec.train.bulk import outputs_of
 from rayrec.train.config import Dataset
@@ -164,6 +163,7 @@ def export_checkpoint(
         RayrecError: the errors of `rayrec.serve.export`.
     """
     from rayrec.serve import export
+    from rayrec.serve.recipes import has_recipe
 
     if not isinstance(checkpoint, str):
         raise ConfigError(
@@ -172,7 +172,7 @@ def export_checkpoint(
         )
     path = checkpoint_path("checkpoint", checkpoint)
     # The recipe in a checkpoint lets a predictor build the model without code of the user's.
-    has_recipe = isinstance(model, ModelRecipe) and "recipe" in read_manifest(path).extras
+    is_known = has_recipe(model, read_manifest(path).extras)
     schemas = [data.schema for data in known if isinstance(data, RowDataset)]
     rows = next((data for data in known[:2] if isinstance(data, FileDataset)), None)
     return export(
@@ -180,7 +180,7 @@ def export_checkpoint(
         out,
         types=types,
         data=rows,
-        model=None if has_recipe else model,
+        model=None if is_known else model,
         schema=schemas[0] if schemas else None,
         tasks=run.tasks,
         bounds=bounds,

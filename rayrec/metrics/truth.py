@@ -1,8 +1,8 @@
 """Scores of the best possible model on planted data, and the distance of a model from them.
 
 Synthetic data states the scores of its own true probabilities on the very rows of its evaluation
-set (`truth.json`), and of parts of them, such as days. Regret is the distance of a model from that: 0 is perfect, and no model trained
-on other rows can be better except by luck of the sample.
+set (`truth.json`), and of parts of them, such as days. Regret is the distance of a model from that:
+0 is perfect, and no model trained on other rows can be better except by luck of the sample.
 """
 
 from __future__ import annotations

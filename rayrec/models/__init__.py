@@ -18,8 +18,10 @@ from rayrec.models.dlrm_parts import (
     SparseArch,
 )
 from rayrec.models.full_ranking import ItemPlaces, Lists, rank_items, rank_scores
+from rayrec.models.mmoe import MMoE
 from rayrec.models.multi_task import MultiTaskTrain
 from rayrec.models.next_item import NextItem, NextItemTrain
+from rayrec.models.ple import PLE
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
 from rayrec.models.two_tower import TwoTower
 from rayrec.models.two_tower_train import TwoTowerTrain
@@ -28,6 +30,7 @@ __all__ = [
     "DIN",
     "DLRM",
     "DLRM_DCN",
+    "PLE",
     "DLRMTrain",
     "DLRM_Projection",
     "DeepFM",
@@ -41,6 +44,7 @@ __all__ = [
     "InteractionProjectionArch",
     "ItemPlaces",
     "Lists",
+    "MMoE",
     "MultiTaskTrain",
     "NextItem",
     "NextItemTrain",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError
-from rayrec.models.dlrm_parts import DenseArch, Device, OverArch
+from rayrec.models.dlrm_parts import Device, OverArch, dense_arch_of, pooled_columns
 from rayrec.modules import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -73,13 +73,9 @@ class DIN(nn.Module):
         self.candidates = list(dict.fromkeys(histories.values()))
         self.embedding_collection = embedding_collection
         self.embedding_bag_collection = embedding_bag_collection
-        self.dense_arch: nn.Module | None = None
-        columns = dense_in_features
-        if dense_in_features:
-            self.dense_arch = nn.Identity()
-            if dense_arch_layer_sizes:
-                self.dense_arch = DenseArch(columns, dense_arch_layer_sizes, dense_device)
-                columns = dense_arch_layer_sizes[-1]
+        self.dense_arch, columns = dense_arch_of(
+            dense_in_features, dense_arch_layer_sizes, dense_device
+        )
         width = embedding_collection.embedding_dim()
         # a name of a feature may not name a module, so they are numbered
         self.attentions = nn.ModuleList(
@@ -88,8 +84,7 @@ class DIN(nn.Module):
         )
         columns += width * (len(self.candidates) + len(self.histories))
         if embedding_bag_collection is not None:
-            tables = embedding_bag_collection.embedding_bag_configs()
-            columns += sum(table.embedding_dim * len(table.feature_names) for table in tables)
+            columns += pooled_columns(embedding_bag_collection)
         self.over_arch = OverArch(columns, over_arch_layer_sizes, dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:

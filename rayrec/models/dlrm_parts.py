@@ -185,3 +185,23 @@ def _side_by_side(dense: Tensor | None, sparse_BFD: Tensor) -> Tensor:
     """(B, (F + 1) D), or (B, F D) without a dense row."""
     rows = sparse_BFD.flatten(1)
     return rows if dense is None else torch.cat((dense, rows), dim=1)
+
+
+def dense_arch_of(
+    in_features: int, layer_sizes: Sequence[int], device: Device = None
+) -> tuple[nn.Module | None, int]:
+    """Return the part for dense columns, and the number of columns that it gives.
+
+    Without dense columns it is None; without layers it takes the columns as they are.
+    """
+    if not in_features:
+        return None, 0
+    if not layer_sizes:
+        return nn.Identity(), in_features
+    return DenseArch(in_features, layer_sizes, device), layer_sizes[-1]
+
+
+def pooled_columns(collection: EmbeddingBagCollection) -> int:
+    """Return the number of columns of all rows that a collection gives, side by side."""
+    tables = collection.embedding_bag_configs()
+    return sum(table.embedding_dim * len(table.feature_names) for table in tables)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.data.batch import Batch
 from rayrec.data.candidates import ROW_KEYS
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
@@ -62,9 +63,11 @@ class NextItem(nn.Module):
         embedding_collection: one table with the features below.
         encoder: forward(values (T, D), offsets (B + 1,), times, keys) -> (T, D), where a position
             sees those before it and itself, such as `rayrec.modules.SASRecEncoder`.
-        history, item, candidates: names of the features.
+        history, item, candidates: names of the features; a model that is not trained may have no
+            candidates.
         times: sequence of the batch with the time of each item of the history, for encoders that
             look at it; None for others.
+        listed: (num_embeddings,) bool, the items that lists of the best may hold; None for all.
         bias: (num_embeddings,) initial biases of the items; None for an output without biases.
     Raises:
         ConfigError: the collection has several tables, or other features.
@@ -76,16 +79,18 @@ class NextItem(nn.Module):
         encoder: nn.Module,
         history: str = "history",
         item: str = "item",
-        candidates: str = "candidates",
+        candidates: str | None = "candidates",
         bias: Tensor | None = None,
         times: str | None = None,
+        listed: Tensor | None = None,
     ) -> None:
         super().__init__()
-        tables, names = embedding_collection.embedding_configs(), (history, item, candidates)
+        tables = embedding_collection.embedding_configs()
+        names = [name for name in (history, item, candidates) if name is not None]
         found = [feature for table in tables for feature in table.feature_names]
         if len(tables) != 1 or set(found) != set(names):
             raise ConfigError(
-                f"a next-item model has one table of the features {list(names)}; the collection "
+                f"a next-item model has one table of the features {names}; the collection "
                 f"has {len(tables)} with {found}."
             )
         (self.table,) = tables
@@ -95,8 +100,10 @@ class NextItem(nn.Module):
                 "be one number for each."
             )
         self.items, self.encoder = embedding_collection, encoder
-        self.history, self.item, self.candidates = names
+        self.history, self.item, self.candidates = history, item, candidates
         self.times = times
+        self.listed: Tensor | None
+        self.register_buffer("listed", listed)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone().float())
 
     @property
@@ -109,7 +116,8 @@ class NextItem(nn.Module):
         """Return the rows of a batch; all ranks of a sharded model call it together."""
         found = self.items(features)
         item = found[self.item].values()
-        return Looked(found[self.history], item, found[self.candidates].values())
+        candidates = item[:0] if self.candidates is None else found[self.candidates].values()
+        return Looked(found[self.history], item, candidates)
 
     def encode(self, history: JaggedTensor, batch: HistoryBatch) -> Tensor:
         """Rows of the histories of a batch -> (T, D), a vector of each position."""
@@ -117,6 +125,16 @@ class NextItem(nn.Module):
         keys = getattr(batch, "groups", {}).get(ROW_KEYS)
         encoded: Tensor = self.encoder(history.values(), history.offsets(), times, keys)
         return encoded
+
+    def queries(self, history: JaggedTensor, batch: HistoryBatch) -> Tensor:
+        """Rows of the histories of a batch -> (B, D) float32, the vector behind each history; zeros
+        where there is none.
+        """
+        tokens, offsets = self.encode(history, batch).float(), history.offsets()
+        if not len(tokens):
+            return tokens.new_zeros(len(offsets) - 1, tokens.shape[1])
+        last = tokens[(offsets[1:] - 1).clamp(min=0)]
+        return torch.where((offsets.diff() > 0).unsqueeze(1), last, 0.0)
 
     def biases(self, ids: Tensor) -> Tensor:
         """Return the biases of some items."""
@@ -156,6 +174,7 @@ class NextItemTrain(nn.Module):
         model, features = self.model, batch.sparse_features
         rows = model.look_up(features)
         history_ids, item_ids = features[model.history].values(), features[model.item].values()
+        assert model.candidates is not None, "the model is trained"
         candidate_ids = features[model.candidates].values()
         lengths = rows.history.lengths()
         if len(item_ids) != len(lengths):
@@ -185,6 +204,21 @@ class NextItemTrain(nn.Module):
     def loss_count(self, batch: HistoryBatch) -> int:
         """Return the tokens of a batch."""
         return batch.sparse_features[self.model.history].values().numel()
+
+
+def item_ids(batch: Batch, item: str) -> Tensor:
+    """Return the one id of each row.
+
+    Raises:
+        InputError: a row has none, or several.
+    """
+    bags = batch.sparse_features[item]
+    if bags.values().numel() != batch.rows or bool((bags.lengths() != 1).any()):
+        raise InputError(
+            f"feature {item!r} has rows with {sorted(set(bags.lengths().tolist()))} ids; it must "
+            "hold one in each."
+        )
+    return bags.values()
 
 
 def next_places(offsets: Tensor, tokens: int) -> Tensor:

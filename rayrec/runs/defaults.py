@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayrec.driver import RunConfig, ScalingConfig
-from rayrec.runs.next_item_recipe import NextItemModel
+from rayrec.next_item_recipe import NextItemModel
+from rayrec.runs.next_item_options import run_options
 from rayrec.runs.scaling import default_ranks
 from rayrec.train.optimizer_config import DEFAULT_BATCH
 
@@ -27,4 +28,4 @@ def default_run(in_steps: bool = False, model: object = None) -> RunConfig:
         steps=1 if in_steps else None,
         epochs=None if in_steps else 1,
     )
-    return replace(run, **model.run_options()) if isinstance(model, NextItemModel) else run
+    return replace(run, **run_options(model)) if isinstance(model, NextItemModel) else run

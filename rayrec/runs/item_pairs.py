@@ -20,9 +20,7 @@ from rayrec.errors import InputError
 from rayrec.runs.held_out import IdColumn
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rayrec.data import Batch, FeatureSchema, RowDataset
+    from rayrec.data import FeatureSchema, RowDataset
 
 READ_ROWS = 4096  # at a time
 MARKOV_ITEMS, MARKOV_DECAY = 5, 0.7
@@ -53,7 +51,7 @@ class Pairs(NamedTuple):
         """
         import torch
 
-        from rayrec.models.next_item import next_places
+        from rayrec.models.next_item import item_ids, next_places
 
         items = num_items(data.schema, item)
         found: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -80,21 +78,6 @@ class Pairs(NamedTuple):
             following=after,
             times=times,
         )
-
-
-def item_ids(batch: Batch, item: str) -> Tensor:
-    """Return the one id of each row.
-
-    Raises:
-        InputError: a row has none, or several.
-    """
-    bags = batch.sparse_features[item]
-    if bags.values().numel() != batch.rows or bool((bags.lengths() != 1).any()):
-        raise InputError(
-            f"feature {item!r} has rows with {sorted(set(bags.lengths().tolist()))} ids; it must "
-            "hold one in each."
-        )
-    return bags.values()
 
 
 def num_items(schema: FeatureSchema, item: str) -> int:

@@ -14,13 +14,14 @@ that the rows of a user should overlap little: windows of their items, and not o
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayrec.errors import ConfigError
+from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs
-from rayrec.runs.next_item_recipe import NextItemModel, NextItemRecipe
+from rayrec.runs.next_item_options import check_schema
 from rayrec.runs.next_item_scores import RANKERS, NextItemScorer
 from rayrec.runs.ranked_queries import PROTOCOLS
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
@@ -62,10 +63,6 @@ def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
     from rayrec.driver import Driver
 
     model = run.model
-    if run.run.publish is not None:
-        raise ConfigError(
-            "run.publish is for models that are served, and next-item models are not; leave it out."
-        )
     if run.run.evaluation is not None:
         raise ConfigError(
             "run.evaluation scores on the way, and next-item models are ranked after training "
@@ -76,7 +73,7 @@ def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
         run.train, run.schema, run.schema_source, run.where, False, num_streams=run.num_streams
     )
     held_out = open_data(run.eval, run.schema, run.schema_source, run.eval_where, with_labels=False)
-    model.check(train.schema)
+    check_schema(model, train.schema)
     if not held_out.num_rows:
         raise ConfigError(f"{run.eval} has no rows to rank; hold out others.")
     pairs = Pairs.of_rows(train, model.history, model.item)
@@ -86,7 +83,7 @@ def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
         recipe,
         NextItemDataset(data=train, candidates=recipe.candidates()),
         run.scaling,
-        replace(run.run, extras={**run.run.extras, "next_item": asdict(model)}),
+        replace(run.run, extras={**run.run.extras, **recipe.to_extras()}),
         plan=run.plan,
         constraints=run.constraints,
         topology=run.topology,

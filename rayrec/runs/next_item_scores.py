@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rayrec.runs.item_pairs import Pairs, item_ids, markov_scores
-from rayrec.runs.next_item_recipe import CANDIDATES
+from rayrec.next_item_recipe import CANDIDATES
+from rayrec.runs.item_pairs import Pairs, markov_scores
 from rayrec.runs.ranked_queries import PROTOCOLS, write_places
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class NextItemScorer:
         from rayrec.data import ItemSlices
         from rayrec.data.candidates import with_bag
         from rayrec.models import Lists, rank_items, rank_scores
+        from rayrec.models.next_item import item_ids
 
         device, rank, world = trainer.device, trainer.rank, trainer.world_size
         # in 2D groups the ranks of each group hold all items, and rank the queries of their own
@@ -107,7 +108,7 @@ class NextItemScorer:
             features = with_bag(batch.sparse_features, CANDIDATES, ids if rows is None else ids[:0])
             looked = model.look_up(features)
             rows = looked.candidates if rows is None else rows
-            queries = last_of(model.encode(looked.history, batch).float(), looked.history.offsets())
+            queries = model.queries(looked.history, batch)
             ones = item_ids(batch, model.item)
             wanted, seen = Lists(ones, torch.ones_like(ones)), self._seen(batch, model)
             found = rank_items(
@@ -174,14 +175,3 @@ class NextItemScorer:
         scores = {f"{name} hr@{k}": value for k, value in total.recall.items()}
         scores |= {f"{name} ndcg@{k}": value for k, value in total.ndcg.items()}
         return {**scores, f"{name} mrr": total.mrr}
-
-
-def last_of(tokens: Tensor, offsets: Tensor) -> Tensor:
-    """Return the vector of the last position of each history, zeros where there is none, (B, D)."""
-    import torch
-
-    if not len(tokens):
-        return tokens.new_zeros(len(offsets) - 1, tokens.shape[1])
-    lengths = offsets[1:] - offsets[:-1]
-    last = tokens[(offsets[1:] - 1).clamp(min=0)]
-    return torch.where((lengths > 0).unsqueeze(1), last, 0.0)

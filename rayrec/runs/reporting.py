@@ -158,7 +158,8 @@ def scores_beside_truth(
 ) -> dict[str, float]:
     """Return the metrics, with bayes_auc and regret if the truth is of as many rows."""
     scores = dict(metrics)
-    # Scores of other rows, such as a part of them, cannot be compared with the truth.
+    # Scores of other rows, such as a part of them, cannot be compared with the truth. Those of
+    # several tasks, which count rows by their names, are not: it does not say of which it is.
     if truth is not None and truth.rows == scores.get("rows"):
         scores |= {
             "bayes_auc": truth.bayes_auc,
@@ -168,10 +169,20 @@ def scores_beside_truth(
     return scores
 
 
+def scores_lines(scores: Mapping[str, float]) -> list[str]:
+    """Return the scores on one line, or on one for each task, which begins with its name."""
+    by_task: dict[str, dict[str, float]] = {}
+    for name, value in scores.items():
+        task, _, own = name.rpartition("/")
+        by_task.setdefault(task, {})[own] = value
+    return [f"{task}  {scores_line(own)}".lstrip() for task, own in by_task.items()]
+
+
 def scores_line(scores: Mapping[str, float]) -> str:
-    """Return the scores on one line, with those that the run asked for, such as gauc@user."""
+    """Return the scores of one task, with those that the run asked for, such as gauc@user."""
     asked = [name for name in scores if "@" in name]
     order = ("auc", *asked, "bayes_auc", "regret", "ne", "logloss", "calibration")
+    order += ("cross_entropy", "mse", "rmse", "mae")
     shown = [f"{name} {scores[name]:.5f}" for name in order if name in scores]
     shown += [f"rows {scores['rows']:.0f}"] if "rows" in scores else []
     return "  ".join(shown)

@@ -11,7 +11,7 @@
     [run.checkpoint]
     every_n_steps = 100
 
-The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema,
+The sections are dataclasses, and their fields the keys: `ModelRecipe` without its schema and tasks,
 `TwoTowerModel` or `NextItemModel`, `DataSection`, `ScalingConfig`, `RunConfig` and `PlanSection`.
 Relative paths are taken from the working directory of the command.
 """
@@ -30,11 +30,11 @@ from rayrec.fields.kinds import NONE
 from rayrec.fields.misfit import meant, wrong
 from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
+from rayrec.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
 from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
 from rayrec.runs.next_item import NextItemRun
-from rayrec.runs.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, Settings, read_settings
 from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
@@ -118,7 +118,7 @@ class RunFile:
         elif word in NEXT_ITEM:
             section = read("model", NextItemModel)
         else:
-            section = read("model", ModelRecipe, DEFAULT_MODEL, schema="")
+            section = read("model", ModelRecipe, DEFAULT_MODEL, schema="", tasks=())
         whole = cls(
             model=section,
             data=read("data", DataSection),
@@ -156,10 +156,11 @@ class RunFile:
                 why = "two_tower leaves a last partial batch out in any case"
                 ignored.append(("run", "drop_last", why))
         else:
-            for key, owner in OPTIONS_OF.items():
+            for key, owners in OPTIONS_OF.items():
                 changed = getattr(self.model, key) != getattr(DEFAULT_MODEL, key)
-                if changed and owner != self.model.model:
-                    why = f"it is of model {owner!r}, and the run's is {self.model.model!r}"
+                if changed and self.model.model not in owners:
+                    owner = " or ".join(map(repr, owners))
+                    why = f"it is of model {owner}, and the run's is {self.model.model!r}"
                     ignored.append(("model", key, why))
         for section, key, why in ignored:
             where = source_of((section, key))
@@ -174,7 +175,7 @@ class RunFile:
         in_steps = self.run.steps is not None
         return tomli_w.dumps(
             {
-                "model": table_of(self.model, leave_out=("schema",)),
+                "model": table_of(self.model, leave_out=("schema", "tasks")),
                 "data": table_of(self.data),
                 "scaling": table_of(self.scaling, default_scaling()),
                 # a name without the key would be a mistake

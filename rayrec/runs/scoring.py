@@ -90,14 +90,6 @@ def _opened(scoring: ScoringOptions, with_labels: bool = True) -> tuple[int, Dri
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
 
-    # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
-    # same.
-    run = RunConfig(
-        global_batch_size=scoring.global_batch_size,
-        epochs=1,
-        timeout_s=scoring.timeout_s,
-        checkpoint=CheckpointConfig(at_end=False),
-    )
     checkpoint = scoring.checkpoint
     manifest = read_manifest(checkpoint)
     recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
@@ -105,6 +97,15 @@ def _opened(scoring: ScoringOptions, with_labels: bool = True) -> tuple[int, Dri
         recipe = replace(recipe, schema=read_text("--schema", scoring.schema))
     source = scoring.schema or f"the schema of {checkpoint}"
     data = open_data(scoring.data, recipe.schema, source, scoring.where, with_labels)
+    # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
+    # same.
+    run = RunConfig(
+        global_batch_size=scoring.global_batch_size,
+        epochs=1,
+        tasks=recipe.tasks,
+        timeout_s=scoring.timeout_s,
+        checkpoint=CheckpointConfig(at_end=False),
+    )
     return manifest.step, Driver(
         recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan
     )

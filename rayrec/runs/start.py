@@ -7,9 +7,9 @@ from dataclasses import replace
 from rayrec.driver.planning import check_plan_word
 from rayrec.driver.specs import check_run, check_sizes
 from rayrec.errors import ConfigError
-from rayrec.recipe import ModelRecipe
+from rayrec.next_item_recipe import NextItemModel
+from rayrec.recipe import SEVERAL_TASKS, ModelRecipe
 from rayrec.runs.next_item import train_next_item
-from rayrec.runs.next_item_recipe import NextItemModel
 from rayrec.runs.planted import planted_rows
 from rayrec.runs.reporting import Reporting
 from rayrec.runs.run_file import RunFile
@@ -22,7 +22,7 @@ def train(settings: RunFile, reporting: Reporting) -> None:
 
     Raises:
         RayrecError, RunInterrupted: the errors of `train_clicks` and its kin.
-        ConfigError: another model is asked for with rows of clicks.
+        ConfigError: another model, or one of several tasks, is asked for with rows of clicks.
     """
     planted = settings.data.planted
     if planted is None:
@@ -37,6 +37,11 @@ def train(settings: RunFile, reporting: Reporting) -> None:
         raise ConfigError(
             f"{settings.source}: [data] planted makes rows for click models, and the model is "
             f"{settings.model.model!r}; give train, eval and schema."
+        )
+    if settings.model.model in SEVERAL_TASKS:
+        raise ConfigError(
+            f"{settings.source}: [data] planted makes rows of one label, and the model "
+            f"{settings.model.model!r} predicts several tasks; give train, eval and schema."
         )
     # checked before rows are made and Ray starts: a run that cannot be costs nothing
     check_plan_word(settings.plan.plan)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayrec.errors import ConfigError
-from rayrec.recipe import ModelRecipe
+from rayrec.layout.schema import FeatureSchema
+from rayrec.recipe import SEVERAL_TASKS, ModelRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.reporting import (
     Reporting,
@@ -15,7 +16,7 @@ from rayrec.runs.reporting import (
     fit_and_report,
     part_of,
     scores_beside_truth,
-    scores_line,
+    scores_lines,
     truth_beside,
 )
 from rayrec.watch.numbers import mean_scores
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rayrec.driver import Result, RunConfig, ScalingConfig
     from rayrec.metrics import PlantedScores
     from rayrec.planner import ParameterConstraints
+    from rayrec.spec.task import Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,19 +75,13 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
 
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
-        ConfigError: the run has tasks that a click model does not predict.
+        ConfigError: the run has tasks that its model does not predict.
     """
     from rayrec.data import WindowedDataset
     from rayrec.driver import Driver
 
-    recipe, source = click_run.recipe, click_run.schema_source
-    others = [task.name for task in click_run.run.tasks if task.kind != "binary"]
-    if others or len(click_run.run.tasks) > 1:
-        raise ConfigError(
-            f"the run has tasks={[task.name for task in click_run.run.tasks]}, and model "
-            f"{recipe.model!r} predicts one binary task. Leave the others out, or train a model of "
-            "several tasks with the Python API (rayrec.models.MultiTaskTrain)."
-        )
+    source = click_run.schema_source
+    recipe = _with_tasks(click_run.recipe, click_run.run.tasks, source)
     train = open_data(
         click_run.train, recipe.schema, source, click_run.where, num_streams=click_run.num_streams
     )
@@ -111,6 +107,33 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
     fit_and_report(driver, reporting, lambda result: _told(click_run, truth, of_windows, result))
 
 
+def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> ModelRecipe:
+    """Return the recipe with the tasks of the run, if it is of a model of several tasks.
+
+    Raises:
+        ConfigError: the model does not predict them, or the schema has not as many labels.
+    """
+    names = [task.name for task in tasks]
+    if recipe.model not in SEVERAL_TASKS:
+        if len(tasks) > 1 or any(task.kind != "binary" for task in tasks):
+            raise ConfigError(
+                f"the run has tasks={names}, and model {recipe.model!r} predicts one binary task. "
+                f"Leave the others out, or train {' or '.join(SEVERAL_TASKS)}, or a model of "
+                "yours with the Python API (rayrec.models.MultiTaskTrain)."
+            )
+        return recipe
+    # what the model is made of goes into its checkpoints; further scores are the run's
+    whole = replace(recipe, tasks=tuple(replace(task, metrics=()) for task in tasks))
+    whole.check_tasks()
+    labels = FeatureSchema.from_json(recipe.schema, source).labels
+    if len(tasks) != len(labels):
+        raise ConfigError(
+            f"the run has tasks={names}, and {source} has the labels {list(labels)}; give one "
+            "task for each label, in their order."
+        )
+    return whole
+
+
 def _told(
     click_run: ClickRun,
     truth: PlantedScores | None,
@@ -122,15 +145,14 @@ def _told(
     scored = []
     for one in result.evaluations:
         if one.window is not None and click_run.windows is not None:
-            # the truth tells of single days
+            # the truth tells of single values of a column, such as days
             where = f"`{click_run.windows.column}` == {one.window}"
             part = part_of(of_windows, where) if click_run.windows.size == 1 else None
-            beside = scores_beside_truth(one.scores, part)
-            scored.append({"window": one.window, "rows": one.rows, **beside})
-    lines = [f"evaluation: {scores_line(scores)}"] if scores else []
+            scored.append((one, scores_beside_truth(one.scores, part)))
+    lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:
-        mean = scores_line(mean_scores(scored))
-        lines.append(f"mean of {len(scored)} windows, the first left out: {mean}")
+        means = scores_lines(mean_scores([beside for _, beside in scored]))
+        lines += [f"mean of {len(scored)} windows, the first left out: {mean}" for mean in means]
     fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
         "eval": scores,
@@ -138,7 +160,9 @@ def _told(
         "global_batch": click_run.run.global_batch_size,
     }
     if scored:
-        fields["windows"] = scored
+        fields["windows"] = [
+            {"window": one.window, "rows": one.rows, **beside} for one, beside in scored
+        ]
     return ResultReport(
         done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
         lines=lines,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from rayrec.checks import whole_number
 from rayrec.errors import (
     ConfigError,
     DeadlineError,
@@ -22,7 +23,7 @@ from rayrec.errors import (
     ServingError,
     UnavailableError,
 )
-from rayrec.serve.protobuf import ROWS, SCORES, USER, fields_of, message
+from rayrec.serve.protobuf import MASKED, ROWS, SCORES, USER, K, fields_of, message
 from rayrec.serve.wire import (
     METHOD,
     SCORE_METHOD,
@@ -131,8 +132,33 @@ class Client:
             RayrecError: the errors of `predict`; an InputError where a column is on both sides.
         """
         one = [user] if isinstance(user, Mapping) else user
-        sent = message({ROWS: request_bytes(candidates), USER: request_bytes(one)})
-        answer = fields_of(self._sent(self._score, sent, timeout_s))
+        return self._scored({ROWS: request_bytes(candidates), USER: request_bytes(one)}, timeout_s)
+
+    def predict_top(
+        self,
+        rows: Columns,
+        k: int | None = None,
+        masked: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Scores:
+        """Return the best items after the histories of some rows, by a next-item model.
+
+        Args:
+            rows: as of `predict`, without the column of the item.
+            k, masked: the arguments of `Predictor.predict_top`.
+            timeout_s: seconds to wait; None for those of the client.
+        Returns:
+            "item" (B, k) int64 and "score" (B, k) float32, as `Predictor.predict_top`.
+        Raises:
+            RayrecError: the errors of `predict`; a ConfigError where k is no whole number.
+        """
+        length = 0 if k is None else whole_number("k", k)
+        asked: dict[int, bytes | int] = {ROWS: request_bytes(rows), K: length, MASKED: int(masked)}
+        return self._scored(asked, timeout_s)
+
+    def _scored(self, asked: Mapping[int, bytes | int], timeout_s: float | None) -> Scores:
+        answer = fields_of(self._sent(self._score, message(asked), timeout_s))
         return read_answer(answer.get(SCORES, b"")).scores
 
     def _sent(self, call: Any, request: bytes, timeout_s: float | None) -> bytes:

@@ -134,13 +134,13 @@ class Manifest(SealedRecord):
     Attributes:
         step: training step of the checkpoint that it was exported from.
         source: path of that checkpoint.
-        outputs: name and kind ("binary", "multiclass", "regression") of every output; one output of
-            a model without tasks is called "".
+        outputs: name and kind ("binary", "multiclass", "regression"; "ranking" of a next-item
+            model) of every output; one output of a model without tasks is called "".
         dense: the file of dense parameters. program: that of the exported dense part, or None.
         no_program: why there is no program, or "".
         compiled: the dense part as machine code; None without.
         schema: the file of the feature schema, or None.
-        recipe: what `ModelRecipe` was, or None for a model of the user's code.
+        recipe: fields of `ModelRecipe` or `NextItemRecipe`, or None for a model of the user's code.
         parity: largest errors, measured at the export.
         collections: of the model, in its order.
         tables: in the order in which they lie in memory.

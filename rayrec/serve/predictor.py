@@ -22,9 +22,12 @@ from torch import Tensor, nn
 from rayrec.data import Batch
 from rayrec.errors import ArtifactError, ConfigError, InputError, RayrecError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.quant import QuantEmbeddingBagCollection, configs_of, mark_checked
 from rayrec.serve.artifact import Artifact, open_artifact
+from rayrec.serve.histories import HistoryReader
 from rayrec.serve.manifest import Manifest
+from rayrec.serve.recipes import recipe_of
 from rayrec.serve.requests import (
     CandidateSplit,
     Request,
@@ -38,7 +41,7 @@ from rayrec.serve.requests import (
 from rayrec.serve.scorer import probabilities
 from rayrec.serve.trained_model import schema_trouble
 from rayrec.serve.weights import Collections, Weights
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from rayrec.storage import one_line
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 Scores = Tensor | dict[str, Tensor]
 _MOST_SPLITS = 64
+ITEM, SCORE = "item", "score"  # what the lists of the best items hold
 
 
 class Predictor:
@@ -73,6 +77,7 @@ class Predictor:
             self._ids_are_checked = self.schema is not None and not schema_trouble(
                 self.schema, tables
             )
+            self._histories = self._history_reader()
             if not artifact.trusted:
                 self.warm()
         except RayrecError:
@@ -155,7 +160,8 @@ class Predictor:
         return self.weights.collections
 
     def predict(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
-        """Return the probability of label 1 of every row.
+        """Return the probability of label 1 of every row; of a next-item model the score of the
+        row's item, or where rows have no item what `predict_top` returns.
 
         Args:
             rows: an Arrow record batch or table, or a list of dicts from column to value, by the
@@ -179,13 +185,50 @@ class Predictor:
             InputError, ConfigError: the errors of `predict`.
         """
         if isinstance(rows, KeyedJaggedTensor):
+            if self._histories is not None:
+                raise InputError("a next-item model is given rows of columns; these are tensors.")
             columns = None if self.schema is None else len(self.schema.dense)
             return tensors_of(rows, dense, columns)
         if dense is not None:
             raise InputError(
                 "dense belongs to a KeyedJaggedTensor; rows have columns of their own."
             )
+        if self._histories is not None:
+            return self._checked(self._histories.read(rows))
         return self._of_batch(read_rows(rows, self._known_schema()))
+
+    def predict_top(
+        self, rows: Rows, k: int | None = None, masked: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the best items after the histories of some rows, by a next-item model.
+
+        Args:
+            rows: as of `predict`, without the column of the item.
+            k: length of the lists; None takes the longest of `ks` in training.
+            masked: leave out the items of the row's history and of the model's sequence `seen`.
+        Returns:
+            "item" (B, k) int64 and "score" (B, k) float32, best first and of equal scores the lower
+            id first. Where fewer items are left, the rest are -1 with a score of -inf.
+        Raises:
+            InputError: the errors of `predict`; or k is larger than the number of the items.
+            ConfigError: k is below 1, or the model is none that ranks items.
+        """
+        found = self.score(self.read_top(rows, k, masked))
+        assert isinstance(found, dict), "lists of the best items"
+        return found
+
+    def read_top(self, rows: Rows, k: int | None = None, masked: bool = False) -> Request:
+        """Check the arguments of a `predict_top` call, and return a request for `score`.
+
+        Raises:
+            InputError, ConfigError: the errors of `predict_top`.
+        """
+        if self._histories is None:
+            raise ConfigError(
+                "k and masked are for next-item models, which rank items; this is another one. "
+                "Give rows with all columns."
+            )
+        return self._checked(self._histories.read(rows, k, masked, ranks=True))
 
     def score(self, request: Request) -> Scores:
         """Return the scores of a request that `read` made."""
@@ -195,6 +238,8 @@ class Predictor:
         """Return the scores of a request, with the name and the step of the weights."""
         with self._held() as weights:
             outputs = weights.outputs(request)
+        if request.top is not None:
+            return dict(zip((ITEM, SCORE), outputs, strict=True)), weights.name, weights.step
         return self._named(outputs, probabilities), weights.name, weights.step
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
@@ -203,12 +248,15 @@ class Predictor:
 
     def predict_batch(self, batch: Batch) -> Scores:
         """Return the scores of a batch that a loader of `rayrec.data` made, by the same schema."""
+        if self._histories is not None:
+            return self.score(self._checked(self._histories.of_batch(batch)))
         return self.score(self._of_batch(batch))
 
     def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
         """Return the probability of label 1 of each candidate for one user.
 
-        The user's features are looked up once, where all tables are pooled.
+        The user's features are looked up once, where all tables are pooled, or the model is one of
+        the next item, which has a score for each candidate.
 
         Args:
             user: the columns that are the same for all candidates, as one row.
@@ -230,6 +278,8 @@ class Predictor:
         one: Rows = [user] if isinstance(user, Mapping) else user
         if len(candidates) == 0:
             return self.read([])
+        if self._histories is not None:
+            return self._checked(self._histories.of_user(one, candidates))
         columns = user_columns(one, candidates, schema)
         if columns not in self._splits:
             if len(self._splits) >= _MOST_SPLITS:
@@ -257,7 +307,10 @@ class Predictor:
             empty.weights_or_none(),
             lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
         )
-        request = Request(torch.zeros(1, len(self.schema.dense)), ids)
+        none = torch.empty(0, dtype=torch.int64)
+        one = JaggedTensor(none, lengths=torch.zeros(1, dtype=torch.int32))
+        sequences = dict.fromkeys((s.name for s in self.schema.sequences), one)
+        request = Request(torch.zeros(1, len(self.schema.dense)), ids, sequences)
         self._named(self.weights.outputs(request), probabilities)
 
     def _known_schema(self) -> FeatureSchema:
@@ -270,9 +323,21 @@ class Predictor:
 
     def _of_batch(self, batch: Batch) -> Request:
         """Return a batch that was read by the schema as a request."""
+        return self._checked(Request(batch.dense_features, batch.sparse_features))
+
+    def _checked(self, request: Request) -> Request:
+        """Return a request that was read by the schema, marked where no id needs another look."""
         if self._ids_are_checked:
-            mark_checked(batch.sparse_features)
-        return Request(batch.dense_features, batch.sparse_features)
+            mark_checked(request.ids)
+        return request
+
+    def _history_reader(self) -> HistoryReader | None:
+        """Return the reader of a next-item model's requests; None of other models."""
+        fields = self.manifest.recipe
+        recipe = None if fields is None else recipe_of(fields, "the artifact")
+        if self.schema is None or not isinstance(recipe, NextItemRecipe):
+            return None
+        return HistoryReader(self.schema, recipe.model)
 
     def _held(self) -> AbstractContextManager[Weights]:
         """Yield the weights for one request, which stay valid inside the block."""

@@ -7,12 +7,12 @@ passed over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rayrec.errors import InputError
 
 PROTOBUF_TYPE = "application/x-protobuf"
-ROWS, USER = 1, 2  # fields of ScoreRequest
+ROWS, USER, K, MASKED = 1, 2, 3, 4  # fields of ScoreRequest
 SCORES = 1  # field of ScoreResponse
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
@@ -34,16 +34,25 @@ def fields_of(data: bytes) -> dict[int, bytes]:
     Raises:
         InputError: these are no whole fields.
     """
-    fields: dict[int, bytes] = {}
+    return {number: value for number, value in _fields(data) if isinstance(value, bytes)}
+
+
+def numbers_of(data: bytes) -> dict[int, int]:
+    """Return the fields that hold whole numbers of at least 0 or truths, as `fields_of` does."""
+    return {number: value for number, value in _fields(data) if isinstance(value, int)}
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
     place = 0
     while place < len(data):
         key, place = _number(data, place)
         kind, size = key & 7, 0
         if kind == _VARINT:
-            _, place = _number(data, place)
+            value, place = _number(data, place)
+            yield key >> 3, value
         elif kind == _BYTES:
             size, place = _number(data, place)
-            fields[key >> 3] = data[place : place + size]
+            yield key >> 3, data[place : place + size]
         elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
             size = 8 if kind == _EIGHT_BYTES else 4
         else:
@@ -51,7 +60,6 @@ def fields_of(data: bytes) -> dict[int, bytes]:
         place += size
         if place > len(data):
             raise _broken(place - size)
-    return fields
 
 
 def _varint(value: int) -> bytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,8 +24,9 @@ from rayrec.data import Batch, to_batch
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import mark_checked
+from rayrec.serve.next_item import Top
 from rayrec.serve.wire import columns_of, record_batch
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 _MOST_REPEATED = 1 << 26  # bytes of one user's columns beside all candidates
 
@@ -32,10 +34,19 @@ Rows: TypeAlias = "pa.RecordBatch | pa.Table | Sequence[Mapping[str, Any]]"
 
 
 class Request(NamedTuple):
-    """Tensors of B rows: dense (B, I), ids of B bags per key."""
+    """Tensors of B rows.
+
+    Attributes:
+        dense: (B, I).
+        ids: B bags per key.
+        sequences: B lists of numbers each, by name.
+        top: lists of the best items that are asked for; None asks for scores.
+    """
 
     dense: Tensor
     ids: KeyedJaggedTensor
+    sequences: Mapping[str, JaggedTensor] = MappingProxyType({})
+    top: Top | None = None
 
 
 def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch | pa.Table:
@@ -78,6 +89,7 @@ def nothing(schema: FeatureSchema) -> Batch:
         sparse_features=ids,
         labels=labels,
         global_rows=0,
+        sequences={s.name: JaggedTensor(empty, lengths=empty.int()) for s in schema.sequences},
     )
 
 
@@ -126,8 +138,8 @@ class CandidateSplit:
         """True if both parts have features, so that each can be read by itself."""
         return self.user is not None and self.candidate is not None
 
-    def request(self, user: Rows, candidates: Rows, checked: bool) -> Request:
-        """Return one row of the user and N candidates as N rows; the user is looked up once.
+    def read(self, user: Rows, candidates: Rows) -> tuple[Batch, Batch]:
+        """Return the one row of the user and the rows of the candidates.
 
         Raises:
             InputError: names column, row and value of the first bad entry.
@@ -137,6 +149,15 @@ class CandidateSplit:
         many = read_rows(candidates, self.candidate, "the candidates")
         if one.rows != 1:
             raise InputError(f"the user has {one.rows} rows; give the one row of one user.")
+        return one, many
+
+    def request(self, user: Rows, candidates: Rows, checked: bool) -> Request:
+        """Return one row of the user and N candidates as N rows; the user is looked up once.
+
+        Raises:
+            InputError: names column, row and value of the first bad entry.
+        """
+        one, many = self.read(user, candidates)
         rows = many.rows
         dense = torch.empty(rows, len(self._schema.dense))
         dense[:, self._user_dense] = one.dense_features
@@ -159,7 +180,14 @@ def _part(schema: FeatureSchema, columns: frozenset[str], inside: bool) -> Featu
         if own:
             tables.append(replace(table, feature_names=own))
     dense = tuple(c for c in schema.dense if (c.column in columns) == inside)
-    return replace(schema, features=features, tables=tuple(tables), dense=dense, weight=None)
+    return replace(
+        schema,
+        features=features,
+        tables=tuple(tables),
+        dense=dense,
+        sequences=tuple(s for s in schema.sequences if (s.column in columns) == inside),
+        weight=None,
+    )
 
 
 def _joined(one: KeyedJaggedTensor, many: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
@@ -222,7 +250,7 @@ def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozens
         ConfigError: an id column and its weights are on different sides.
     """
     wanted = set(schema.columns(with_labels=False))
-    sides = [wanted & set(_names(side)) for side in (user, candidates)]
+    sides = [wanted & set(names_of(side)) for side in (user, candidates)]
     both = sides[0] & sides[1]
     if both:
         raise InputError(
@@ -238,7 +266,8 @@ def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozens
     return frozenset(sides[0])
 
 
-def _names(rows: Rows) -> list[str]:
+def names_of(rows: Rows) -> list[str]:
+    """Return the columns of some rows; those of the first of plain ones."""
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         return list(rows.schema.names)
     return list(rows[0]) if len(rows) and isinstance(rows[0], Mapping) else []

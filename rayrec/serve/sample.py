@@ -12,7 +12,7 @@ from rayrec.data import Batch, FileDataset
 from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import InputError
 from rayrec.serve.trained_model import TrainedModel
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 _SEED = 20_011  # of the order of a sample: any number, but always the same
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -82,6 +82,13 @@ def _random(trained: TrainedModel, rows: int, keys: Mapping[str, Tensor]) -> Par
             ids[number] = live[ids[number] % len(live)]
     values = torch.cat(ids)
     columns = 0 if trained.schema is None else len(trained.schema.dense)
+    sequences: dict[str, JaggedTensor] = {}
+    of_feature = dict(zip(limits, lengths, strict=True))
+    for sequence in () if trained.schema is None else trained.schema.sequences:
+        # times of a history ascend; any list will do for what is aligned with nothing
+        own = of_feature[sequence.aligned_with or next(iter(limits))]
+        times = torch.randint(0, 1 << 30, (int(own.sum()),), generator=generator)
+        sequences[sequence.name] = JaggedTensor(times.sort().values, lengths=own.int())
     batch = Batch(
         dense_features=torch.randn(rows, columns, generator=generator),
         sparse_features=KeyedJaggedTensor(
@@ -93,5 +100,6 @@ def _random(trained: TrainedModel, rows: int, keys: Mapping[str, Tensor]) -> Par
         ),
         labels=torch.zeros(rows),
         global_rows=rows,
+        sequences=sequences,
     )
     return ParitySample(batch=batch, source="random rows", has_labels=False)

@@ -109,7 +109,7 @@ def sample_scores(
     }
     batch = sample.batch
     outputs: tuple[Tensor, ...] = trained.scorer(places)(
-        batch.dense_features, batch.sparse_features
+        batch.dense_features, batch.sparse_features, batch.sequences
     )
     return outputs
 

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from rayrec.data import Batch
 from rayrec.errors import ConfigError
-from rayrec.models import DeepFMTrain, DLRMTrain, MultiTaskTrain, TwoTowerTrain
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.models import DeepFMTrain, DLRMTrain, MultiTaskTrain, NextItemTrain, TwoTowerTrain
+from rayrec.serve.next_item import Top, item_scores, top_items
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 Outputs = tuple[tuple[str, str], ...]
 ONE_BINARY: Outputs = (("", "binary"),)
+ONE_RANKING: Outputs = (("", "ranking"),)  # of a next-item model, whose scores stay what they are
 
 
 class Scorer(nn.Module):
@@ -46,13 +48,21 @@ class Scorer(nn.Module):
         self.outputs = outputs
         if isinstance(model, MultiTaskTrain):
             self.outputs = tuple((task.name, task.kind) for task in model.tasks)
+        if isinstance(model, NextItemTrain):
+            self.outputs = ONE_RANKING
 
         # rayrec's own models pass ids to the collections unchanged
         self._is_click = isinstance(model, (DLRMTrain, DeepFMTrain))
         self.is_own = self._is_click or isinstance(model, MultiTaskTrain)
 
-    def forward(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
-        """Return the logits of each output: (B,), or (B, classes).
+    def forward(
+        self,
+        dense: Tensor,
+        ids: KeyedJaggedTensor,
+        sequences: Mapping[str, JaggedTensor] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return the logits of each output: (B,), or (B, classes); of a next-item model those of
+        all items that the rows have, row after row.
 
         Raises:
             ConfigError: the output of the module is not that of a training module.
@@ -65,14 +75,32 @@ class Scorer(nn.Module):
             parts = self.model.model(dense, ids).split(sizes, dim=1)
             tasks = zip(self.model.tasks, parts, strict=True)
             return tuple(p if task.classes is not None else p.squeeze(1) for task, p in tasks)
-        return self._by_training(dense, ids)
+        batch = self._batch(dense, ids, sequences or {})
+        if isinstance(self.model, NextItemTrain):
+            return (item_scores(self.model.model, batch),)
+        return self._by_training(batch)
 
-    def _by_training(self, dense: Tensor, ids: KeyedJaggedTensor) -> tuple[Tensor, ...]:
+    def top(
+        self, dense: Tensor, ids: KeyedJaggedTensor, sequences: Mapping[str, JaggedTensor], top: Top
+    ) -> tuple[Tensor, Tensor]:
+        """Return ids and scores of the best items for each row, both (B, k)."""
+        assert isinstance(self.model, NextItemTrain), "a next-item model ranks items"
+        return top_items(self.model.model, self._batch(dense, ids, sequences), top)
+
+    def _batch(
+        self, dense: Tensor, ids: KeyedJaggedTensor, sequences: Mapping[str, JaggedTensor]
+    ) -> Batch:
+        """Return a batch with labels of zero."""
         rows = dense.shape[0]
-        labels = torch.zeros((rows, self._labels) if self._labels > 1 else rows)
-        batch = Batch(
-            dense_features=dense, sparse_features=ids, labels=labels, global_rows=max(1, rows)
+        return Batch(
+            dense_features=dense,
+            sparse_features=ids,
+            labels=torch.zeros((rows, self._labels) if self._labels > 1 else rows),
+            global_rows=max(1, rows),
+            sequences=sequences,
         )
+
+    def _by_training(self, batch: Batch) -> tuple[Tensor, ...]:
         given: Any = self.model(batch)
         try:
             _, (_, logits, _) = given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.quant import Reference, configs_of, exchanged, reference_collections
-from rayrec.recipe import ModelRecipe
 from rayrec.serve.live_rows import LiveRows
 from rayrec.serve.manifest import BAGS, SEQUENCES, StoredCollection
+from rayrec.serve.recipes import fields_of_recipe, recipe_in
 from rayrec.serve.scorer import ONE_BINARY, Scorer
 from rayrec.spec.task import Task
 
@@ -94,7 +95,7 @@ def open_trained(
 
     Args:
         model: builds the training module, tables on any device; None takes the recipe that the
-            checkpoint has of rayrec's own click models.
+            checkpoint has of rayrec's own models.
         schema: schema of the columns; None takes that of the recipe.
         tasks: tasks of the run, for a module of the user's code; none means one binary task.
     Raises:
@@ -105,8 +106,11 @@ def open_trained(
     restored = restore_checkpoint(checkpoint, [])
     recipe: dict[str, Any] | None = None
     if model is None:
-        own = ModelRecipe.from_extras(restored.extras, checkpoint)
-        model, recipe = own, own.to_extras()["recipe"]
+        own = recipe_in(restored.extras, checkpoint)
+        if isinstance(own, NextItemRecipe):
+            schema = own.request_schema()
+            own = replace(own, schema=schema.to_json())
+        model, recipe = own, fields_of_recipe(own)
         schema = schema or FeatureSchema.from_json(own.schema, f"the schema of {checkpoint}")
     with torch.random.fork_rng(devices=[]):
         module = model().eval()
@@ -126,7 +130,7 @@ def open_trained(
         tasks=tasks,
     )
     check_tables(restored.manifest, trained.tables(), {}, checkpoint, may_resize=False)
-    if schema is not None and schema.sequences:
+    if schema is not None and schema.sequences and not isinstance(model, NextItemRecipe):
         raise ConfigError(
             f"the schema reads the sequence {schema.sequences[0].name!r}, and what is served takes "
             "ids and dense columns alone. Export a model without sequences of numbers, or score "

@@ -18,10 +18,10 @@ from rayrec.checkpoint import dense_tensors, load_dense
 from rayrec.errors import ArtifactError, InputError, RayrecError
 from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.quant.ids import PackedIds
-from rayrec.recipe import ModelRecipe
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
 from rayrec.serve.program import Program, load_program
+from rayrec.serve.recipes import Recipe, recipe_of
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
 from rayrec.storage import one_line
@@ -61,7 +61,7 @@ class Weights:
         self.scorer: Scorer | None = None
         self._program: Program | None = None
         if model is None and manifest.recipe is not None:
-            model = ModelRecipe.from_extras({"recipe": manifest.recipe}, str(where))
+            model = recipe_of(manifest.recipe, str(where))
             if not artifact.trusted:
                 self._check_sizes(model)
         if model is not None:
@@ -82,15 +82,13 @@ class Weights:
                 "load it with model=, the function that builds its module."
             )
 
-    def _check_sizes(self, recipe: ModelRecipe) -> None:
+    def _check_sizes(self, recipe: Recipe) -> None:
         """Check that a recipe is that of the tensors, before any memory is taken for its layers.
 
         Raises:
             RayrecError: it is not.
         """
-        stacks = recipe.dense_layers, recipe.over_layers, recipe.attention_layers
-        layers = max(*map(len, stacks), recipe.cross_layers)
-        most = max(2, len(self._artifact.dense()))
+        layers, most = recipe.layers(), max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(
                 f"{self._artifact.folder} has a recipe of {layers} layers beside {most} tensors; "
@@ -150,7 +148,8 @@ class Weights:
         return {name: ids for one in self.collections.values() for name, ids in one.ids().items()}
 
     def outputs(self, request: Request) -> tuple[Tensor, ...]:
-        """Return the logits of every output of the manifest, in order.
+        """Return the logits of every output of the manifest, in order; or ids and scores of the
+        best items, where these are asked for.
 
         Raises:
             InputError: the artifact has no schema, and the model does not take the tensors.
@@ -176,7 +175,8 @@ class Weights:
         with torch.inference_mode():
             compiled = self._compiled if 0 < rows <= MOST_ROWS and is_known else None
             if self.scorer is not None and compiled is None:
-                return self.scorer(request.dense, request.ids)
+                given = request.dense, request.ids, request.sequences
+                return self.scorer.top(*given, request.top) if request.top else self.scorer(*given)
             pooled = [one(request.ids).values() for one in self.collections.values()]
             if compiled is not None:
                 return compiled(request.dense, *pooled)

@@ -29,14 +29,15 @@ SCORE = "score"  # the column of a model without named tasks
 _VERSION, _STEP, _TASKS = b"rayrec.version", b"rayrec.step", b"rayrec.tasks"
 
 Columns: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]"
-Scores = NDArray[np.float32] | dict[str, NDArray[np.float32]]
+Scores = NDArray[np.float32] | dict[str, NDArray[Any]]
 
 
 class Answer(NamedTuple):
     """Scores, and the version of the weights that gave them.
 
     Attributes:
-        scores: (B,) float32, or by name of the task; (B, C) of a multiclass task.
+        scores: (B,) float32, or by name of the task; (B, C) of a multiclass task. Of lists of the
+            best items "item" (B, k) int64 and "score" (B, k).
         version: version of the artifact; equal for equal manifests.
         step: training step of the weights.
     """

@@ -22,10 +22,10 @@ from rayrec.distributed import DistributedModelParallel
 from rayrec.dynamic.clock import Instant, clock_extras
 from rayrec.dynamic.known import copy_known
 from rayrec.layout import BaseEmbeddingConfig
-from rayrec.recipe import ModelRecipe
 from rayrec.serve import Manifest, ParityBounds, export
 from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
+from rayrec.serve.recipes import has_recipe
 from rayrec.serve.signing import SigningKey
 from rayrec.train.config import TrainSpec
 from rayrec.train.save_thread import SaveThread
@@ -190,7 +190,6 @@ class Publisher:
         """Export a base; the run's random numbers stay where they are."""
         spec, known = self._spec, (self._spec.data, self._spec.eval_data)
         schemas = [data.schema for data in known if isinstance(data, RowDataset)]
-        has_recipe = isinstance(spec.model, ModelRecipe) and "recipe" in spec.extras
         state = random.getstate()
         try:
             with torch.random.fork_rng(devices=[]):
@@ -199,7 +198,7 @@ class Publisher:
                     out,
                     types=self._types,
                     data=spec.eval_data if isinstance(spec.eval_data, FileDataset) else None,
-                    model=None if has_recipe else spec.model,
+                    model=None if has_recipe(spec.model, spec.extras) else spec.model,
                     schema=schemas[0] if schemas else None,
                     tasks=spec.tasks,
                     bounds=ParityBounds(logit=self._config.max_logit_error),

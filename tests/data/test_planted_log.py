@@ -42,7 +42,8 @@ def plain_logits(config: PlantedLogConfig, rows: Columns, frozen: bool = False) 
     names = ("user", "item", "day", "action")
     for user, item, day, action in zip(*(rows[name].tolist() for name in names), strict=True):
         factors = planted.factors[int(day >= drift)]
-        interest = sum((a * factors[i] for i, a in past[user][-config.history :]), np.zeros(FACTORS))
+        recent = past[user][-config.history :]
+        interest = sum((done * factors[one] for one, done in recent), np.zeros(FACTORS))
         logit = config.base + config.readiness * planted.readiness[user]
         logit += config.popularity * planted.popularity[day, item]
         logit += config.affinity * factors[item] @ interest / np.sqrt(config.history * FACTORS)
@@ -142,7 +143,9 @@ def features_of(config: PlantedLogConfig, folder: Path, where: str) -> tuple[np.
     return np.stack([affinity, *others], 1), batch.labels.numpy()
 
 
-def fitted_auc(train: tuple[np.ndarray, ...], test: tuple[np.ndarray, ...], columns: slice) -> float:
+def fitted_auc(
+    train: tuple[np.ndarray, ...], test: tuple[np.ndarray, ...], columns: slice
+) -> float:
     """The AUC on the test of a logistic model of some features."""
     x, y = (torch.from_numpy(array).double() for array in train)
     model = torch.nn.Linear(x[:, columns].shape[1], 1).double()
@@ -226,7 +229,7 @@ def test_impossible_configs_are_refused(bad: dict[str, Any]) -> None:
 
 
 def test_events_that_no_disk_holds_are_refused_before_any_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="events need about .* of disk"):
+    with pytest.raises(ConfigError, match=r"events need about .* of disk"):
         write_planted_log(tmp_path / "there", replace(SMALL, events=10**16))
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""DeepFM, DIN, two towers and learned place weights under DistributedModelParallel, unchanged.
+"""DeepFM, DIN, MMoE, PLE, two towers and place weights under DistributedModelParallel, unchanged.
 
 N ranks equal plain torch.
 
@@ -19,7 +19,17 @@ from torch.nn import functional
 
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.layout import Topology
-from rayrec.models import DIN, DeepFMTrain, DLRMTrain, SimpleDeepFMNN, TwoTower, TwoTowerTrain
+from rayrec.models import (
+    DIN,
+    PLE,
+    DeepFMTrain,
+    DLRMTrain,
+    MMoE,
+    MultiTaskTrain,
+    SimpleDeepFMNN,
+    TwoTower,
+    TwoTowerTrain,
+)
 from rayrec.modules import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -33,6 +43,7 @@ from rayrec.modules import (
 from rayrec.optim import SGD
 from rayrec.planner import manual_plan
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.spec.task import Task
 from rayrec.train.step import train_step
 from tests.ranks import RankPool
 
@@ -47,8 +58,9 @@ class Part(NamedTuple):
     global_rows: int
 
 
-def part(step: int, rank: int, world_size: int, single: bool) -> Part:
-    """Rows of a rank; bags of up to PLACES ids, or of exactly one."""
+def part(step: int, rank: int, world_size: int, kind: str) -> Part:
+    """Rows of a rank; bags of up to PLACES ids, or of exactly one for two towers."""
+    single = kind in TOWERS
     # of three rows, four ranks cannot all have one
     rng, rows = random.Random(step), 3 if step == 2 else 14
     start, stop = rank * rows // world_size, (rank + 1) * rows // world_size
@@ -72,6 +84,9 @@ def part(step: int, rank: int, world_size: int, single: bool) -> Part:
         torch.randn(rows, 5, generator=generator),
         torch.randint(0, 2, (rows,), generator=generator).float(),
     )
+    if kind in ("mmoe", "ple"):
+        classes = torch.randint(0, 3, (rows,), generator=generator)
+        labels = torch.stack((labels, classes.float()), dim=1)
     return Part(dense[start:stop], kjt, labels[start:stop], stop - start, rows)
 
 
@@ -118,6 +133,19 @@ def build(kind: str, device: str) -> nn.Module:
         shared = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
         sequences = EmbeddingCollection([shared], device=device)
         return DLRMTrain(DIN(sequences, {"c": "a"}, [6, 1], tables("b", device), 5, [4], [5]))
+    if kind in ("mmoe", "ple"):
+        tasks = [Task(name="click"), Task(name="genre", kind="multiclass", classes=3, weight=0.5)]
+        common = tables("abc", device), [task.outputs for task in tasks], 5, [4]
+        if kind == "mmoe":
+            model: nn.Module = MMoE(*common, 3, [8], [6])
+        else:
+            model = PLE(*common, 2, 1, 2, [8], [6])
+        # torch's own values are small, and gradients shrink on the way through several layers
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if not is_table(name):
+                    parameter *= 2.5
+        return MultiTaskTrain(model, tasks)
     if kind in TOWERS:
         log_q = torch.linspace(-3, -1, SIZES[1])
         return TwoTowerTrain(
@@ -131,7 +159,7 @@ def build(kind: str, device: str) -> nn.Module:
 
 
 TOWERS = ["two towers", "two towers of all ranks"]
-KINDS = ["deepfm", "din", *TOWERS, "places of a batch", "places of a feature"]
+KINDS = ["deepfm", "din", "mmoe", "ple", *TOWERS, "places of a batch", "places of a feature"]
 STEPS = 4
 
 
@@ -148,7 +176,7 @@ def sharded(
     )
     model = DistributedModelParallel(module, plan=plan, sparse_optimizer=SGD(lr=LR), seed=5)
     dense = torch.optim.SGD(model.parameters(), lr=LR)
-    parts = [part(step, rank, world_size, kind in TOWERS) for step in range(STEPS)]
+    parts = [part(step, rank, world_size, kind) for step in range(STEPS)]
     losses = [float(train_step(model, dense, p, world_size).loss_sum) for p in parts]
     rectangles = [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
     return losses, {n: p.detach().clone() for n, p in model.named_parameters()}, rectangles
@@ -159,7 +187,7 @@ def plain(world_size: int, kind: str) -> tuple[list[float], dict[str, torch.Tens
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     losses = []
     for step in range(STEPS):
-        parts = [part(step, rank, world_size, kind in TOWERS) for rank in range(world_size)]
+        parts = [part(step, rank, world_size, kind) for rank in range(world_size)]
         loss_sum = torch.stack([model(p)[0] * p.rows for p in parts]).sum()
         optimizer.zero_grad()
         (loss_sum / parts[0].global_rows).backward()

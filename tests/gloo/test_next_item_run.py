@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rayrec.cli.main import main
 from rayrec.data import ItemSlices, NextItemDataset, SharedNegatives
@@ -18,12 +19,17 @@ from rayrec.driver.planning import find_tables
 from rayrec.errors import InputError
 from rayrec.layout import Topology
 from rayrec.metrics.bootstrap import gains, paired_bootstrap
+from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.planner import manual_plan
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.next_item_recipe import NextItemModel, NextItemRecipe
+from rayrec.runs.next_item_options import run_options
 from rayrec.runs.next_item_scores import NextItemScorer
 from rayrec.runs.ranked_queries import comparison, read_places
+from rayrec.serve import Predictor
+from rayrec.serve.chain.folder import ChainFolder
+from rayrec.serve.chain.version_policy import Verdict
+from rayrec.train import PublishConfig
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
 from rayrec.train.progress import ProgressLog
@@ -104,7 +110,7 @@ def task_for(
     pairs = Pairs.of_rows(train, "history", "item")
     recipe = NextItemRecipe(schema=schema, model=model, counts=pairs.counts)
     spec = TrainSpec(
-        **{**model.run_options(), "global_batch_size": 50},
+        **{**run_options(model), "global_batch_size": 50},
         model=recipe,
         data=NextItemDataset(data=train, candidates=recipe.candidates()),
         plan=manual_plan(find_tables(recipe), kind, Topology.local(group_size or ranks)),
@@ -177,9 +183,63 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(
     same = list(comparison([str(tmp_path / "whole"), str(tmp_path / "half")]))
     none = "+0.0000 [+0.0000, +0.0000]"
     assert same[1] == f"  seen kept: hr@10 {none}  ndcg@10 {none}"
-    export = ["export", str(tmp_path / "whole" / "step-00000030"), str(tmp_path / "out")]
-    assert main([*export, "--data", str(songs)]) == 2
-    assert "is of kind 'next_item'" in capsys.readouterr().err
+    whole = str(tmp_path / "whole" / "step-00000030")
+    for words in (["evaluate"], ["predict", "--out", str(tmp_path / "scores")]):
+        assert main([words[0], whole, "--data", str(songs / "eval"), "--local", *words[1:]]) == 2
+        assert "is of kind 'next_item'" in capsys.readouterr().err
+
+
+SERVED = [
+    ("model.model=sasrec",),
+    ("model.model=hstu", "model.times=times"),
+    ("model.model=gru4rec", "model.loss=full", "model.negatives=none"),
+]
+
+
+@pytest.mark.parametrize("words", SERVED)
+def test_what_is_served_ranks_the_held_out_items_as_the_run_did(
+    songs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    run, out = tmp_path / "run", str(tmp_path / "out")
+    publish = "run.publish={every_n_steps=15,dtype='fp32'}"
+    keep = (f"run.storage_path={tmp_path}", "run.name=run", "run.steps=40", publish)
+    assert main(options(songs, *words, *keep)) == 0
+    export = ["export", str(run / "step-00000040"), out, "--dtype", "fp32"]
+    assert main([*export, "--data", str(songs)]) == 0
+    said = capsys.readouterr().out
+    assert "parity on 101 of the rows of" in said and "no torch.export program: the model" in said
+    predictor, places = Predictor.load(out), read_places(str(run))
+    rows = rows_of(101, 101)
+    for protocol, masked in (("kept", False), ("masked", True)):
+        lists = predictor.predict_top(rows.drop_columns(["item"]), ITEMS, masked)["item"]
+        for past, item, own, place in zip(
+            rows["past"].to_pylist(), rows["item"].to_pylist(), lists, places[protocol], strict=True
+        ):
+            if masked and item in past:
+                assert item not in own.tolist()
+            else:
+                assert own.tolist().index(item) == place
+    # a base and deltas lead to the same model
+    folder = ChainFolder.of_run(run)
+    assert [kind for _, kind in folder.places()] == ["base", "delta", "delta"]
+    follower = Predictor.follow(run)
+    assert follower.step == 40 and torch.equal(follower.predict(rows), predictor.predict(rows))
+
+
+def test_ranks_publish_as_one(ranks: RankPool, songs: Path, tmp_path: Path) -> None:
+    rows, found = rows_of(101, 101), []
+    for world_size, kind in ((1, "table_wise"), (2, "row_wise"), (4, "column_wise")):
+        task = task_for(songs, SMALL, world_size, kind)
+        path = tmp_path / str(world_size)
+        publish = PublishConfig(path=str(path), every_n_steps=8, dtype="fp32")
+        assert isinstance(task.spec.model, NextItemRecipe)
+        extras = task.spec.model.to_extras()
+        spec = replace(task.spec, publish=publish, extras=extras, run_path=f"{path}-run")
+        ranks.run(world_size, run_task, replace(task, spec=spec))
+        predictor = Predictor.follow(path)
+        assert predictor.verdict is Verdict.CURRENT and predictor.step == 20
+        found.append(predictor.predict(rows))
+        torch.testing.assert_close(found[-1], found[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -302,10 +362,6 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
         ("model.dropout=1", "dropout=1.0; it must be at least 0 and below 1"),
         ("model.heads=5", "cannot be divided among heads=5"),
         ("data.work_dir=x", "work_dir is for 'two_tower'"),
-        (
-            "run.publish={path='/nowhere',every_n_steps=5}",
-            "run.publish is for models that are served",
-        ),
         ("model.length=5", "length=5 is less than the 12 items of 'history'"),
     ],
 )

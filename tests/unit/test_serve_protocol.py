@@ -19,14 +19,16 @@ from referencing.jsonschema import DRAFT202012
 
 from rayrec import errors
 from rayrec.errors import InputError
-from rayrec.serve import Predictor
-from rayrec.serve.protobuf import fields_of, message
+from rayrec.next_item_recipe import NextItemModel
+from rayrec.serve import Predictor, export
+from rayrec.serve.protobuf import fields_of, message, numbers_of
 from rayrec.serve.server.body import _TYPES, JSON_TYPE, written
 from rayrec.serve.server.faults import _KINDS
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import _MOST_BATCHES
 from rayrec.serve.wire import Answer, request_bytes
 from tests.unit.documents import ROOT
+from tests.unit.next_item_worlds import ITEMS, next_item_world, random_rows
 from tests.unit.running_replica import running
 from tests.unit.serve_worlds import an_artifact, rows
 
@@ -37,16 +39,17 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a product of matrices depends on their s
 
 
 def messages_of(text: str) -> dict[str, type]:
-    """The messages of a .proto file, all fields of which are bytes, as protobuf's own classes."""
+    """The messages of a .proto file, with fields of some plain types, as protobuf's own classes."""
     plain = re.sub(r"//.*", "", text)
     package = re.search(r"package (\w+);", plain)[1]
     file = descriptor_pb2.FileDescriptorProto(name="said.proto", package=package, syntax="proto3")
     for name, body in re.findall(r"message (\w+) \{([^}]*)\}", plain):
         kind = file.message_type.add(name=name)
-        fields = re.findall(r"bytes (\w+) = (\d+);", body)
-        assert fields and body.count(";") == len(fields), "only bytes are read here"
-        for field, number in fields:
-            kind.field.add(name=field, number=int(number), type=12, label=1)
+        fields = re.findall(r"(bytes|uint32|bool) (\w+) = (\d+);", body)
+        assert fields and body.count(";") == len(fields), "only these types are read here"
+        for word, field, number in fields:
+            code = {"bool": 8, "bytes": 12, "uint32": 13}[word]
+            kind.field.add(name=field, number=int(number), type=code, label=1)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     names = [f"{package}.{kind.name}" for kind in file.message_type]
@@ -207,6 +210,34 @@ def test_http_answers_what_its_document_says(server, predictor, asked):
                 check(said, wanted["schema"]["$ref"].removeprefix("#/"))
 
 
+def test_lists_of_the_best_items_are_what_both_documents_say(tmp_path):
+    model = NextItemModel(model="sasrec", ks=(4,))
+    export(next_item_world(tmp_path, 1, model).checkpoint, tmp_path / "out", types="fp32")
+    own = Predictor.load(tmp_path / "out")
+    histories = [{"history": row["history"]} for row in random_rows(1)]
+    request, response = MESSAGES["ScoreRequest"], MESSAGES["ScoreResponse"]
+    with running(own) as server:
+        for options in ({}, {"k": 2}, {"masked": True}, {"k": ITEMS, "masked": True}):
+            wanted = own.predict_top(histories, **options)
+            body = {"rows": histories, **options}
+            check(body, "components/schemas/Request")
+            status, said, _ = server.http("/predict", body)
+            assert status == 200, said
+            check(said, "components/schemas/Answer")
+            assert said["scores"]["item"] == wanted["item"].tolist()
+            sent = request(rows=stream(pa.Table.from_pylist(histories)), **options)
+            _, said, _ = server.http("/predict", sent.SerializeToString(), "application/x-protobuf")
+            got = table(response.FromString(said).scores)
+            assert got["item"].to_pylist() == wanted["item"].tolist()
+            assert got.schema.types == [
+                pa.list_(kind, wanted["item"].shape[1]) for kind in (pa.int64(), pa.float32())
+            ]
+            np.testing.assert_allclose(got["score"].to_pylist(), wanted["score"], **CLOSE)
+    for bad in ({"rows": [], "k": 0}, {"rows": [], "k": 1.5}, {"rows": [], "masked": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            check(bad, "components/schemas/Request")
+
+
 def test_a_score_that_is_no_number_is_null_in_json(server, predictor, asked):
     """Parsers of other languages refuse the whole of an answer with NaN, as JSON does."""
     columns = asked.to_pydict()
@@ -277,6 +308,11 @@ def test_messages_are_those_of_protobuf(seed):
     whole = MESSAGES["ScoreRequest"](**parts).SerializeToString()
     assert message({1: parts["rows"], 2: parts["user"]}) == whole
     assert fields_of(whole) == {n: part for n, part in enumerate(parts.values(), 1) if part}
+    numbers = {"k": rng.choice([0, 1, 300, 2**32 - 1]), "masked": rng.random() < 0.5}
+    sent = {1: parts["rows"], 2: parts["user"], 3: numbers["k"], 4: int(numbers["masked"])}
+    own = MESSAGES["ScoreRequest"](**parts, **numbers).SerializeToString()
+    assert message(sent) == own
+    assert numbers_of(own) == {n: sent[n] for n in (3, 4) if sent[n]}
     # fields that are not known, of all kinds
     other = b"\x18\xff\xff\x03" + b"\x21" + b"8" * 8 + b"\x2d4444" + b"\x32\x01x"
     assert fields_of(other + whole + other) == {**fields_of(whole), 6: b"x"}

@@ -27,6 +27,9 @@ from tests.unit.serve_worlds import World, a_model, a_world, rows
 ASKED = rows(12, 5).drop_columns(["click"])
 # whatever of this is called has run code of the artifact's
 CODE = ("torch.load", "torch.export.load", "torch._inductor.aoti_load_package", "pickle.load")
+# two tasks and as few experts as a model can have
+FEW = {"tasks": [{"name": "a"}, {"name": "b"}], "shared_experts": 1, "task_experts": 1}
+FEW["extraction_layers"] = 1
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +112,17 @@ def test_compiled_code_of_an_author_who_is_not_trusted_is_left_out(copied, monke
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"cross_layers": 2**31 - 1}, {"dense_layers": [2**31 - 1]}, {"over_layers": [2**30, 2**30]}],
+    [
+        {"cross_layers": 2**31 - 1},
+        {"dense_layers": [2**31 - 1]},
+        {"over_layers": [2**30, 2**30]},
+        {"model": "mmoe", **FEW, "shared_experts": 2**31 - 1},
+        {"model": "mmoe", **FEW, "expert_layers": [4] * 10**6},
+        {"model": "ple", **FEW, "task_experts": 2**31 - 1},
+        {"model": "ple", **FEW, "extraction_layers": 2**31 - 1},
+        {"model": "mmoe", **FEW, "tasks": [{"name": f"t{n}"} for n in range(10**5)]},
+    ],
+    ids=lambda sizes: f"{sizes.get('model')} {max(sizes, key=lambda name: len(str(sizes[name])))}",
 )
 def test_a_recipe_that_is_not_of_the_tensors_takes_no_memory(copied, sizes):
     recipe = open_artifact(copied).manifest.recipe

@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 
 from rayrec import checks
 from rayrec.errors import InputError
-from rayrec.serve.protobuf import PROTOBUF_TYPE, ROWS, SCORES, USER, fields_of, message
+from rayrec.serve.protobuf import (
+    MASKED,
+    PROTOBUF_TYPE,
+    ROWS,
+    SCORES,
+    USER,
+    K,
+    fields_of,
+    message,
+    numbers_of,
+)
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import (
     ARROW_TYPE,
@@ -36,12 +46,20 @@ class Asked(NamedTuple):
         size: size in bytes, as Arrow streams.
         timeout_s: seconds that the caller waits; None for ever.
         user: one row of the columns that are the same for all rows; None where rows have all.
+        k, masked: of the lists of the best items, see `Predictor.predict_top`.
     """
 
     rows: pa.RecordBatch
     size: int
     timeout_s: float | None = None
     user: pa.RecordBatch | None = None
+    k: int | None = None
+    masked: bool = False
+
+    @property
+    def ranks(self) -> bool:
+        """True if lists of the best items are asked for by an option."""
+        return self.k is not None or self.masked
 
 
 def type_trouble(content_type: str) -> str:
@@ -62,7 +80,9 @@ def asked(reader: RequestReader, content_type: str, body: bytes) -> Asked:
     if content_type == PROTOBUF_TYPE:
         fields = fields_of(body)
         user = reader.read(fields[USER]) if USER in fields else None
-        return Asked(reader.read(fields.get(ROWS, b"")), len(body), user=user)
+        numbers = numbers_of(body)
+        rows, k, masked = fields.get(ROWS, b""), numbers.get(K) or None, bool(numbers.get(MASKED))
+        return _whole(Asked(reader.read(rows), len(body), None, user, k, masked))
     return _of_json(reader, _json_object(body))
 
 
@@ -71,7 +91,11 @@ def _of_json(reader: RequestReader, given: dict[str, Any]) -> Asked:
     if timeout_s is not None:
         timeout_s = checks.positive("timeout_ms", timeout_s) / 1000
         checks.seconds("timeout_ms / 1000", timeout_s)
-    user = given.pop("user", None)
+    user, k, masked = (given.pop(name, None) for name in ("user", "k", "masked"))
+    if k is not None:
+        checks.whole_number("k", k)
+    if not isinstance(masked, bool | None):
+        raise InputError(f"masked={masked!r}; it must be true or false.")
     if user is not None and not isinstance(user, dict):
         raise InputError(
             f"the user is a JSON {type(user).__name__}; give one row, an object from column to "
@@ -89,9 +113,23 @@ def _of_json(reader: RequestReader, given: dict[str, Any]) -> Asked:
         )
     rows, size = _read(reader, columns)
     if user is None:
-        return Asked(rows, size, timeout_s)
+        return Asked(rows, size, timeout_s, k=k, masked=bool(masked))
     one, more = _read(reader, {name: [value] for name, value in user.items()})
-    return Asked(rows, size + more, timeout_s, one)
+    return _whole(Asked(rows, size + more, timeout_s, one, k, bool(masked)))
+
+
+def _whole(one: Asked) -> Asked:
+    """Return a request whose options do not contradict each other.
+
+    Raises:
+        InputError: they do.
+    """
+    if one.user is not None and one.ranks:
+        raise InputError(
+            "k and masked rank all items, and a user is given with candidates; leave one of both "
+            "out."
+        )
+    return one
 
 
 def _read(reader: RequestReader, columns: Mapping[str, Any]) -> tuple[pa.RecordBatch, int]:

@@ -150,18 +150,18 @@ class ScoringQueue:
         return jobs
 
     def _outcomes(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
-        """Score requests; those with equal columns together, and each user alone."""
-        kinds: list[tuple[pa.Schema | None, list[_Job]]] = []
+        """Score requests; those with equal columns and options together, and each user alone."""
+        kinds: list[tuple[Asked | None, list[_Job]]] = []
         for job in jobs:
             if job.asked.user is not None:
                 kinds.append((None, [job]))
                 continue
-            for schema, own in kinds:
-                if schema is not None and schema.equals(job.asked.rows.schema):
+            for first, own in kinds:
+                if first is not None and _go_together(first, job.asked):
                     own.append(job)
                     break
             else:
-                kinds.append((job.asked.rows.schema, [job]))
+                kinds.append((job.asked, [job]))
         return [pair for _, own in kinds for pair in self._together(own)]
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
@@ -181,14 +181,17 @@ class ScoringQueue:
 
     def _score(self, parts: list[Asked]) -> tuple[Scores, str, int]:
         """(sum of B,) float32, or by name of the task; and the version that gave them."""
-        rows, user = parts[0].rows, parts[0].user
+        first = parts[0]
+        rows, user = first.rows, first.user
         if len(parts) > 1:
             whole = pa.Table.from_batches([part.rows for part in parts]).combine_chunks()
             (rows,) = whole.to_batches() or [rows]
-        if user is None:
-            request = self._predictor.read(rows)
-        else:
+        if user is not None:
             request = self._predictor.read_candidates(user, rows)
+        elif first.ranks:
+            request = self._predictor.read_top(rows, first.k, first.masked)
+        else:
+            request = self._predictor.read(rows)
         scores, name, step = self._predictor.score_and_version(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
@@ -227,6 +230,12 @@ class ScoringQueue:
             self._rows -= job.cost
             self._bytes -= job.asked.size
         self._metrics.queue_rows.set(self._rows)
+
+
+def _go_together(one: Asked, other: Asked) -> bool:
+    """Return True if one call scores the rows of both."""
+    options = (one.k, one.masked) == (other.k, other.masked)
+    return options and bool(one.rows.schema.equals(other.rows.schema))
 
 
 def _cut(scores: Scores, start: int, stop: int) -> Scores:

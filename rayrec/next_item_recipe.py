@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,17 +12,19 @@ from numpy.typing import NDArray
 from rayrec.checks import positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
-from rayrec.recipe import MAX_SIZE
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_sequences import schema_of_lists
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from rayrec.data import FeatureSchema
     from rayrec.data.candidates import Candidates
     from rayrec.layout import EmbeddingConfig
     from rayrec.models import FullSoftmax, SampledSoftmax
 
 CANDIDATES = "candidates"  # the feature of the loss, beside those of the schema
+KIND = "next_item"  # of a checkpoint, by its extras
+MAX_SIZE = 2**31 - 1  # of a layer
 
 Kind = Literal["sasrec", "hstu", "gru4rec"]
 NEXT_ITEM: tuple[Kind, ...] = ("sasrec", "hstu", "gru4rec")
@@ -89,68 +92,6 @@ class NextItemModel:
                         f"{name}={getattr(self, name)!r} is for {whose}; leave it out."
                     )
 
-    def check(self, schema: FeatureSchema) -> None:
-        """Check that a schema has what the model reads.
-
-        Raises:
-            ConfigError: names what is missing, or a list that is longer than all items.
-        """
-        from rayrec.runs.item_pairs import num_items
-
-        known = schema.feature_names()
-        if self.history not in known:
-            raise ConfigError(
-                f"the schema has no feature {self.history!r}; it has {sorted(known)}. Choose with "
-                "[model] history and item."
-            )
-        items = num_items(schema, self.item)
-        if max(self.ks) > items:
-            raise ConfigError(
-                f"ks has {max(self.ks)}, which is longer than a list of all {items} items."
-            )
-        sequences = [one.name for one in schema.sequences]
-        for option in ("times", "seen"):
-            name = getattr(self, option)
-            if name is not None and name not in sequences:
-                raise ConfigError(
-                    f"{option}={name!r} is no sequence of the schema, which has {sequences}."
-                )
-
-        self._check_lengths(schema)
-
-    def _check_lengths(self, schema: FeatureSchema) -> None:
-        """Check that histories have the model's length, and their items a time each."""
-        (history,) = (one for one in schema.features if one.name == self.history)
-        longest = history.history or history.most_recent
-        if self.length is not None and longest is not None and longest > self.length:
-            raise ConfigError(
-                f"length={self.length} is less than the {longest} items of {self.history!r}; raise "
-                "it, or cut the history in the schema."
-            )
-        for times in (one for one in schema.sequences if one.name == self.times):
-            linked = self.history == times.aligned_with or history.aligned_with == self.times
-            if history.history != times.history or not (history.history or linked):
-                raise ConfigError(
-                    f"times={self.times!r} has not one number for each item of {self.history!r}; "
-                    "name a sequence with the same history, or aligned_with it."
-                )
-
-    def run_options(self) -> dict[str, Any]:
-        """Return options of a run that differ from those of other models, where none are said."""
-        from rayrec.spec.schedule import ScheduleConfig
-        from rayrec.train.optimizer_config import OptimizerConfig
-
-        lr = 3e-3 if self.model == "gru4rec" else 2e-3
-        fall = ScheduleConfig(decay="linear")
-        return {
-            "global_batch_size": 32,
-            "sparse_optimizer": OptimizerConfig(name="adam", lr=lr, options={"beta2": 0.98}),
-            "dense_optimizer": OptimizerConfig(name="adam", lr=lr, options={"betas": (0.9, 0.98)}),
-            "sparse_schedule": fall,
-            "dense_schedule": fall,
-            "clip_norm": 5.0,
-        }
-
     def encoder(self, width: int) -> nn.Module:
         """Return the encoder of rows of some width.
 
@@ -175,12 +116,13 @@ class NextItemRecipe:
     Attributes:
         schema: the JSON text of the schema.
         model: the model.
-        counts: (items,) how often each item follows another, see `Pairs`.
+        counts: (items,) how often each item follows another, see `Pairs`; None for a model that
+            is not trained: its biases are 0, and it has no candidates for a loss.
     """
 
     schema: str
     model: NextItemModel
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] | None = None
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss.
@@ -194,18 +136,29 @@ class NextItemRecipe:
         from rayrec.modules import EmbeddingCollection
 
         table, said = self.table(), self.model
-        # half of the log of how often an item follows, centred
-        logs = np.log(np.maximum(self.counts, 0.5))
+        bias = torch.zeros(table.num_embeddings)
+        listed = torch.ones(table.num_embeddings, dtype=torch.bool)
+        if self.counts is not None:
+            # an item that follows none is never wanted, and its score means nothing
+            listed = torch.from_numpy(self.counts > 0)
+            # half of the log of how often an item follows, centred
+            logs = np.log(np.maximum(self.counts, 0.5))
+            bias = torch.from_numpy(0.5 * (logs - logs.mean())).float()
         model = NextItem(
             EmbeddingCollection([table], device="meta"),
             self.model.encoder(table.embedding_dim),
             said.history,
             said.item,
-            CANDIDATES,
-            torch.from_numpy(0.5 * (logs - logs.mean())).float(),
+            None if self.counts is None else CANDIDATES,
+            bias,
             said.times,
+            listed,
         )
-        return NextItemTrain(model, self._loss())
+        return NextItemTrain(model, self._loss(table.num_embeddings))
+
+    def layers(self) -> int:
+        """Return a bound of the layers of the module, to check before it is built."""
+        return self.model.layers or 0
 
     def table(self) -> EmbeddingConfig:
         """Return the table of the items.
@@ -213,8 +166,6 @@ class NextItemRecipe:
         Raises:
             ConfigError: history and item do not share one table.
         """
-        from rayrec.data import FeatureSchema
-
         schema = FeatureSchema.from_json(self.schema, "the schema")
         both = history, item = self.model.history, self.model.item
         found = [t for t in schema.embedding_configs() if set(both) & set(t.feature_names)]
@@ -230,7 +181,8 @@ class NextItemRecipe:
                 f"the schema has a feature {CANDIDATES!r}, which is the name of the items that the "
                 "loss compares; give it another name."
             )
-        table = replace(found[0], feature_names=[*both, CANDIDATES])
+        features = [*both] if self.counts is None else [*both, CANDIDATES]
+        table = replace(found[0], feature_names=features)
         bound = self.model.init_bound
         said = table.weight_init_min, table.weight_init_max, table.init_fn
         if any(one is not None for one in said):
@@ -238,9 +190,10 @@ class NextItemRecipe:
         return replace(table, weight_init_min=-bound, weight_init_max=bound)
 
     def candidates(self) -> Candidates:
-        """Return what chooses the items that a batch is compared with."""
+        """Return what chooses the items that a batch in training is compared with."""
         from rayrec.data import ItemSlices, SharedNegatives
 
+        assert self.counts is not None, "the model is trained"
         items = len(self.counts)
         if self.model.loss == "full":
             return ItemSlices(num_items=items)
@@ -250,13 +203,62 @@ class NextItemRecipe:
             count=self.model.negatives or 512, num_items=items, proposal=proposal, counts=counts
         )
 
-    def _loss(self) -> FullSoftmax | SampledSoftmax:
+    def _loss(self, items: int) -> FullSoftmax | SampledSoftmax:
         import torch
 
         from rayrec.data import SharedNegatives
         from rayrec.models import FullSoftmax, SampledSoftmax
 
-        chosen = self.candidates()
+        chosen = None if self.counts is None else self.candidates()
         if isinstance(chosen, SharedNegatives):
-            return SampledSoftmax(len(self.counts), torch.from_numpy(chosen.log_q()))
-        return FullSoftmax(len(self.counts))
+            return SampledSoftmax(items, torch.from_numpy(chosen.log_q()))
+        return FullSoftmax(items)
+
+    def request_schema(self) -> FeatureSchema:
+        """Return the schema of the rows that are served: lists of the model's history and of what
+        lies beside it, cut to the most recent entries that the model was trained with, and items.
+        """
+        said = self.model
+        whole = schema_of_lists(FeatureSchema.from_json(self.schema, "the schema"))
+        by_name = {one.name: one for one in whole.features}
+        history = replace(by_name[said.history], aligned_with=None)
+        longest = None if said.model == "gru4rec" else said.length or 50
+        if longest is not None and (history.most_recent or longest + 1) > longest:
+            history = replace(history, most_recent=longest)
+        sequences = []
+        for one in whole.sequences:
+            if one.name == said.times:
+                cut, own = history.most_recent, said.history
+                sequences.append(replace(one, most_recent=cut, aligned_with=own))
+            elif one.name == said.seen:
+                sequences.append(replace(one, aligned_with=None))
+        return replace(
+            whole,
+            dense=(),
+            features=(history, replace(by_name[said.item], aligned_with=None)),
+            tables=(replace(self.table(), feature_names=[said.history, said.item]),),
+            weight=None,
+            groups=(),
+            sequences=tuple(sequences),
+            time=None,
+        )
+
+    def to_extras(self) -> dict[str, Any]:
+        """Return JSON data for a checkpoint's extras, all but the counts."""
+        return {KIND: {**asdict(self.model), "schema": self.schema}}
+
+    @classmethod
+    def from_extras(cls, extras: Mapping[str, Any], source: str) -> NextItemRecipe:
+        """Return the recipe that `to_extras` wrote into a checkpoint, without counts.
+
+        Raises:
+            ConfigError: it was written by something else.
+        """
+        try:
+            fields = dict(extras[KIND])
+            return cls(schema=fields.pop("schema"), model=NextItemModel(**fields))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{source} does not say how to build its next-item model ({error!r}); it was not "
+                "written by this `rayrec train`."
+            ) from None

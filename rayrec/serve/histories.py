@@ -1,0 +1,136 @@
+"""`HistoryReader`: requests to a next-item model.
+
+A row has the list of a history, with what the schema has beside it, and is one of three:
+
+    rows with an item each        the score of the item
+    one user, many candidates     the scores of all of them; the history is encoded once
+    rows without an item          the best k of all items
+
+Long lists are cut to their most recent entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rayrec.checks import whole_number
+from rayrec.data import Batch
+from rayrec.errors import InputError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.models.next_item import item_ids
+from rayrec.next_item_recipe import NextItemModel
+from rayrec.serve.next_item import Top
+from rayrec.serve.requests import (
+    CandidateSplit,
+    Request,
+    Rows,
+    names_of,
+    nothing,
+    read_rows,
+    user_columns,
+)
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+_MOST_LISTED = 1 << 22  # places in the lists of one answer
+
+
+class HistoryReader:
+    """Reads rows of columns as requests.
+
+    Args:
+        schema: as `NextItemRecipe.request_schema` makes it.
+        model: the model, whose longest list of `ks` is the default of k.
+    """
+
+    def __init__(self, schema: FeatureSchema, model: NextItemModel) -> None:
+        self._schema, self._model = schema, model
+        (item,) = (one for one in schema.features if one.name == model.item)
+        (self._items,) = (t.num_embeddings for t in schema.tables if item.name in t.feature_names)
+        self._column = item.column
+        columns = frozenset(schema.columns(with_labels=False)) - {item.column}
+        self._columns, self._split = columns, CandidateSplit(schema, columns)
+
+    def read(
+        self, rows: Rows, k: int | None = None, masked: bool = False, ranks: bool = False
+    ) -> Request:
+        """Return the request of rows that all have an item, or of rows for which to rank all items.
+
+        Args:
+            k: length of the lists; None takes the longest that training scored.
+            masked: leave out what a row has seen: its history, and the model's sequence `seen`.
+            ranks: no rows with an item are taken.
+        Raises:
+            InputError: the rows cannot be read, or have an item beside k or masked; or a list is
+                longer than all items.
+        """
+        if not ranks and isinstance(rows, Sequence) and not rows:
+            return self.of_batch(nothing(self._schema))
+        if self._column not in names_of(rows):
+            return self._ranking(rows, max(self._model.ks) if k is None else k, masked)
+        if ranks:
+            raise InputError(
+                f"all items are to be ranked, and the rows have column {self._column!r}, the item "
+                "to score; leave it out, or ask for its score."
+            )
+        return self.of_batch(read_rows(rows, self._schema))
+
+    def of_batch(self, batch: Batch) -> Request:
+        """Return the request of a batch with an item in each row.
+
+        Raises:
+            InputError: a row has no item, or several.
+        """
+        item_ids(batch, self._model.item)
+        return Request(batch.dense_features, batch.sparse_features, batch.sequences)
+
+    def of_user(self, user: Rows, candidates: Rows) -> Request:
+        """Return the request of the candidates of one user.
+
+        Raises:
+            InputError: the rows cannot be read, or a column is on the wrong side.
+        """
+        columns = user_columns(user, candidates, self._schema)
+        if columns != self._columns:
+            raise InputError(
+                f"the user has the columns {sorted(columns)}; to a next-item model the user has "
+                f"{sorted(self._columns)}, and each candidate {self._column!r}."
+            )
+        one, many = self._split.read(user, candidates)
+        items = item_ids(many, self._model.item)
+        ids = _with_items(one.sparse_features, self._model.item, items, [len(items)])
+        return Request(one.dense_features, ids, one.sequences)
+
+    def _ranking(self, rows: Rows, k: int, masked: bool) -> Request:
+        assert self._split.user is not None, "a history is read"
+        whole_number("k", k)
+        if k > self._items:
+            raise InputError(f"k={k} is longer than a list of all {self._items} items.")
+        batch = read_rows(rows, self._split.user)
+        if batch.rows * k > _MOST_LISTED:
+            raise InputError(
+                f"{batch.rows} lists of k={k} items are more than {_MOST_LISTED} places; ask for "
+                "fewer at a time."
+            )
+        none = torch.empty(0, dtype=torch.int64)
+        ids = _with_items(batch.sparse_features, self._model.item, none, [0] * batch.rows)
+        left_out: list[JaggedTensor] = []
+        if masked:
+            left_out = [batch.sparse_features[self._model.history]]
+        if masked and self._model.seen is not None:
+            left_out.append(batch.sequences[self._model.seen])
+        return Request(batch.dense_features, ids, batch.sequences, Top(k, tuple(left_out)))
+
+
+def _with_items(
+    histories: KeyedJaggedTensor, item: str, ids: torch.Tensor, counts: list[int]
+) -> KeyedJaggedTensor:
+    """Return histories with the items of each row beside them."""
+    lengths = histories.lengths()
+    return KeyedJaggedTensor(
+        [*histories.keys(), item],
+        torch.cat([histories.values(), ids]),
+        lengths=torch.cat([lengths, torch.tensor(counts, dtype=lengths.dtype)]),
+        stride=histories.stride(),
+    )
