@@ -49,7 +49,7 @@ def write_planted_log(directory: str | Path, config: PlantedLogConfig | None = N
             told.append((day.astype(np.int16), engaged, events.logits))
             played = config.items * (1 + events.action) + events.item
             columns = {"user": events.user, "item": events.item, "action": events.action}
-            columns |= {"played": played, "day": day, "engaged": engaged}
+            columns |= {"played": played, "day": day, "engaged": engaged.astype(np.int64)}
             arrays = {name: pa.array(column.astype(np.int32)) for name, column in columns.items()}
             if len(day):
                 yield pa.table(arrays | {"time": pa.array(events.time)})
