@@ -24,7 +24,8 @@ from rayrec.data.hashing import mix_int
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
-F64, I64 = NDArray[np.float64], NDArray[np.int64]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 DAY = 86_400  # seconds
 SKIP, LISTEN, LIKE = ACTIONS = range(3)  # also how much an event counts in a history
 FACTORS = 4  # of an item
