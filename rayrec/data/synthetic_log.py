@@ -36,7 +36,7 @@ def write_planted_log(directory: str | Path, config: PlantedLogConfig | None = N
 
     Raises:
         ConfigError: the disk has no room, or a part of the split is empty.
-    Cost: about 2 s and 10 MB of Parquet per million events; memory of the events of 4,096 users,
+    Cost: about 2 s and 11 MB of Parquet per million events; memory of the events of 4,096 users,
     and 13 bytes for each event of the log.
     """
     config, root = config or PlantedLogConfig(), Path(directory)

@@ -37,7 +37,8 @@ def plain_logits(config: PlantedLogConfig, rows: Columns, frozen: bool = False) 
     Args:
         frozen: items keep the factors that they had before the drift.
     """
-    planted, past, logits = PlantedLog(config), defaultdict(list), []
+    planted, logits = PlantedLog(config), []
+    past: dict[int, list[tuple[int, int]]] = defaultdict(list)
     drift = config.days if config.drift_day is None or frozen else config.drift_day
     names = ("user", "item", "day", "action")
     for user, item, day, action in zip(*(rows[name].tolist() for name in names), strict=True):
@@ -109,7 +110,7 @@ def test_the_truth_tells_the_best_scores_of_all_events_and_of_each_part(tmp_path
         if one.where is not None:
             column, value = one.where.split(" == ")
             taken = rows[column].astype(str) == value.strip("'")
-            data = ParquetDataset(tmp_path / "log", schema, where=one.where)
+            data = ParquetDataset(str(tmp_path / "log"), schema, where=one.where)
             assert data.num_rows == one.rows
         y, x = labels[taken], logits[taken]
         loss = np.where(y == 1, np.log1p(np.exp(-x)), np.log1p(np.exp(x))).mean()
@@ -128,7 +129,7 @@ def test_the_truth_tells_the_best_scores_of_all_events_and_of_each_part(tmp_path
 def features_of(config: PlantedLogConfig, folder: Path, where: str) -> tuple[np.ndarray, ...]:
     """Affinity, the other terms, and labels, of what batches by the schema hold."""
     planted, schema = PlantedLog(config), FeatureSchema.load(folder / "schema.json")
-    data = ParquetDataset(folder / "log", schema, where=where)
+    data = ParquetDataset(str(folder / "log"), schema, where=where)
     (batch,) = data.loader(
         0, 1, data.num_rows, shuffle=False, ordered=True, keep_columns=["day"], with_rows=True
     )
@@ -138,6 +139,7 @@ def features_of(config: PlantedLogConfig, folder: Path, where: str) -> tuple[np.
     for row, own in zip(item, ids["history"].to_dense(), strict=True):
         actions, items = np.divmod(own.numpy(), config.items)
         affinity.append(factors[row] @ ((actions - 1)[:, None] * factors[items]).sum(0))
+    assert batch.origin is not None and batch.origin.columns is not None
     days = np.array(batch.origin.columns["day"])
     others = [planted.popularity[days, item], planted.readiness[user]]
     return np.stack([affinity, *others], 1), batch.labels.numpy()
