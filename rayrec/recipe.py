@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayrec.checks import positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.hstu_config import HSTUConfig
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.spec.task import Task
 
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.data import FeatureSchema
+    from rayrec.layout import EmbeddingConfig
     from rayrec.modules import EmbeddingBagCollection
 
 SEVERAL_TASKS = ("mmoe", "ple")
-MODELS = ("dlrm", "dcn", "din", *SEVERAL_TASKS)
+MODELS = ("dlrm", "dcn", "din", "hstu_ranking", *SEVERAL_TASKS)
 # fields that some models alone read
 OPTIONS_OF = {
     "cross_layers": ("dcn",),
     "cross_rank": ("dcn",),
     "attention_layers": ("din",),
+    "hstu": ("hstu_ranking",),
     "shared_experts": SEVERAL_TASKS,
     "expert_layers": SEVERAL_TASKS,
     "task_experts": ("ple",),
@@ -45,15 +48,16 @@ class ModelRecipe:
     """A click model as plain data; calling it builds the module, tables on the meta device.
 
     Attributes:
-        model: "dlrm", "dcn", "din", "mmoe" or "ple".
+        model: "dlrm", "dcn", "din", "hstu_ranking", "mmoe" or "ple".
         schema: the JSON text of the feature schema.
         tasks: tasks of mmoe and ple, in the order of the schema's labels; none of other models.
         dense_layers: sizes of the dense MLP's layers but the last, which is as wide as the tables;
-            of all of them for din, mmoe and ple.
+            of all of them for din, hstu_ranking, mmoe and ple.
         over_layers: sizes of the over MLP's layers before its one logit; of the layers of each
             task's tower before its outputs for mmoe and ple.
         cross_layers, cross_rank: depth and rank of dcn's cross network.
         attention_layers: sizes of the hidden layers of din's attention; none for dot products.
+        hstu: encoder of hstu_ranking, and what it reads.
         shared_experts: number of experts of mmoe; of the shared ones in each layer of ple.
         expert_layers: sizes of the layers of every expert.
         task_experts: number of experts of each task alone, in each layer of ple.
@@ -73,6 +77,7 @@ class ModelRecipe:
     cross_layers: int = 2
     cross_rank: int = 16
     attention_layers: tuple[int, ...] = (80, 40)
+    hstu: HSTUConfig = field(default_factory=HSTUConfig)
     shared_experts: int = 8
     expert_layers: tuple[int, ...] = (16,)
     task_experts: int = 4
@@ -114,6 +119,8 @@ class ModelRecipe:
         schema = FeatureSchema.from_json(self.schema, "the recipe's schema")
         if self.model == "din":
             return self._din(schema)
+        if self.model == "hstu_ranking":
+            return self._hstu(schema)
         check_pooled(schema, self.model)
         tables = [self._started(table) for table in schema.embedding_bag_configs()]
         # On the meta device the tables take no memory; every rank makes only its own shards.
@@ -133,25 +140,58 @@ class ModelRecipe:
     def _din(self, schema: FeatureSchema) -> nn.Module:
         from rayrec.layout.schema_sequences import candidates_of
         from rayrec.models import DIN, DLRMTrain
-        from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
+        from rayrec.modules import EmbeddingCollection
 
         sequences = [self._started(table) for table in schema.embedding_configs()]
-        pooled = [self._started(table) for table in schema.embedding_bag_configs()]
         histories = candidates_of(schema)
-        bags = None
-        if pooled:
-            bags = EmbeddingBagCollection(pooled, is_weighted=schema.is_weighted, device="meta")
         return DLRMTrain(
             DIN(
                 EmbeddingCollection(sequences, device="meta"),
                 histories,
                 [*self.over_layers, 1],
-                bags,
+                self._bags(schema),
                 len(schema.dense),
                 self.dense_layers,
                 self.attention_layers,
             )
         )
+
+    def _hstu(self, schema: FeatureSchema) -> nn.Module:
+        from rayrec.layout.schema_sequences import aligned_histories
+        from rayrec.models import DLRMTrain, HSTURanking
+        from rayrec.modules import EmbeddingCollection
+
+        said = self.hstu
+        histories, longest = aligned_histories(schema, said.times, said.candidate_time)
+        by_width: dict[int, list[EmbeddingConfig]] = {}
+        for table in schema.embedding_configs():
+            by_width.setdefault(table.embedding_dim, []).append(self._started(table))
+        pooled = sum(len(table.feature_names) for table in schema.embedding_bag_configs())
+        # context, history and candidate
+        tokens = bool(schema.dense) + pooled + longest + 1
+        return DLRMTrain(
+            HSTURanking(
+                [EmbeddingCollection(own, device="meta") for own in by_width.values()],
+                histories,
+                said.encoder(tokens),
+                [*self.over_layers, 1],
+                self._bags(schema),
+                len(schema.dense),
+                self.dense_layers,
+                said.hidden,
+                said.times,
+                said.candidate_time,
+            )
+        )
+
+    def _bags(self, schema: FeatureSchema) -> EmbeddingBagCollection | None:
+        """The pooled tables beside those of sequences."""
+        from rayrec.modules import EmbeddingBagCollection
+
+        pooled = [self._started(table) for table in schema.embedding_bag_configs()]
+        if not pooled:
+            return None
+        return EmbeddingBagCollection(pooled, is_weighted=schema.is_weighted, device="meta")
 
     def _of_tasks(self, collection: EmbeddingBagCollection, dense_columns: int) -> nn.Module:
         from rayrec.models import PLE, MMoE, MultiTaskTrain
@@ -192,7 +232,7 @@ class ModelRecipe:
         Each layer has a weight, so there are at least as many dense tensors.
         """
         stacks = self.dense_layers, self.over_layers, self.attention_layers
-        longest = max(*map(len, stacks), self.cross_layers)
+        longest = max(*map(len, stacks), self.cross_layers, self.hstu.layers)
         if self.model not in SEVERAL_TASKS:
             return longest
         experts = self.shared_experts
@@ -231,6 +271,7 @@ class ModelRecipe:
             fields = dict(extras["recipe"])
             # JSON knows no tuples: they came back as lists, and two equal recipes must be equal.
             fields |= {name: tuple(fields[name]) for name in _LAYERS if name in fields}
+            fields["hstu"] = HSTUConfig(**fields.get("hstu", {}))
             fields["tasks"] = tuple(Task(**one) for one in fields.get("tasks", ()))
             return cls(**fields)
         except (KeyError, TypeError) as error:

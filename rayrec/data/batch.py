@@ -9,12 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rayrec.data.origin import RowOrigin
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+
+class BatchPlace(NamedTuple):
+    """Place of a rank's rows in a run, from which `rayrec.modules.row_keys` makes keys.
+
+    Attributes:
+        seed: of the run and the epoch.
+        step: number of the global batch in the epoch.
+        first_row: number of the rank's first row in the global batch.
+    """
+
+    seed: int
+    step: int
+    first_row: int
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,6 +47,7 @@ class Batch:
         groups: by column of the schema's `groups`, (B,) int64: whole numbers as they are, text by
             its hash.
         sequences: by name of the schema's `sequences`, B lists of int64 or float32 numbers.
+        place: where a loader read the rows for a run; None of rows that have no order.
     """
 
     dense_features: Tensor
@@ -42,6 +58,7 @@ class Batch:
     origin: RowOrigin | None = None
     groups: Mapping[str, Tensor] = field(default_factory=dict)
     sequences: Mapping[str, JaggedTensor] = field(default_factory=dict)
+    place: BatchPlace | None = None
 
     @property
     def rows(self) -> int:
@@ -75,6 +92,7 @@ class Batch:
             origin=self.origin,
             groups={name: change(group) for name, group in self.groups.items()},
             sequences=sequences,
+            place=self.place,
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rayrec.data.batch import Batch
+from rayrec.data.batch import Batch, BatchPlace
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.convert import Part, assemble
+from rayrec.data.hashing import mix_int
 from rayrec.data.joining import joined
 from rayrec.data.order import ChunkRange, SampleOrder
 from rayrec.data.origin import origin_of_block
@@ -27,6 +28,9 @@ from rayrec.data.selected import ROW
 if TYPE_CHECKING:
     from rayrec.data.listing import Chunk
     from rayrec.data.rows import RowDataset
+
+
+_PLACES = 4  # what the derived seed is for, beside those of `order` and `candidates`
 
 
 class Reading(NamedTuple):
@@ -57,6 +61,7 @@ def read_batches(
     """The batches of one rank, made when asked for, without a thread."""
     chunks = _ChunkSource(dataset, reading)
     streams: dict[int, _Stream] = {}
+    seed = mix_int(_PLACES, order.seed, order.epoch)
     for t in batches:
         parts = []
         for s, start, stop in order.rank_ranges(t, global_batch_size, rank, num_ranks):
@@ -64,7 +69,9 @@ def read_batches(
                 streams[s] = _Stream(s, order, chunks)
             parts += streams[s].take(start, stop)
         rows = order.batch_rows(t, global_batch_size)
-        yield assemble(parts, dataset.schema, rows, reading.pin_memory)
+        batch = assemble(parts, dataset.schema, rows, reading.pin_memory)
+        batch.place = BatchPlace(seed, t, rank * rows // num_ranks)
+        yield batch
 
 
 class _Stream:

@@ -48,8 +48,8 @@ def write_planted_log(directory: str | Path, config: PlantedLogConfig | None = N
             engaged, day = events.action > SKIP, events.time // DAY
             told.append((day.astype(np.int16), engaged, events.logits))
             played = config.items * (1 + events.action) + events.item
-            columns: dict[str, NDArray[Any]] = {"user": events.user, "item": events.item}
-            columns |= {"action": events.action, "played": played, "day": day, "engaged": engaged}
+            columns = {"user": events.user, "item": events.item, "action": events.action}
+            columns |= {"played": played, "day": day, "engaged": engaged.astype(np.int64)}
             arrays = {name: pa.array(column.astype(np.int32)) for name, column in columns.items()}
             if len(day):
                 yield pa.table(arrays | {"time": pa.array(events.time)})

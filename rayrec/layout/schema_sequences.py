@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,21 +86,11 @@ def candidates_of(schema: FeatureSchema) -> dict[str, str]:
     Raises:
         ConfigError: there is no history, a table has no candidate or several, or ids have weights.
     """
-    features = {feature.name: feature for feature in schema.features}
     found: dict[str, str] = {}
-    for table in schema.embedding_configs():
-        own = [features[name] for name in table.feature_names]
-        for feature in own:
-            if feature.weights is not None:
-                raise ConfigError(
-                    f"feature {feature.name!r} has weights, and sequences have none; give its "
-                    f"table {table.name!r} pooling sum or mean, or leave the weights out."
-                )
-        past = [one.name for one in own if one.history is not None or one.most_recent is not None]
-        others = [one.name for one in own if one.name not in past]
+    for table, past, others in _histories_of(schema):
         if not past or len(others) != 1:
             raise ConfigError(
-                f"table {table.name!r} of pooling none has the histories {past} and beside them "
+                f"table {table!r} of pooling none has the histories {past} and beside them "
                 f"{others}; it needs at least one feature with history or most_recent, and one "
                 "other, the candidate that attends to it."
             )
@@ -110,6 +101,98 @@ def candidates_of(schema: FeatureSchema) -> dict[str, str]:
             "give it one, or train dlrm or dcn."
         )
     return found
+
+
+def aligned_histories(
+    schema: FeatureSchema, times: str | None = None, candidate_time: str | None = None
+) -> tuple[dict[str, str | None], int]:
+    """Return the histories of a schema that together are one sequence of events.
+
+    Tables are read as `candidates_of` reads them, but one may have no candidate.
+
+    Args:
+        times: sequence with the time of each event, or None.
+        candidate_time: sequence with one time for each row, or None.
+    Returns:
+        History -> its candidate or None; and the number of events of the longest.
+    Raises:
+        ConfigError: there is no candidate, a table has several or no history, ids have weights,
+            or histories and times have not equally many events.
+    """
+    found: dict[str, str | None] = {}
+    for table, past, others in _histories_of(schema):
+        if not past or len(others) > 1:
+            raise ConfigError(
+                f"table {table!r} of pooling none has the histories {past} and beside them "
+                f"{others}; it needs at least one feature with history or most_recent, and at most "
+                "one other, the candidate."
+            )
+        found |= dict.fromkeys(past, others[0] if others else None)
+    if not any(found.values()):
+        raise ConfigError(
+            "the schema has no table of pooling none with a history and a candidate, which a "
+            "ranking model is about; give it one, or train dlrm or dcn."
+        )
+    sequences = {one.name: one for one in schema.sequences}
+    for option, name in (("times", times), ("candidate_time", candidate_time)):
+        if name is not None and name not in sequences:
+            raise ConfigError(
+                f"{option}={name!r} is no sequence of the schema, which has {sorted(sequences)}."
+            )
+    if candidate_time is not None:
+        one = sequences[candidate_time]
+        if one.history is not None or one.most_recent is not None:
+            raise ConfigError(
+                f"candidate_time={candidate_time!r} is a history; name a sequence of one time for "
+                "each row."
+            )
+    groups = aligned_groups(schema)
+    first, *others = [*found, *([] if times is None else [times])]
+    for name in others:
+        if groups[name] != groups[first]:
+            raise ConfigError(
+                f"{name!r} has not one entry for each of {first!r}, and a ranking model reads both "
+                "as one sequence of events; give them the same history, or aligned_with."
+            )
+    (longest,) = (one.history or one.most_recent for one in schema.features if one.name == first)
+    assert longest is not None
+    return found, longest
+
+
+def aligned_groups(schema: FeatureSchema) -> dict[str, str]:
+    """Return a name for each feature and sequence; those with as many entries share it.
+
+    These are histories of one length, which are cut from the same rows, and what is aligned.
+    """
+    every = [*schema.features, *schema.sequences]
+    groups, by_history = {one.name: one.name for one in every}, dict[int, str]()
+    for one in every:
+        others = [] if one.aligned_with is None else [one.aligned_with]
+        if one.history is not None:
+            others.append(by_history.setdefault(one.history, one.name))
+        for other in others:
+            own, new = groups[one.name], groups[other]
+            groups = {name: new if group == own else group for name, group in groups.items()}
+    return groups
+
+
+def _histories_of(schema: FeatureSchema) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each table of pooling none with its histories and its other features.
+
+    Raises:
+        ConfigError: ids have weights.
+    """
+    features = {feature.name: feature for feature in schema.features}
+    for table in schema.embedding_configs():
+        own = [features[name] for name in table.feature_names]
+        for feature in own:
+            if feature.weights is not None:
+                raise ConfigError(
+                    f"feature {feature.name!r} has weights, and sequences have none; give its "
+                    f"table {table.name!r} pooling sum or mean, or leave the weights out."
+                )
+        past = [one.name for one in own if one.history is not None or one.most_recent is not None]
+        yield table.name, past, [one.name for one in own if one.name not in past]
 
 
 def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:

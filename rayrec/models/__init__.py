@@ -18,6 +18,7 @@ from rayrec.models.dlrm_parts import (
     SparseArch,
 )
 from rayrec.models.full_ranking import ItemPlaces, Lists, rank_items, rank_scores
+from rayrec.models.hstu_ranking import HSTURanking
 from rayrec.models.mmoe import MMoE
 from rayrec.models.multi_task import MultiTaskTrain
 from rayrec.models.next_item import NextItem, NextItemTrain
@@ -39,6 +40,7 @@ __all__ = [
     "FMInteractionArch",
     "FactorizationMachine",
     "FullSoftmax",
+    "HSTURanking",
     "InteractionArch",
     "InteractionDCNArch",
     "InteractionProjectionArch",

@@ -90,7 +90,7 @@ class DIN(nn.Module):
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """(B, I) and B rows of ids -> (B, over_arch_layer_sizes[-1]) logits. B may be 0."""
         rows = self.embedding_collection(sparse_features)
-        candidates = {name: _summed(rows[name]) for name in self.candidates}
+        candidates = {name: summed(rows[name]) for name in self.candidates}
         parts = [] if self.dense_arch is None else [self.dense_arch(dense_features)]
         if self.embedding_bag_collection is not None:
             parts.append(self.embedding_bag_collection(sparse_features).values())
@@ -103,7 +103,7 @@ class DIN(nn.Module):
         return self.over_arch(torch.cat(parts, dim=1))
 
 
-def _summed(rows: JaggedTensor) -> Tensor:
-    """(B, D)."""
+def summed(rows: JaggedTensor) -> Tensor:
+    """Return the sum of the rows of each bag, (B, D)."""
     values = rows.values()
     return sum_rows(values, JaggedOffsets(rows.offsets(), len(values)))

@@ -25,6 +25,7 @@ from rayrec.models.dlrm_parts import (
     InteractionProjectionArch,
     OverArch,
     SparseArch,
+    logits_of_batch,
 )
 from rayrec.modules import EmbeddingBagCollection, LowRankCrossNet
 from rayrec.sparse import KeyedJaggedTensor
@@ -175,7 +176,7 @@ class DLRMTrain(nn.Module):
     def forward(self, batch: ClickBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """B rows -> scalar loss; loss, logits (B,), labels (B,)."""
         # The model gives one logit per row, (B, 1); labels are (B,).
-        logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
+        logits = logits_of_batch(self.model, batch).squeeze(-1)
         # The mean over no rows would be nan. The sum is 0 and stays in the graph, so that a rank
         # without rows takes part in the collectives of the backward pass.
         reduction = "mean" if logits.numel() else "sum"

@@ -33,6 +33,18 @@ class ClickBatch(Protocol):
     def labels(self) -> Tensor: ...
 
 
+def logits_of_batch(model: nn.Module, batch: ClickBatch) -> Tensor:
+    """Return the logits of a click model for a batch, (B, outputs).
+
+    A model that reads more of a batch than dense columns and ids has a `forward_batch(batch)`.
+    """
+    of_batch = getattr(model, "forward_batch", None)
+    logits: Tensor = (
+        model(batch.dense_features, batch.sparse_features) if of_batch is None else of_batch(batch)
+    )
+    return logits
+
+
 class SparseArch(nn.Module):
     """A batch of ids -> (B, F, D) rows.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.models.dlrm_parts import ClickBatch
+from rayrec.models.dlrm_parts import ClickBatch, logits_of_batch
 from rayrec.spec.task import Task
 
 Named = Mapping[str, Tensor]
@@ -27,7 +27,7 @@ class MultiTaskTrain(nn.Module):
 
     Args:
         model: (dense (B, I), ids) -> (B, K), the outputs of the tasks side by side; such as a DLRM
-            whose last layer has K units.
+            whose last layer has K units. Or a model with a `forward_batch`, see `logits_of_batch`.
         tasks: tasks in the order of the columns of `batch.labels` and of the model's outputs.
     Raises:
         ConfigError: there is no task.
@@ -46,7 +46,7 @@ class MultiTaskTrain(nn.Module):
             ConfigError: the model's outputs or the batch's labels are not those of the tasks.
             InputError: a label is no class of its task.
         """
-        outputs_BK = self.model(batch.dense_features, batch.sparse_features)
+        outputs_BK = logits_of_batch(self.model, batch)
         labels = batch.labels if batch.labels.dim() == 2 else batch.labels.unsqueeze(1)
         sizes = [task.outputs for task in self.tasks]
         if outputs_BK.dim() != 2 or outputs_BK.shape[1] != sum(sizes):

@@ -11,6 +11,7 @@ from torch import Tensor
 from rayrec.data import Batch, FileDataset
 from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import InputError
+from rayrec.layout.schema_sequences import aligned_groups
 from rayrec.serve.trained_model import TrainedModel
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -71,6 +72,10 @@ def _random(trained: TrainedModel, rows: int, keys: Mapping[str, Tensor]) -> Par
             if table.dynamic is None:
                 known[feature] = _NONE  # its ids have to lie in that table
     drawn = torch.randint(0, len(_LENGTHS), (len(limits), rows), generator=generator)
+    if trained.schema is not None:
+        groups, names = aligned_groups(trained.schema), list(limits)
+        shared = [groups.get(name, name) for name in names]
+        drawn = drawn[[shared.index(group) for group in shared]]
     lengths = _LENGTHS[drawn]
     ids = [
         torch.randint(0, limit, (int(own.sum()),), generator=generator)

@@ -1,6 +1,4 @@
-"""DeepFM, DIN, MMoE, PLE, two towers and place weights under DistributedModelParallel, unchanged.
-
-N ranks equal plain torch.
+"""Every kind of model under DistributedModelParallel, unchanged: N ranks equal plain torch.
 
 The reference is the unsharded module under torch's SGD, its loss the sum over the ranks' parts of
 the global batch, each weighted by its share of the rows. For the click models that is the loss of
@@ -24,6 +22,7 @@ from rayrec.models import (
     PLE,
     DeepFMTrain,
     DLRMTrain,
+    HSTURanking,
     MMoE,
     MultiTaskTrain,
     SimpleDeepFMNN,
@@ -36,6 +35,7 @@ from rayrec.modules import (
     EmbeddingCollection,
     EmbeddingConfig,
     FeatureProcessedEmbeddingBagCollection,
+    HSTUEncoder,
     PoolingType,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
@@ -133,6 +133,16 @@ def build(kind: str, device: str) -> nn.Module:
         shared = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
         sequences = EmbeddingCollection([shared], device=device)
         return DLRMTrain(DIN(sequences, {"c": "a"}, [6, 1], tables("b", device), 5, [4], [5]))
+    if kind == "hstu":
+        # actions are a history alone; rows have no or several candidates, and may have no event
+        items = EmbeddingConfig(SIZES[0], 8, name="t_s", feature_names=["a", "c"])
+        actions = EmbeddingConfig(SIZES[2], 8, name="t_w", feature_names=["c"])
+        sequences = [EmbeddingCollection([items, actions], device=device)]
+        encoder = HSTUEncoder(8, PLACES + 3, dropout=0.0, time_buckets=0)
+        histories = {"c@t_s": "a", "c@t_w": None}
+        return DLRMTrain(
+            HSTURanking(sequences, histories, encoder, [6, 1], tables("b", device), 5, [4])
+        )
     if kind in ("mmoe", "ple"):
         tasks = [Task(name="click"), Task(name="genre", kind="multiclass", classes=3, weight=0.5)]
         common = tables("abc", device), [task.outputs for task in tasks], 5, [4]
@@ -159,7 +169,16 @@ def build(kind: str, device: str) -> nn.Module:
 
 
 TOWERS = ["two towers", "two towers of all ranks"]
-KINDS = ["deepfm", "din", "mmoe", "ple", *TOWERS, "places of a batch", "places of a feature"]
+KINDS = [
+    "deepfm",
+    "din",
+    "hstu",
+    "mmoe",
+    "ple",
+    *TOWERS,
+    "places of a batch",
+    "places of a feature",
+]
 STEPS = 4
 
 

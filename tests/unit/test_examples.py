@@ -56,6 +56,13 @@ def test_the_tables_of_mlperf_are_planned_at_full_size(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_mlperfs_model_learns_from_day_to_day(tmp_path: Path):
+    days = printed("train_mlperf.py", tmp_path).splitlines()
+    scores = [number(day, "auc") for day in days if day.startswith("day ")]
+    assert len(scores) == 6 and scores[-1] > max(0.62, scores[0] + 0.05)
+
+
+@pytest.mark.slow
 def test_a_loop_of_ones_own_learns(tmp_path: Path):
     text = printed("own_loop.py", tmp_path)
     assert number(text, "at the first and") < 0.8 * number(text, "steps, loss")
