@@ -109,10 +109,7 @@ MAKE = [
     ("--seed=-1", "--seed|0<=x"),
     ("--seed x", "--seed|integer"),
     ("--days 2", "--days|x>=3"),
-    ("--days 10 --lifetime 5", "--lifetime|--days"),
-    ("--days 10 --eval-rows 5", "--eval-rows|--days"),
-    ("--days 10 --drift-day 10", "drift_day=10|between 1 and 9"),
-    (f"--days 10 --rows {HUGE}", "free"),
+    ("--days 10", "--eval-rows|--days"),
     ("--drift-day 5", "--drift-day|--days"),
 ]
 
@@ -127,6 +124,9 @@ MAKE_PATHS = [
     ("make-data {data}/plan.json/made", "plan.json"),
     ("make-data /proc/nothing", "/proc/nothing"),
     (f"make-data {{own}}/{LONG} --rows 10 --eval-rows 10", "too long"),
+    ("make-data {own}/made --days 10 --lifetime 5", "--lifetime|--days"),
+    ("make-data {own}/made --days 10 --drift-day 10", "drift_day=10|between 1 and 9"),
+    (f"make-data {{own}}/made --days 10 --rows {HUGE}", "free"),
 ]
 
 CHAOS = [
