@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec import Driver, OptimizerConfig, RunConfig, ScalingConfig, data
+from rayrec.hstu_config import HSTUConfig
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.optim import RowWiseAdagrad, ScheduleConfig
 from rayrec.recipe import ModelRecipe
-from rayrec.spec.hstu import HSTUConfig
 
 EVENTS = {"item_id": 9390, "artist_id": 1293, "album_id": 3367}
 CONTEXT = {"uid": 1000, "user_x_artist": 100_000, "user_x_album": 40_000, "user_x_hour": 24_000}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rayrec.checks import positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.hstu_config import HSTUConfig
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.spec.hstu import HSTUConfig
 from rayrec.spec.task import Task
 
 if TYPE_CHECKING:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from rayrec.cli.base import Command
 from rayrec.cli.values import PATH, SEED, count
+from rayrec.errors import ConfigError
+
+_EVENTS_OF_USER = 50
 
 
 @click.command(
@@ -17,6 +21,7 @@ from rayrec.cli.values import PATH, SEED, count
 rayrec make-data data/clicks --rows 100000
 rayrec train --data data/clicks
 rayrec make-data data/drift --rows 500000 --lifetime 100000
+rayrec make-data data/plays --rows 500000 --days 20
 """,
 )
 @click.argument("out", type=PATH, metavar="DIR")
@@ -41,6 +46,18 @@ rayrec make-data data/drift --rows 500000 --lifetime 100000
     help="ids are born and die, and live for so many rows; tables are dynamic",
 )
 @click.option(
+    "--days",
+    type=count(3),
+    metavar="N",
+    help="an event log of N days instead, of which histories are cut; --rows are its events",
+)
+@click.option(
+    "--drift-day",
+    type=count(),
+    metavar="DAY",
+    help="with --days: from this day on users like other items",
+)
+@click.option(
     "--seed",
     type=SEED,
     default=0,
@@ -48,13 +65,33 @@ rayrec make-data data/drift --rows 500000 --lifetime 100000
     help="other seeds make other rows of the same kind",
 )
 @click.option("--overwrite", is_flag=True, help="replace data in DIR, and leave other files")
+@click.pass_context
 def command(
-    out: str, rows: int, eval_rows: int, dim: int, lifetime: int | None, seed: int, overwrite: bool
+    context: click.Context,
+    out: str,
+    rows: int,
+    eval_rows: int,
+    dim: int,
+    lifetime: int | None,
+    days: int | None,
+    drift_day: int | None,
+    seed: int,
+    overwrite: bool,
 ) -> None:
     """Write click data whose best possible scores are known.
 
-    DIR gets train/, eval/, schema.json and truth.json.
+    DIR gets train/, eval/, schema.json and truth.json; with --days log/ in place of train/ and
+    eval/, and next_item.json, the schema for next-item models.
     """
+    of_log = {"days", "drift_day"}
+    others = {"lifetime", "eval_rows"} if days is not None else of_log
+    for name in sorted(others):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            why = "needs --days" if name in of_log else "is not for an event log (--days)"
+            raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out.")
+    if days is not None:
+        _write_log(out, overwrite, rows, days, drift_day, dim, seed)
+        return
     from rayrec.data.converted import new_data_set
     from rayrec.data.planted import SyntheticConfig
     from rayrec.data.synthetic import write_synthetic
@@ -70,3 +107,24 @@ def command(
         f"{config.rows_train} rows in {made / 'train'}, {config.rows_eval} in {made / 'eval'}, "
         f"schema {made / 'schema.json'}"
     )
+
+
+def _write_log(
+    out: str, overwrite: bool, rows: int, days: int, drift_day: int | None, dim: int, seed: int
+) -> None:
+    from rayrec.data.converted import new_data_set
+    from rayrec.data.planted_log import PlantedLogConfig
+    from rayrec.data.synthetic_log import write_planted_log
+
+    config = PlantedLogConfig(
+        events=rows,
+        users=-(-rows // _EVENTS_OF_USER),
+        days=days,
+        drift_day=drift_day,
+        dim=dim,
+        seed=seed,
+    )
+    with new_data_set(out, overwrite) as folder:
+        log = write_planted_log(folder, config)
+    parts = ", ".join(f"{events} for {part}" for part, events in log.events.items())
+    print(f"{rows} events of {log.users} users in {Path(out) / 'log'}: {parts}")

@@ -10,9 +10,11 @@ from rayrec.data.inspect import DataReport, inspect_data
 from rayrec.data.loader import BatchLoader
 from rayrec.data.order import SampleOrder
 from rayrec.data.planted import SyntheticConfig
+from rayrec.data.planted_log import PlantedLogConfig
 from rayrec.data.random import RandomRecDataset
 from rayrec.data.rows import RowDataset
 from rayrec.data.synthetic import SyntheticPaths, write_synthetic
+from rayrec.data.synthetic_log import write_planted_log
 from rayrec.data.windows import TimeWindow, TimeWindows, WindowedDataset
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature, SequenceColumn
@@ -30,6 +32,7 @@ __all__ = [
     "ItemSlices",
     "NextItemDataset",
     "ParquetDataset",
+    "PlantedLogConfig",
     "RandomRecDataset",
     "RowDataset",
     "SampleOrder",
@@ -45,5 +48,6 @@ __all__ = [
     "inspect_data",
     "to_batch",
     "write_event_log",
+    "write_planted_log",
     "write_synthetic",
 ]

@@ -26,7 +26,7 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 
-PARTS = ("train", "eval", "schema.json", "truth.json", "log")
+PARTS = ("train", "eval", "schema.json", "next_item.json", "truth.json", "log")
 GROUP_ROWS = 65_536  # of a row group
 
 

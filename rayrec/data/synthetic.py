@@ -74,20 +74,30 @@ def check_room(directory: str | Path, config: SyntheticConfig) -> None:
     """
     rows = config.rows_train + config.rows_eval
     of_ids = config.num_features * (1 if config.lifetime is None else 4)
-    needed = rows * (4 * config.num_dense + of_ids)
+    check_free(directory, rows, "rows", rows * (4 * config.num_dense + of_ids))
+
+
+def check_free(directory: str | Path, count: int, what: str, needed: int) -> None:
+    """Check that a folder, or the nearest one above it, has so many bytes free.
+
+    Args:
+        count, what: of which there are so many bytes, for the message.
+    Raises:
+        ConfigError: it has not.
+    """
     folder = Path(directory).absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ConfigError(
-            f"{rows} rows need about {format_bytes(needed)} of disk, and {folder} has "
-            f"{format_bytes(free)} free. Make fewer rows, or make them elsewhere."
+            f"{count} {what} need about {format_bytes(needed)} of disk, and {folder} has "
+            f"{format_bytes(free)} free. Make fewer {what}, or make them elsewhere."
         )
 
 
 def bayes_scores(
-    logits: F64, labels: NDArray[np.int8], shuffled: bool = False
+    logits: F64, labels: NDArray[np.int8] | NDArray[np.bool_], shuffled: bool = False
 ) -> dict[str, float | int | bool]:
     """The fields of truth.json: exact scores of the true logits on these labels.
 
@@ -96,10 +106,9 @@ def bayes_scores(
     rate, entropy, auc = float(labels.mean()), math.nan, math.nan
     if 0 < rate < 1:
         entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-    # ranks from 1; true logits are continuous, so there are no ties to share
-    order = np.argsort(logits, kind="stable")
-    ranks = np.empty(len(logits))
-    ranks[order] = np.arange(1, len(logits) + 1)
+    # ranks from 1, of which equal logits share the mean
+    _, places, counts = np.unique(logits, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     clicks = int(labels.sum())
     pairs = clicks * (len(labels) - clicks)
     if pairs:

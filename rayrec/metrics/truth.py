@@ -1,8 +1,8 @@
 """Scores of the best possible model on planted data, and the distance of a model from them.
 
 Synthetic data states the scores of its own true probabilities on the very rows of its evaluation
-set (`truth.json`). Regret is the distance of a model from that: 0 is perfect, and no model trained
-on other rows can be better except by luck of the sample.
+set (`truth.json`), and of parts of them, such as days. Regret is the distance of a model from that:
+0 is perfect, and no model trained on other rows can be better except by luck of the sample.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rayrec.errors import ConfigError
 from rayrec.metrics.binary import BinaryScores
@@ -23,6 +24,8 @@ class PlantedScores:
         rows, base_rate: size of the evaluation set, and its share of clicks.
         bayes_auc, bayes_logloss, bayes_ne: scores of the true click probabilities.
         shuffled_labels: labels were shuffled: the true scores are those of chance.
+        where: filter of these rows; None of all.
+        parts: the same of parts of the rows.
     """
 
     rows: int
@@ -31,6 +34,8 @@ class PlantedScores:
     bayes_logloss: float
     bayes_ne: float
     shuffled_labels: bool = False
+    where: str | None = None
+    parts: tuple[PlantedScores, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> PlantedScores:
@@ -40,22 +45,26 @@ class PlantedScores:
             ConfigError: the file cannot be read, lacks a field, or holds one of another type.
         """
         try:
-            raw = json.loads(Path(path).read_text())
-            fields = {name: raw[name] for name in cls.__slots__}
+            return cls._of(json.loads(Path(path).read_text()), path)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read {path} as the truth of a data set: {error!r}. Write the data set "
                 "again."
             ) from error
+
+    @classmethod
+    def _of(cls, raw: dict[str, Any], path: str | Path) -> PlantedScores:
+        fields = {name: raw[name] for name in cls.__slots__ if name not in ("where", "parts")}
+        fields["where"] = raw.get("where")
+        kinds = {"rows": (int,), "shuffled_labels": (bool,), "where": (str, type(None))}
         for name, value in fields.items():
-            kinds = {"rows": (int,), "shuffled_labels": (bool,)}.get(name, (int, float))
-            if type(value) not in kinds:
-                words = " or ".join(kind.__name__ for kind in kinds)
+            if type(value) not in (taken := kinds.get(name, (int, float))):
+                words = " or ".join(kind.__name__ for kind in taken)
                 raise ConfigError(
                     f"{path} has {name}={value!r}; it must be of type {words}. Write the data set "
                     "again."
                 )
-        return cls(**fields)
+        return cls(**fields, parts=tuple(cls._of(part, path) for part in raw.get("parts", ())))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -122,8 +122,11 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
         write_whole("the result (--result)", path, json.dumps(_finite(result), indent=1))
 
 
-def truth_beside(eval_path: str | None) -> PlantedScores | None:
+def truth_beside(eval_path: str | None, where: str | None = None) -> PlantedScores | None:
     """Read the truth.json beside evaluation data; None if there is none.
+
+    Args:
+        where: filter of the rows; the truth is that of a part which has the same, if there is one.
 
     It is read before training, so that a damaged file costs no run.
 
@@ -133,7 +136,21 @@ def truth_beside(eval_path: str | None) -> PlantedScores | None:
     from rayrec.metrics import PlantedScores
 
     path = Path(eval_path or "").parent / "truth.json"
-    return PlantedScores.load(path) if eval_path and os.path.isfile(path) else None
+    if not eval_path or not os.path.isfile(path):
+        return None
+    truth = PlantedScores.load(path)
+    return part_of(truth, where) or truth
+
+
+def part_of(truth: PlantedScores | None, where: str | None) -> PlantedScores | None:
+    """Return the truth of the rows that a filter takes; None if it is not known."""
+    from rayrec.data.predicate import parse_where
+
+    if truth is None or where is None:
+        return None
+    wanted = parse_where(where)
+    known = (part for part in truth.parts if part.where is not None)
+    return next((part for part in known if parse_where(part.where or "") == wanted), None)
 
 
 def scores_beside_truth(

@@ -65,7 +65,7 @@ def score_checkpoint(scoring: ScoringOptions) -> Scored:
         ConfigError: the checkpoint does not say how to build its model.
     """
     step, driver = _opened(scoring)
-    truth = truth_beside(scoring.data)
+    truth = truth_beside(scoring.data, scoring.where)
     metrics = driver.evaluate(
         scoring.checkpoint, predictions=scoring.predictions, keys=scoring.keys
     )

@@ -14,6 +14,7 @@ from rayrec.runs.reporting import (
     Reporting,
     ResultReport,
     fit_and_report,
+    part_of,
     scores_beside_truth,
     scores_lines,
     truth_beside,
@@ -89,7 +90,8 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
     held_out = None
     if click_run.eval is not None:
         held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)
-    truth = truth_beside(click_run.eval)
+    truth = truth_beside(click_run.eval, click_run.eval_where)
+    of_windows = None if click_run.windows is None else truth_beside(click_run.train)
     # The recipe travels in every checkpoint, so that whoever scores it can build the model.
     run = replace(click_run.run, extras={**click_run.run.extras, **recipe.to_extras()})
     driver = Driver(
@@ -102,7 +104,7 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
         constraints=click_run.constraints,
         topology=click_run.topology,
     )
-    fit_and_report(driver, reporting, lambda result: _told(click_run, truth, result))
+    fit_and_report(driver, reporting, lambda result: _told(click_run, truth, of_windows, result))
 
 
 def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> ModelRecipe:
@@ -132,13 +134,24 @@ def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> Mode
     return whole
 
 
-def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> ResultReport:
+def _told(
+    click_run: ClickRun,
+    truth: PlantedScores | None,
+    of_windows: PlantedScores | None,
+    result: Result,
+) -> ResultReport:
     scores = scores_beside_truth(result.metrics, truth)
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
-    scored = [e for e in result.evaluations if e.window is not None]
+    scored = []
+    for one in result.evaluations:
+        if one.window is not None and click_run.windows is not None:
+            # the truth tells of single values of a column, such as days
+            where = f"`{click_run.windows.column}` == {one.window}"
+            part = part_of(of_windows, where) if click_run.windows.size == 1 else None
+            scored.append((one, scores_beside_truth(one.scores, part)))
     lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:
-        means = scores_lines(mean_scores([one.scores for one in scored]))
+        means = scores_lines(mean_scores([beside for _, beside in scored]))
         lines += [f"mean of {len(scored)} windows, the first left out: {mean}" for mean in means]
     fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
@@ -147,7 +160,9 @@ def _told(click_run: ClickRun, truth: PlantedScores | None, result: Result) -> R
         "global_batch": click_run.run.global_batch_size,
     }
     if scored:
-        fields["windows"] = [{"window": e.window, "rows": e.rows, **e.scores} for e in scored]
+        fields["windows"] = [
+            {"window": one.window, "rows": one.rows, **beside} for one, beside in scored
+        ]
     return ResultReport(
         done=f"{result.rows} rows, {result.rows_per_s:,.0f} rows/s{loss}",
         lines=lines,

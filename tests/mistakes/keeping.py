@@ -236,7 +236,7 @@ FULL_DISK = [("", "predictions|large"), ("--result {own}/r.json", "--result|larg
 PUBLISH = [
     ("--set run.publish.every_n_steps=0", "every_n_steps=0|at least 1"),
     (f"{EVERY} --set run.publish.every_s=3", "give exactly one of them"),
-    (EVERY, "storage_path=None|PublishConfig(path=...)"),
+    (EVERY, "storage_path=None|run.publish.path"),
     (f"{EVERY} --set run.publish.dtype=int3", "'int3'|int8"),
     (f"{EVERY} --set run.publish.path=s3://b/p", "s3://b/p|local"),
     (f"{EVERY} {OWN} --set run.publish.num_to_keep=1", "num_to_keep=1 without full_every"),

@@ -108,6 +108,12 @@ MAKE = [
     ("--dim x", "--dim|integer"),
     ("--seed=-1", "--seed|0<=x"),
     ("--seed x", "--seed|integer"),
+    ("--days 2", "--days|x>=3"),
+    ("--days 10 --lifetime 5", "--lifetime|--days"),
+    ("--days 10 --eval-rows 5", "--eval-rows|--days"),
+    ("--days 10 --drift-day 10", "drift_day=10|between 1 and 9"),
+    (f"--days 10 --rows {HUGE}", "free"),
+    ("--drift-day 5", "--drift-day|--days"),
 ]
 
 MAKE_PATHS = [

@@ -155,7 +155,8 @@ def started_head(
             finally:
                 process.terminate()
                 process.wait(30)
-    deadline = time.monotonic() + 20
+    # the agents of a head that was killed look for it as long as Ray lets them
+    deadline = time.monotonic() + 60
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left, left

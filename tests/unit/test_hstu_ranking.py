@@ -16,6 +16,7 @@ from torch.nn import functional
 from rayrec.data import DenseColumn, Feature, FeatureSchema, SequenceColumn, to_batch
 from rayrec.data.batch import BatchPlace
 from rayrec.errors import ConfigError, InputError
+from rayrec.hstu_config import HSTUConfig
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.layout.schema_sequences import schema_of_lists
 from rayrec.models import HSTURanking
@@ -23,7 +24,6 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, HSTUEnco
 from rayrec.recipe import ModelRecipe
 from rayrec.serve import Predictor, export
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
-from rayrec.spec.hstu import HSTUConfig
 from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
 from tests.unit.sequence_reference import padded_pointwise, random_offsets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.unit.next_item_worlds import (
     Row,
     next_item_world,
     random_rows,
+    schema_text,
 )
 from tests.unit.running_replica import Running, running
 from tests.unit.serve_worlds import a_world
@@ -86,6 +88,24 @@ def test_scores_and_lists_are_those_of_the_model(
             assert ids.tolist() == [item for item, _ in listed]
             values_wanted = torch.tensor([score for _, score in listed])
             torch.testing.assert_close(values, values_wanted, **CLOSE)
+
+
+def test_lists_that_a_schema_does_not_cut_are_cut_to_the_length_of_the_model() -> None:
+    schema = json.loads(schema_text())
+    del schema["user"], schema["time"]
+    for one in (*schema["features"], *schema["sequences"]):
+        if one.pop("history", None) and one["name"] == "at":
+            one["aligned_with"] = "history"
+    model = NextItemModel(model="hstu", times="at", length=4)
+    served = NextItemRecipe(schema=json.dumps(schema), model=model).request_schema()
+    assert [(one.name, one.most_recent) for one in served.features] == [
+        ("history", 4),
+        ("item", None),
+    ]
+    assert [(one.name, one.most_recent) for one in served.sequences] == [("at", 4)]
+    assert served.columns(with_labels=False) == ("item", "time")
+    free = NextItemRecipe(schema=json.dumps(schema), model=MODELS["gru4rec"]).request_schema()
+    assert free.features[0].most_recent is None
 
 
 def test_an_item_of_lower_id_stands_before_its_equals(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Runs on a planted event log: a model of histories beats one without, and regrets are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.cli.main import main
+from rayrec.data import PlantedLogConfig, write_planted_log
+from rayrec.metrics import PlantedScores
+from tests.words import sets
+
+CONFIG = PlantedLogConfig(
+    events=40_000, users=400, items=20, days=10, history=6, dim=8, affinity=1.8
+)
+
+
+@pytest.fixture(scope="module")
+def plays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plays")
+    write_planted_log(folder, CONFIG)
+    # the same without the history, pooled, for a model that reads none
+    schema = json.loads((folder / "schema.json").read_text())
+    schema["features"] = [one for one in schema["features"] if "history" not in one]
+    del schema["user"], schema["time"]
+    for table in schema["tables"]:
+        table |= {"pooling": "sum", "features": [f for f in table["features"] if f != "history"]}
+    (folder / "without.json").write_text(json.dumps(schema))
+    return folder
+
+
+def trained(folder: Path, schema: str, *changes: str) -> dict[str, Any]:
+    """The result of a run on one rank in this process."""
+    log, result = f"{folder}/log", folder / "result.json"
+    usual = [f"data.train={log}", f"data.schema={folder}/{schema}", "scaling.num_workers=0"]
+    words = sets(*usual, "run.progress=off", "run.sparse_optimizer.lr=0.1", *changes)
+    assert main(["train", "--result", str(result), *words]) == 0
+    told: dict[str, Any] = json.loads(result.read_text())
+    return told
+
+
+DIN = ["model.model=din", "model.attention_layers=[]", "run.global_batch_size=256"]
+
+
+def held_out(folder: Path) -> list[str]:
+    where = "data.where=split == 'train'"
+    return [where, f"data.eval={folder}/log", "data.eval_where=split=='test'"]
+
+
+def test_din_beats_a_model_without_history(plays: Path) -> None:
+    plain = trained(plays, "without.json", *held_out(plays), "run.global_batch_size=256")["eval"]
+    din = trained(plays, "schema.json", *held_out(plays), *DIN, "run.epochs=2")["eval"]
+    truth = PlantedScores.load(plays / "truth.json")
+    (test,) = (part for part in truth.parts if part.where == "split == 'test'")
+    for scores in (plain, din):
+        assert (scores["rows"], scores["bayes_auc"]) == (test.rows, test.bayes_auc)
+        assert scores["regret"] == pytest.approx(test.bayes_auc - scores["auc"])
+    assert din["auc"] > plain["auc"] + 0.05 and 0 < din["regret"] < 0.04
+
+
+def test_each_day_is_told_beside_its_best_score(
+    plays: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = ["data.windows.column=day", "data.windows.start=5"]
+    truth = PlantedScores.load(plays / "truth.json")
+    best = {part.where: part for part in truth.parts}
+    told = trained(plays, "schema.json", *DIN, *days)["windows"]
+    assert [one["window"] for one in told] == [5, 6, 7, 8, 9]
+    for one in told:
+        part = best[f"day == {one['window']}"]
+        assert (one["rows"], one["bayes_auc"]) == (part.rows, part.bayes_auc)
+        assert one["regret"] == pytest.approx(part.bayes_auc - one["auc"])
+    mean = sum(one["regret"] for one in told[1:]) / 4
+    assert f"regret {mean:.5f}" in capsys.readouterr().out
+    # of two days, and of a part of the rows, the truth is not known
+    for changes in (["data.windows.size=2"], ["data.where=item < 10"]):
+        told = trained(plays, "schema.json", *DIN, *days, *changes)["windows"]
+        assert not any("regret" in one for one in told)
+
+
+def test_a_next_item_model_reads_the_log(plays: Path) -> None:
+    words = ["model.model=hstu", "model.times=history_time", "model.layers=1", "model.negatives=8"]
+    shown = "data.where=split == 'train' and window_end == true"
+    log = trained(plays, "next_item.json", *words, shown, *held_out(plays)[1:])
+    # items are shown by their popularity, which a history does not tell of
+    assert abs(log["model kept"]["hr@10"] - log["popularity kept"]["hr@10"]) < 0.1
