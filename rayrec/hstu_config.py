@@ -1,12 +1,21 @@
-"""`HSTUConfig`: HSTU as a click model, as files and command lines say it. Standard library only."""
+"""`HSTUConfig`: HSTU as a click model, as files and command lines say it.
+
+Standard library only; torch is imported where the encoder is made.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from rayrec.checks import whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
+if TYPE_CHECKING:
+    from rayrec.modules import HSTUEncoder
+
+TIME_BUCKETS = 40
 MAX_SIZE = 2**20
 
 
@@ -39,9 +48,8 @@ class HSTUConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("width", "layers", "heads", "hidden"):
-            size = getattr(self, name)
-            if size is not None and not 1 <= size <= MAX_SIZE:
-                raise ConfigError(f"{name}={size}; it must be from 1 to {MAX_SIZE}.")
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1, MAX_SIZE)
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} cannot be divided among heads={self.heads}.")
         if not 0 <= self.dropout < 1:
@@ -51,3 +59,11 @@ class HSTUConfig:
                 f"candidate_time={self.candidate_time!r} without times, those of the events; name "
                 "them, too, or leave it out."
             )
+
+    def encoder(self, tokens: int) -> HSTUEncoder:
+        """Return the encoder of sequences of so many tokens at most."""
+        from rayrec.modules import HSTUEncoder
+
+        buckets = TIME_BUCKETS if self.times is not None else 0
+        sizes = self.width, tokens, self.layers, self.heads
+        return HSTUEncoder(*sizes, self.dropout, time_buckets=buckets)

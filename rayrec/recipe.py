@@ -159,7 +159,7 @@ class ModelRecipe:
     def _hstu(self, schema: FeatureSchema) -> nn.Module:
         from rayrec.layout.schema_sequences import aligned_histories
         from rayrec.models import DLRMTrain, HSTURanking
-        from rayrec.modules import EmbeddingCollection, HSTUEncoder
+        from rayrec.modules import EmbeddingCollection
 
         said = self.hstu
         histories, longest = aligned_histories(schema, said.times, said.candidate_time)
@@ -169,13 +169,11 @@ class ModelRecipe:
         pooled = sum(len(table.feature_names) for table in schema.embedding_bag_configs())
         # context, history and candidate
         tokens = bool(schema.dense) + pooled + longest + 1
-        sizes = said.width, tokens, said.layers, said.heads
-        buckets = 40 if said.times is not None else 0
         return DLRMTrain(
             HSTURanking(
                 [EmbeddingCollection(own, device="meta") for own in by_width.values()],
                 histories,
-                HSTUEncoder(*sizes, said.dropout, time_buckets=buckets),
+                said.encoder(tokens),
                 [*self.over_layers, 1],
                 self._bags(schema),
                 len(schema.dense),
