@@ -71,6 +71,22 @@ def test_batches_say_nothing_of_their_origin_unless_asked(tmp_path):
     assert next(ParquetDataset(tmp_path, SCHEMA).loader(0, 1, 50)).origin is None
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_batch_has_its_place_in_the_run(tmp_path, num_ranks):
+    """Which is the same for any number of ranks, and another one in each epoch."""
+    write_files(tmp_path, random.Random(0), "parquet", (30, 41))
+    data = ParquetDataset(str(tmp_path), SCHEMA)
+    seeds = set()
+    for seed, epoch in ((5, 0), (5, 1), (6, 0)):
+        for rank in range(num_ranks):
+            loader = data.loader(rank, num_ranks, 7, seed=seed, epoch=epoch, start_batch=1)
+            for step, batch in enumerate(loader, 1):
+                moved = batch.to("cpu").place
+                assert moved == (moved.seed, step, rank * batch.global_rows // num_ranks)
+                seeds.add((seed, epoch, moved.seed))
+    assert len(seeds) == len({own for *_, own in seeds}) == 3
+
+
 def test_rows_in_file_order_cannot_be_shuffled(tmp_path):
     write_files(tmp_path, random.Random(0), "parquet", (60,))
     with pytest.raises(ConfigError, match=r"ordered=True.*shuffle=False"):
