@@ -232,6 +232,19 @@ def cut(ids: KeyedJaggedTensor, low: int, high: int) -> KeyedJaggedTensor:
     )
 
 
+def test_a_first_row_without_events_has_a_time_too():
+    model, batch = ranking(5), Rows(5)
+    lengths = batch.sparse_features["items"].lengths().tolist()
+    empty = lengths.index(0)
+    batch.sparse_features = cut(batch.sparse_features, empty, len(lengths))
+    batch.dense_features = batch.dense_features[empty:]
+    times = batch.sequences["times"].to_dense()[empty:]
+    lengths = torch.tensor(lengths[empty:])
+    batch.sequences["times"] = JaggedTensor(torch.cat(times), lengths=lengths)
+    reference = twin(model, batch)
+    torch.testing.assert_close(model.forward_batch(batch).double(), reference, atol=2e-5, rtol=1e-5)
+
+
 def test_what_does_not_fit_is_refused():
     model, batch = ranking(1), Rows(2)
     collections = list(model.embedding_collections)

@@ -116,7 +116,7 @@ def test_compiled_code_of_an_author_who_is_not_trusted_is_left_out(copied, monke
         {"cross_layers": 2**31 - 1},
         {"dense_layers": [2**31 - 1]},
         {"over_layers": [2**30, 2**30]},
-        {"hstu": {"layers": 2**20}},
+        {"model": "hstu_ranking", "hstu": {"layers": 2**20}},
         {"model": "mmoe", **FEW, "shared_experts": 2**31 - 1},
         {"model": "mmoe", **FEW, "expert_layers": [4] * 10**6},
         {"model": "ple", **FEW, "task_experts": 2**31 - 1},
