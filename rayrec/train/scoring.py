@@ -197,14 +197,16 @@ class Scoring:
         return found
 
 
-def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[str, ...]:
+def binary_labels(
+    tasks: Sequence[Task], data: Dataset | StreamDataset | None
+) -> bool | tuple[str, ...]:
     """Return the loader's `binary_labels`: the label columns that must hold 0 and 1 alone.
 
     Tasks and label columns go together by their places; the names of tasks are the user's own.
     """
     if not tasks:
         return True
-    if len(tasks) == 1 or not isinstance(data, RowDataset):
+    if len(tasks) == 1 or not isinstance(data, RowDataset | StreamDataset):
         return tasks[0].kind == "binary"
     labels = zip(tasks, data.schema.labels, strict=False)
     return tuple(label for task, label in labels if task.kind == "binary")
