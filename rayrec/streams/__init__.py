@@ -5,7 +5,7 @@ writes each into the run's folder (`kept`), and all ranks read it from there (`d
 """
 
 from rayrec.streams.config import StreamConfig
-from rayrec.streams.dataset import StreamDataset
+from rayrec.streams.dataset import StreamDataset, schema_of
 from rayrec.streams.kept import StreamWindow
 from rayrec.streams.source import Refusal, SourceLag, SourceRows, StreamSource
 
@@ -17,4 +17,5 @@ __all__ = [
     "StreamDataset",
     "StreamSource",
     "StreamWindow",
+    "schema_of",
 ]

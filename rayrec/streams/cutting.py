@@ -158,9 +158,7 @@ class WindowCutter:
                 continue
             growing.tables.append(table)
 
-    def _fitting(
-        self, growing: _Growing, rows: pa.Table, place: str, first: int
-    ) -> list[pa.Table]:
+    def _fitting(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> list[pa.Table]:
         """Return the rows that training can read, in order; each bad one is refused."""
         try:
             self._try(rows, place, first)

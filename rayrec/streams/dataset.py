@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 from rayrec.data.files import ParquetDataset
+from rayrec.data.rows import RowDataset
 from rayrec.layout.schema import FeatureSchema
 from rayrec.streams.config import StreamConfig
 from rayrec.streams.kept import StreamWindow, WindowFolder
@@ -39,3 +40,8 @@ class StreamDataset:
         """A short hash of what a place in the stream depends on, beside the windows of the run."""
         parts = ["stream", self.config.source_name, self.num_streams]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def schema_of(data: object) -> FeatureSchema | None:
+    """Return the schema of data, if they have one."""
+    return data.schema if isinstance(data, RowDataset | StreamDataset) else None

@@ -61,7 +61,7 @@ class FolderSource:
         files = self._list()
         refused = self._out_of_order(files, str(cursor["file"]))
         if cursor["row"] < cursor["rows"]:
-            found = self._rest(files, cursor, most)
+            found: SourceRows | None = self._rest(files, cursor, most)
         else:
             found = self._next(files, str(cursor["file"]), most)
         if found is None:
@@ -165,7 +165,8 @@ class FolderSource:
     ) -> SourceRows:
         """Return the rows of a file from a row on, at most so many."""
         total, stop = file.metadata.num_rows, min(file.metadata.num_rows, row + most)
-        groups, first, before = [], 0, 0
+        groups: list[int] = []
+        first = before = 0
         for group in range(file.num_row_groups):
             end = first + file.metadata.row_group(group).num_rows
             if end > row and first < stop:

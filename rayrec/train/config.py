@@ -63,6 +63,9 @@ class Dataset(Protocol):
         """This rank's parts of the global batches from `start_batch` on."""
 
 
+TrainData = Dataset | StreamDataset  # rows to train on
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncPoints:
     """Sync points of a run, which its ranks keep in the memory of their hosts.
@@ -235,7 +238,7 @@ class TrainSpec(RunOptions):
     """
 
     model: Callable[[], nn.Module]
-    data: Dataset | StreamDataset | None
+    data: TrainData | None
     plan: ShardingPlan
     steps: int = 0
     eval_data: Dataset | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from rayrec.data import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.streams import StreamDataset
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.config import TrainData, TrainSpec
 from rayrec.train.scoring import binary_labels
 
 
@@ -138,7 +138,7 @@ class DataCursor:
 
 
 def cursor_meaning(
-    data: Dataset | StreamDataset | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
+    data: TrainData | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
 ) -> dict[str, Any]:
     """Return the options and data under which an epoch and a batch number mean the same rows.
 

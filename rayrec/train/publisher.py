@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState, TouchedState, copy_touched, dense_tensors
-from rayrec.data import FileDataset, RowDataset
+from rayrec.data import FileDataset
 from rayrec.distributed import DistributedModelParallel
 from rayrec.dynamic.clock import Instant, clock_extras
 from rayrec.dynamic.known import copy_known
@@ -27,6 +27,7 @@ from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
 from rayrec.serve.recipes import has_recipe
 from rayrec.serve.signing import SigningKey
+from rayrec.streams import schema_of
 from rayrec.train.config import TrainSpec
 from rayrec.train.save_thread import SaveThread
 from rayrec.train.saver import copied
@@ -189,7 +190,7 @@ class Publisher:
     def _export(self, checkpoint: str, out: Path) -> Manifest:
         """Export a base; the run's random numbers stay where they are."""
         spec, known = self._spec, (self._spec.data, self._spec.eval_data)
-        schemas = [data.schema for data in known if isinstance(data, RowDataset)]
+        schemas = [schema for schema in map(schema_of, known) if schema is not None]
         state = random.getstate()
         try:
             with torch.random.fork_rng(devices=[]):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rayrec.checkpoint import CheckpointManager, read_manifest
 from rayrec.data import TimeWindow
 from rayrec.errors import InputError
 from rayrec.fields.json_text import of_json
@@ -23,6 +24,7 @@ from rayrec.train.window import gather_objects
 
 POLL_S = 0.2
 POLLS = 5  # between two calls of on_wait
+_TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s")
 
 
 class StreamWindows:
@@ -39,6 +41,8 @@ class StreamWindows:
         self._folder = WindowFolder(self._run_path)
         self._cutter: WindowCutter | None = None
         self._rows: TimeWindow | None = None
+        self._newest: str | None = None
+        self._epochs: dict[int, int] = {}  # windows of the checkpoints that are kept
         self.current: StreamWindow | None = None
         self.ended = False
 
@@ -50,9 +54,7 @@ class StreamWindows:
         """Return the rows of the window that begins with the next step, or None."""
         return self._rows if self._live.cursor.batch == 0 else None
 
-    def ready(
-        self, should_stop: Callable[[], bool], on_wait: Callable[[float], None]
-    ) -> bool:
+    def ready(self, should_stop: Callable[[], bool], on_wait: Callable[[float], None]) -> bool:
         """Wait until there are batches of a window; return False if the run is to end before.
 
         Args:
@@ -71,10 +73,25 @@ class StreamWindows:
             self._open(window)
         return True
 
-    def prune(self, oldest: int) -> None:
-        """Delete the windows before one, which no checkpoint that is kept goes on from."""
+    def after_save(self, newest: str | None) -> None:
+        """Delete the windows that no checkpoint goes on from, once there is a newer one.
+
+        Args:
+            newest: path of the newest checkpoint of the run.
+        """
+        if newest == self._newest or not self._live.spec.checkpoint.num_to_keep:
+            return
+        self._newest = newest
         if self._live.rank == 0:
-            self._folder.prune(oldest)
+            manager = CheckpointManager(self._run_path)
+            kept = {step: self._epochs.get(step) for step in manager.steps()}
+            self._epochs = {
+                step: int(read_manifest(manager.path(step)).cursor["epoch"])
+                if epoch is None
+                else epoch
+                for step, epoch in kept.items()
+            }
+            self._folder.prune(min(self._epochs.values(), default=0))
 
     def close(self) -> None:
         """End the thread that cuts."""
@@ -103,7 +120,7 @@ class StreamWindows:
             time.sleep(POLL_S)
 
     def _look(self, number: int) -> tuple[Any, bool]:
-        """Return the record of a window that rank 0 has, or None; and whether the stream is over."""
+        """Return the record of a window that rank 0 has, or None; and True at the stream's end."""
         if self._live.rank != 0:
             return None, False
         cutter, idle = self._cutting(), self._data.config.stop_when_idle_s
@@ -127,4 +144,5 @@ class StreamWindows:
         if self._cutter is not None:
             self._cutter.begin(window.number + 1)
         if not self._live.cursor.batch:
-            self._live.announce(StreamProgress.of(window, self._live.step))
+            told = {name: getattr(window, name) for name in _TOLD}
+            self._live.announce(StreamProgress(step=self._live.step, window=window.number, **told))

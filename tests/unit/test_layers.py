@@ -47,6 +47,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "dynamic": 6,
     "observe": 6,
     "hstu_config": 6,
+    "streams": 6,
     "recipe": 7,
     "next_item_recipe": 7,
     "distributed.program": 7,
