@@ -160,10 +160,11 @@ def _told(
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     scored = []
     for one in result.evaluations:
-        if one.window is not None and click_run.windows is not None:
-            # the truth tells of single values of a column, such as days
-            where = f"`{click_run.windows.column}` == {one.window}"
-            part = part_of(of_windows, where) if click_run.windows.size == 1 else None
+        if one.window is not None:
+            part = None
+            if click_run.windows is not None and click_run.windows.size == 1:
+                # the truth tells of single values of a column, such as days
+                part = part_of(of_windows, f"`{click_run.windows.column}` == {one.window}")
             scored.append((one, scores_beside_truth(one.scores, part)))
     lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:

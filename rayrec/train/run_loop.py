@@ -131,6 +131,7 @@ class RunLoop:
                 hand_over.hold(self._live)
             self.handed_over = may
             self.saves.at_end(handed_over=may)
+            self.starts.after_save(self.saves.newest)
         if self.publisher is not None:
             self.publisher.at_end(self._live.step)
         self.finish()
