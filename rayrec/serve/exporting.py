@@ -190,7 +190,7 @@ def _with_parity(
     predictor = Predictor(artifact, build)
     batch = sample.batch
     exact = sample_scores(trained, kept, sample)
-    got = predictor.outputs(Request(batch.dense_features, batch.sparse_features, batch.sequences))
+    got = predictor.outputs(Request.of_batch(batch))
     told = compared(sample, manifest.outputs, exact, got)
 
     def of_tables() -> dict[str, float]:

@@ -187,11 +187,11 @@ class ScoringQueue:
             whole = pa.Table.from_batches([part.rows for part in parts]).combine_chunks()
             (rows,) = whole.to_batches() or [rows]
         if user is not None:
-            request = self._predictor.read_candidates(user, rows)
+            request = self._predictor.requests.of_user(user, rows)
         elif first.ranks:
-            request = self._predictor.read_top(rows, first.k, first.masked)
+            request = self._predictor.requests.best(rows, first.k, first.masked)
         else:
-            request = self._predictor.read(rows)
+            request = self._predictor.requests.read(rows)
         scores, name, step = self._predictor.score_and_version(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
