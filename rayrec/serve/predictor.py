@@ -66,11 +66,9 @@ class Predictor:
             self.requests = self._reader()
             if not artifact.trusted:
                 self.warm()
-        except RayrecError:
-            raise
         # a whole manifest of somebody else's may contradict itself in any way
         except Exception as error:
-            if artifact.trusted or model is not None:
+            if isinstance(error, RayrecError) or artifact.trusted or model is not None:
                 raise
             raise ArtifactError(
                 f"{artifact.folder} contradicts itself ({type(error).__name__}: {one_line(error)}"

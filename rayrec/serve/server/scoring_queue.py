@@ -151,18 +151,15 @@ class ScoringQueue:
 
     def _outcomes(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         """Score requests; those with equal columns and options together, and each user alone."""
-        kinds: list[tuple[Asked | None, list[_Job]]] = []
+        groups: list[list[_Job]] = []
         for job in jobs:
-            if job.asked.user is not None:
-                kinds.append((None, [job]))
-                continue
-            for first, own in kinds:
-                if first is not None and _go_together(first, job.asked):
-                    own.append(job)
+            for group in groups:
+                if _go_together(group[0].asked, job.asked):
+                    group.append(job)
                     break
             else:
-                kinds.append((job.asked, [job]))
-        return [pair for _, own in kinds for pair in self._together(own)]
+                groups.append([job])
+        return [pair for group in groups for pair in self._together(group)]
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         try:
@@ -234,6 +231,8 @@ class ScoringQueue:
 
 def _go_together(one: Asked, other: Asked) -> bool:
     """Return True if one call scores the rows of both."""
+    if one.user is not None or other.user is not None:
+        return False
     options = (one.k, one.masked) == (other.k, other.masked)
     return options and bool(one.rows.schema.equals(other.rows.schema))
 
