@@ -10,13 +10,12 @@ one holds those of all bytes of the chain.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.manifest import StoredFile
+from rayrec.serve.files import StoredFile
 from rayrec.serve.sealed import Form, SealedRecord
 
 PUBLICATION = "publication.json"
@@ -114,12 +113,8 @@ class Publication(SealedRecord):
         files = [file for table in self.tables for file in table.files]
         return files if self.dense is None else [*files, self.dense]
 
-    def to_bytes(self) -> bytes:
-        """Return the text of publication.json, for a sealed publication."""
-        return (json.dumps(self._sealed_body(), indent=1) + "\n").encode()
-
     def check(self, where: str) -> None:
-        """Check numbers, and that its files can be files of its folder at `where`.
+        """Check numbers, and what belongs to its kind.
 
         Raises:
             ValueError: a number cannot be. ArtifactError: it contradicts itself.
@@ -134,8 +129,6 @@ class Publication(SealedRecord):
                 f"{where}/{PUBLICATION} is of kind {self.kind!r} and number {self.seq!r}, which no "
                 "publication is."
             )
-        for file in self.files():
-            file.check(f"{where}/{PUBLICATION}", "publication")
 
 
 def place_of(name: str) -> ChainPlace | None:

@@ -30,8 +30,9 @@ from rayrec.serve.chain.publication import BASE, DELTA, ChainPlace, ChangedTable
 from rayrec.serve.chain.row_files import write_rows
 from rayrec.serve.chain.row_ranges import Changed, RowRanges
 from rayrec.serve.dense_file import dense_bytes
+from rayrec.serve.files import StoredFile
 from rayrec.serve.live_rows import LiveRows
-from rayrec.serve.manifest import Manifest, StoredFile
+from rayrec.serve.manifest import Manifest
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, table_path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -47,15 +48,14 @@ class Metrics:
 
     def __init__(self, version: str | None) -> None:
         own = self._registry = CollectorRegistry()
+        counter, histogram = partial(Counter, registry=own), partial(Histogram, registry=own)
+        self._gauge = partial(Gauge, registry=own)
         self._computed = CollectorRegistry()
         self._computed.register(self)
         self._is_joined = METRICS_FOLDER in os.environ
         names = ["protocol"]
-        requests = Counter(
-            "rayrec_serve_requests",
-            "requests that were answered",
-            [*names, "outcome"],
-            registry=own,
+        requests = counter(
+            "rayrec_serve_requests", "requests that were answered", [*names, "outcome"]
         )
         # every series is there from the start, so that a rate over it is never undefined
         self._requests = {
@@ -63,73 +63,60 @@ class Metrics:
             for protocol in PROTOCOLS
             for outcome in OUTCOMES
         }
-        latency = Histogram(
+        latency = histogram(
             "rayrec_serve_latency_seconds",
             "seconds from a whole request to its answer, of requests that were scored",
             names,
             buckets=_SECONDS,
-            registry=own,
         )
         self._latency = {protocol: latency.labels(protocol) for protocol in PROTOCOLS}
-        self._batch_requests = Histogram(
-            "rayrec_serve_batch_requests",
-            "requests that were scored in one call",
-            buckets=_COUNTS,
-            registry=own,
+        self._batch_requests = histogram(
+            "rayrec_serve_batch_requests", "requests that were scored in one call", buckets=_COUNTS
         )
-        self._batch_rows = Histogram(
-            "rayrec_serve_batch_rows", "rows scored in one call", buckets=_COUNTS, registry=own
+        self._batch_rows = histogram(
+            "rayrec_serve_batch_rows", "rows scored in one call", buckets=_COUNTS
         )
-        self._unknown = Counter(
-            "rayrec_serve_unknown_ids",
-            "features of rows that had no id: a null, or an empty list",
-            registry=own,
+        self._unknown = counter(
+            "rayrec_serve_unknown_ids", "features of rows that had no id: a null, or an empty list"
         )
-        self._missed = Counter(
+        self._missed = counter(
             "rayrec_serve_missed_ids",
             "ids of a dynamic table that have no row, and were scored as zeros",
             ["table"],
-            registry=own,
         )
-        self._ids = Gauge(
+        self._ids = self._gauge(
             "rayrec_serve_ids",
             "ids of a dynamic table that have a row",
             ["table"],
-            registry=own,
             multiprocess_mode="livemax",
         )
-        self.queue_rows = Gauge(
+        self.queue_rows = self._gauge(
             "rayrec_serve_queue_rows",
             "rows that wait or are being scored",
-            registry=own,
             multiprocess_mode="livesum",
         )
-        Gauge(
+        self._gauge(
             "rayrec_serve_replicas",
             "replicas that serve these weights",
             ["version"],
-            registry=own,
             multiprocess_mode="livesum",
         ).labels(version or FOLLOWED).set(1)
         self._time = 0.0
         if version is None:
             self._add_chain()
-        starts = Counter("rayrec_serve_starts", "replicas that were started", registry=own)
-        starts.inc()
+        counter("rayrec_serve_starts", "replicas that were started").inc()
 
     def _add_chain(self) -> None:
         """Make the metrics of a server that follows a chain."""
-        self._step = Gauge(
+        self._step = self._gauge(
             "rayrec_serve_step",
             "training step of the weights, the least of all replicas",
-            registry=self._registry,
             multiprocess_mode="livemin",
         )
-        chain = Gauge(
+        chain = self._gauge(
             "rayrec_serve_chain",
             "1 at what the newest publication is: current where it is served",
             ["state"],
-            registry=self._registry,
             multiprocess_mode="livemax",
         )
         self._chain = {state: chain.labels(state) for state in STATES}
