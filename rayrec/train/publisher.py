@@ -33,6 +33,8 @@ from rayrec.train.save_thread import SaveThread
 from rayrec.train.saver import copied
 from rayrec.train.window import gather_objects
 
+Times = tuple[int | None, float | None]
+
 
 class Publisher:
     """Publishes one rank of a run.
@@ -43,6 +45,8 @@ class Publisher:
         on_phase: receives the phases "publishing" and "training".
     Attributes:
         step: step of the last publication, or None.
+        newest: returns the event time and the ingest time of the newest row of a stream that was
+            trained on.
     Raises:
         ConfigError: a table with a type of its own, or the signing key, does not exist.
     """
@@ -73,6 +77,7 @@ class Publisher:
         # of dynamic tables at the last publication
         self._id_clocks: dict[str, Instant] = {}
         self.step: int | None = None
+        self.newest: Callable[[], Times] = lambda: (None, None)
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which to publish; None where seconds decide."""
@@ -131,12 +136,15 @@ class Publisher:
         self._thread.give_up()
 
     def _moment(self, step: int) -> Moment:
+        event_time, ingest_time = self.newest()
         dense = dense_tensors(self._model.dense_parameters(), self._model.module)
         return Moment(
             step=step,
             plan=self._model.plan,
             dense=copied(dense) if self._rank == 0 else {},
             time=round(time.time(), 3),
+            event_time=event_time,
+            ingest_time=ingest_time,
         )
 
     def _publish_base(self, step: int) -> None:

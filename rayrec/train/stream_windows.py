@@ -93,6 +93,14 @@ class StreamWindows:
             }
             self._folder.prune(min(self._epochs.values(), default=0))
 
+    def newest(self) -> tuple[int | None, float | None]:
+        """Return the newest event time that was trained on, and when its window was cut."""
+        window = self.current
+        if window is not None and self._live.cursor.left:
+            # its end may be what is newest
+            window = self._folder.read(window.number - 1) if window.number else None
+        return (None, None) if window is None else (window.newest_event, window.cut_s)
+
     def close(self) -> None:
         """End the thread that cuts."""
         if self._cutter is not None:

@@ -34,6 +34,10 @@ class WindowStarts:
     def after_save(self, newest: str | None) -> None:
         """Do nothing: the rows are the user's."""
 
+    def newest(self) -> tuple[int | None, float | None]:
+        """Return nothing: the rows do not come from a stream."""
+        return None, None
+
     def close(self) -> None:
         """Do nothing: nothing is cut."""
 

@@ -1,4 +1,4 @@
-"""Runs that are fed by a stream: each row trained on once, alike on any ranks and after any stop."""
+"""Runs that are fed by a stream: each row is trained on once, on any ranks and after any stop."""
 
 from __future__ import annotations
 
