@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 from weakref import ref
 
@@ -22,11 +22,13 @@ from rayrec.comm.pages import Allocate
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.dynamic.clock import Dynamic
+from rayrec.dynamic.fused_rows import FusedRows
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.rows import DynamicRows, rows_of
 from rayrec.errors import ConfigError
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps
+from rayrec.sparse.ops import offsets_of
 
 
 class DynamicIds:
@@ -38,8 +40,6 @@ class DynamicIds:
         bases: of a sequence group, the row of its memory where each shard begins.
         states: rows and optimizer state of the shards.
         allocate: gives memory for what is known of every row.
-    Attributes:
-        of_shards: the ids of each shard.
     """
 
     def __init__(
@@ -55,10 +55,8 @@ class DynamicIds:
         self._bases = tuple(bases) if group.key.sequence else (0,) * len(states)
         # the hook of the last look-up that trains, while its backward pass may come
         self._pending: Callable[[], object] = _never
-        self.of_shards = [
-            DynamicRows(table, dynamic.seed, state.shard, rows_of(state), allocate)
-            for table, state in zip(dynamic.tables, states, strict=True)
-        ]
+        shards, begins = [state.shard for state in states], [rows_of(state) for state in states]
+        self._rows = FusedRows(dynamic.tables, dynamic.seed, shards, begins, allocate)
 
     def copy(self, states: Sequence[ShardState], memo: dict[int, Any]) -> DynamicIds:
         """Return the ids of a copy of the kernel.
@@ -71,9 +69,13 @@ class DynamicIds:
         twin._group, twin._clock = self._group, deepcopy(self._clock, memo)
         twin._bases, twin._pending = self._bases, _never
         # ids know the rows into which they write first values
-        pairs = zip(self.of_shards, states, strict=True)
-        twin.of_shards = [ids.copy(rows_of(state)) for ids, state in pairs]
+        twin._rows = self._rows.copy([rows_of(state) for state in states])
         return twin
+
+    @property
+    def of_shards(self) -> list[DynamicRows]:
+        """The ids of each shard."""
+        return self._rows.of_shards
 
     def stamp_by(self, stamps: RowStamps) -> None:
         """Have rows stamped that get other ids."""
@@ -93,13 +95,17 @@ class DynamicIds:
                 "then. Run backward or drop the output first; look-ups under torch.no_grad() or "
                 "after eval() are free."
             )
+        if not self._group.key.sequence:
+            # bags lie lane by lane, and lanes shard by shard
+            return self._find(routed.ids, self._bounds(routed.offsets), routed.read_only)
+        places = self._places(routed)
+        bounds = offsets_of(sum(_size(at) for at in of_shard) for of_shard in places)
+        whole = [at for of_shard in places for at in of_shard]
+        only = None if routed.read_only is None else _joined(routed.read_only, whole)
+        found = self._find(_joined(routed.ids, whole), bounds, only)
         rows = torch.full_like(routed.ids, ABSENT)
-        for ids, places in zip(self.of_shards, self._places(routed), strict=True):
-            only = None if routed.read_only is None else _joined(routed.read_only, places)
-            found = self._rows_in(ids, _joined(routed.ids, places), only)
-            sizes = [_size(at) for at in places]
-            for at, part in zip(places, found.split(sizes), strict=True):
-                rows[at] = part
+        for at, part in zip(whole, found.split([_size(at) for at in whole]), strict=True):
+            rows[at] = part
         return rows
 
     def looked_up(self, routed: GroupIds, rows: Tensor) -> GroupIds:
@@ -129,34 +135,33 @@ class DynamicIds:
         rows.register_hook(arrived)
         self._pending = ref(arrived)
 
-    def _rows_in(self, ids: DynamicRows, of_step: Tensor, read_only: Tensor | None) -> Tensor:
-        """Return the rows of all ids of a step in one shard, or -1."""
+    def _find(self, ids: Tensor, bounds: Sequence[int], read_only: Tensor | None) -> Tensor:
+        """Return the rows of all ids of a step, shard by shard, or -1."""
         clock = self._clock
         if clock.trains:
-            return ids.admit(of_step, clock.now, read_only)
-        return ids.find(of_step, clock.now)
+            return self._rows.admit(ids, bounds, clock.now, read_only)
+        return self._rows.find(ids, bounds, clock.now)
+
+    def _bounds(self, offsets: Tensor) -> list[int]:
+        """Return where the pooled ids of each shard begin, and where those of the last end."""
+        lanes = self._group.lanes
+        bags = (offsets.numel() - 1) // len(lanes)
+        starts = [bags * lanes.index(shard) for shard in range(len(self.of_shards))]
+        bounds: list[int] = offsets[[*starts, -1]].tolist()
+        return bounds
 
     def _places(self, routed: GroupIds) -> Sequence[Sequence[slice | Tensor]]:
-        """Return per shard where its ids are."""
+        """Return per shard where its ids of sequences are."""
         group = self._group
         if routed.places:
             of_shards: list[list[slice | Tensor]] = [[] for _ in self.of_shards]
             for number, of_slot in zip(group.slot_shards, routed.places, strict=True):
                 of_shards[number] += of_slot
             return of_shards
-        if group.key.sequence:
-            bounds = list(accumulate(routed.parts, initial=0))
-            lanes: Sequence[int | None] = group.slot_shards * (
-                len(routed.parts) // len(group.slots)
-            )
-        else:
-            lanes = group.lanes
-            bags = (routed.offsets.numel() - 1) // len(lanes)
-            bounds = routed.offsets[::bags].tolist() if bags else [0] * (len(lanes) + 1)
+        lanes = group.slot_shards * (len(routed.parts) // len(group.slots))
         places: list[list[slice]] = [[] for _ in self.of_shards]
-        for shard, (start, stop) in zip(lanes, pairwise(bounds), strict=True):
-            if shard is not None:
-                places[shard].append(slice(start, stop))
+        for shard, (start, stop) in zip(lanes, pairwise(offsets_of(routed.parts)), strict=True):
+            places[shard].append(slice(start, stop))
         return places
 
 
