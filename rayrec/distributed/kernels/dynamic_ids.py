@@ -167,9 +167,9 @@ class DynamicIds:
 
 def without_absent(routed: GroupIds) -> GroupIds:
     """Return the same bags without the rows that are `ABSENT`."""
-    known = routed.ids != ABSENT
-    if bool(known.all()):
+    if not routed.ids.numel() or int(routed.ids.min()) != ABSENT:
         return routed
+    known = routed.ids != ABSENT
     before = torch.zeros(known.numel() + 1, dtype=torch.int64)
     torch.cumsum(known, 0, out=before[1:])
     weights = None if routed.weights is None else routed.weights[known]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Slot, Use
+from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Use
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.steps.unpack import Arrived
@@ -67,14 +67,17 @@ def owned_ids(
 
 
 class _Told(NamedTuple):
-    """A slot whose rows its owner tells."""
+    """A slot whose rows its owner tells.
 
-    group: LookupGroup
-    number: int  # of the slot in its group
+    Attributes:
+        group, number: its group among those of its owner, and its number there.
+        row_block: of a table with several; else None.
+    """
 
-    @property
-    def slot(self) -> Slot:
-        return self.group.slots[self.number]
+    group: int
+    number: int
+    use: Use
+    row_block: int | None
 
 
 class _Asked(NamedTuple):
@@ -85,7 +88,7 @@ class _Asked(NamedTuple):
         cuts: row cuts of a table with several row blocks, or None.
     """
 
-    use: Use
+    feature: str
     blocks: tuple[int, int] | None
     cuts: Tensor | None
 
@@ -122,13 +125,17 @@ class OwnedRows:
         """Return the slots of an owner whose rows it tells another rank, or itself: those of the
         first columns; of a replicated table every rank has its own.
         """
-        return [
-            _Told(group, number)
-            for group in groups
-            for number, slot in enumerate(group.slots)
-            if slot.shard.cols.start == 0
-            and (to_itself or isinstance(self._layout(slot.use), TableLayout))
-        ]
+        told = []
+        for i, group in enumerate(groups):
+            for number, slot in enumerate(group.slots):
+                layout, block = self._layout(slot.use), None
+                is_cut = isinstance(layout, TableLayout)
+                if slot.shard.cols.start or not (to_itself or is_cut):
+                    continue
+                if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
+                    block = layout.row_block(slot.shard.rows.start)
+                told.append(_Told(i, number, slot.use, block))
+        return told
 
     def _layout(self, use: Use) -> Layout:
         return self._layouts[use.collection][use.table]
@@ -144,7 +151,7 @@ class OwnedRows:
                 blocks = table.num_embeddings // size, size
                 if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
                     cuts = torch.tensor(layout.row_cuts)
-            asked.append(_Asked(use, blocks, cuts))
+            asked.append(_Asked(use.feature, blocks, cuts))
         return asked
 
     def find(self, step: Step) -> tuple[dict[GroupKey, GroupIds], dict[int, list[Tensor]]]:
@@ -153,69 +160,66 @@ class OwnedRows:
         All ranks call it together.
 
         Returns:
-            what this rank's kernels update; and collection -> per use (N,) rows of its table.
+            what this rank's kernels update; and collection -> per use (N,) rows of its table, for
+            use before the ranks exchange anything else.
         """
-        mapped = dict(step.routed.groups)
-        parts: dict[GroupKey, Parts] = {}
+        mapped, parts = dict(step.routed.groups), []
         for group in self._own:
             routed, ids = step.routed.groups[group.key], step.lookups[group.key].ids
             assert ids is not None, "the tables of the group are dynamic"
             rows = ids.rows_of(routed)
             mapped[group.key] = ids.looked_up(routed, rows)
-            parts[group.key] = _parts(group, rows, routed, step.routed.got)
+            parts.append(_parts(group, rows, routed, step.routed.got))
         send = [
-            [parts[told.group.key][told.number][source] for told in of_source]
+            [parts[told.group][told.number][source] for told in of_source]
             for source, of_source in enumerate(self._tells)
         ]
         found, blocks = self._wanted(step.routed.source, step.send.keys)
-        places = [[self._place(told.slot, blocks) for told in told_by] for told_by in self._hears]
-        counts = [
-            [
-                found[use.collection][use.index].numel() if here is None else int(here.sum())
-                for use, here in of_owner
-            ]
-            for of_owner in places
-        ]
-        got = step.exchange.all_to_all(
+        places: list[list[Tensor | None]] = []
+        counts: list[list[int]] = []
+        for of_owner in self._hears:
+            here = [blocks.get((t.use.collection, t.use.index, t.row_block)) for t in of_owner]
+            places.append(here)
+            counts.append(
+                [
+                    found[t.use.collection][t.use.index].numel() if at is None else int(at.sum())
+                    for t, at in zip(of_owner, here, strict=True)
+                ]
+            )
+        got = step.exchange.views(
             torch.cat([*(part for of_source in send for part in of_source), _NONE]),
             [sum(part.numel() for part in of_source) for of_source in send],
             [sum(of_owner) for of_owner in counts],
         ).wait()
-        flow = iter(got.split([count for of_owner in counts for count in of_owner]))
-        for use, here in (place for of_owner in places for place in of_owner):
-            rows = found[use.collection][use.index]
-            rows[slice(None) if here is None else here] = next(flow)
+        for rows, sizes, told, here in zip(got, counts, self._hears, places, strict=True):
+            for part, (_, _, use, _), at in zip(rows.split(sizes), told, here, strict=True):
+                if at is None:
+                    found[use.collection][use.index] = part
+                else:
+                    found[use.collection][use.index][at] = part
         return mapped, found
 
     def _wanted(
         self, source: SourceRows, keys: Sequence[str]
-    ) -> tuple[dict[int, list[Tensor]], dict[Use, Tensor]]:
-        """Return what `find` fills, where static tables have their rows already, and the row block
-        of every id of tables that have several.
+    ) -> tuple[dict[int, list[Tensor]], dict[tuple[int, int, int | None], Tensor]]:
+        """Return what `find` fills, where static tables have their rows already; and of tables
+        with several row blocks, by collection, use and block, (N,) which ids lie there.
         """
         where, bounds = {key: i for i, key in enumerate(keys)}, source.kjt_offsets
         found: dict[int, list[Tensor]] = {}
-        row_blocks: dict[Use, Tensor] = {}
+        here: dict[tuple[int, int, int | None], Tensor] = {}
         for collection, asked in self._asked.items():
             found[collection] = []
-            for use, blocks, cuts in asked:
-                key = where[use.feature]
+            for index, (feature, blocks, cuts) in enumerate(asked):
+                key = where[feature]
                 ids = source.parts[0].ids[bounds[key] : bounds[key + 1]]
-                if blocks is not None:
-                    if cuts is not None:
-                        firsts = first_rows(ids, *blocks)
-                        row_blocks[use] = torch.bucketize(firsts, cuts, right=True) - 1
+                if blocks is not None and cuts is not None:
+                    of_ids = torch.bucketize(first_rows(ids, *blocks), cuts, right=True) - 1
+                    for block in range(cuts.numel() - 1):
+                        here[collection, index, block] = of_ids == block
                     ids = torch.full_like(ids, ABSENT)
                 found[collection].append(ids)
-        return found, row_blocks
-
-    def _place(self, slot: Slot, blocks: Mapping[Use, Tensor]) -> tuple[Use, Tensor | None]:
-        """Return which ids of a use of this rank's batch lie in a slot; None where all do."""
-        if slot.use not in blocks:
-            return slot.use, None
-        layout = self._layout(slot.use)
-        assert isinstance(layout, TableLayout), "a table with several row blocks is cut"
-        return slot.use, blocks[slot.use] == layout.row_block(slot.shard.rows.start)
+        return found, here
 
 
 def _parts(group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]) -> Parts:
@@ -224,18 +228,13 @@ def _parts(group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Siz
         found = [[rows[at] for at in of_slot] for of_slot in routed.places]
     else:
         sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
-        flow = iter(rows.split(sizes))
-        found = [[next(flow) for _ in got] for _ in group.slots]
-    return [
-        [_of_table(part, slot) for part in of_slot]
-        for slot, of_slot in zip(group.slots, found, strict=True)
-    ]
-
-
-def _of_table(rows: Tensor, slot: Slot) -> Tensor:
-    """Return rows of a table for those of its shard."""
-    first = slot.shard.rows.start
-    return rows if not first else torch.where(rows == ABSENT, ABSENT, rows + first)
+        flow, sources = rows.split(sizes), len(got)
+        found = [list(flow[i : i + sources]) for i in range(0, len(flow), sources)]
+    for slot, of_slot in zip(group.slots, found, strict=True):
+        first = slot.shard.rows.start
+        if first:  # rows of the table, not of the shard
+            of_slot[:] = [torch.where(part == ABSENT, ABSENT, part + first) for part in of_slot]
+    return found
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
