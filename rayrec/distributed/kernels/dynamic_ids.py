@@ -83,7 +83,7 @@ class DynamicIds:
             ids.call_before(partial(stamps.touch_rows, number))
 
     def rows_of(self, routed: GroupIds) -> Tensor:
-        """Return (N,) rows of ids within their shards, -1 for those without one.
+        """Return (N,) rows of ids within their shards, shard by shard, -1 for those without one.
 
         Raises:
             ConfigError: rows of an earlier step still wait for their gradient.
@@ -98,25 +98,35 @@ class DynamicIds:
         if not self._group.key.sequence:
             # bags lie lane by lane, and lanes shard by shard
             return self._find(routed.ids, self._bounds(routed.offsets), routed.read_only)
-        places = self._places(routed)
-        bounds = offsets_of(sum(_size(at) for at in of_shard) for of_shard in places)
-        whole = [at for of_shard in places for at in of_shard]
-        only = None if routed.read_only is None else _joined(routed.read_only, whole)
-        found = self._find(_joined(routed.ids, whole), bounds, only)
-        rows = torch.full_like(routed.ids, ABSENT)
-        for at, part in zip(whole, found.split([_size(at) for at in whole]), strict=True):
-            rows[at] = part
-        return rows
+        of_shards = self._places(routed)
+        places = [at for of_shard in of_shards for at in of_shard]
+        bounds = offsets_of(sum(size_of(at) for at in of_shard) for of_shard in of_shards)
+        only = None if routed.read_only is None else _joined(routed.read_only, places)
+        return self._find(_joined(routed.ids, places), bounds, only)
 
     def looked_up(self, routed: GroupIds, rows: Tensor) -> GroupIds:
-        """Return what a kernel reads of ids with such rows; those without one are left out."""
-        if any(self._bases):
-            shifted = rows.clone()
-            for base, places in zip(self._bases, self._places(routed), strict=True):
-                for at in places:
-                    shifted[at] += base
-            rows = shifted.where(rows != ABSENT, ABSENT)
+        """Return what a kernel reads of ids with such rows; those without one are left out.
+
+        Args:
+            rows: (N,) shard by shard, as `rows_of` returns them.
+        """
+        if self._group.key.sequence:
+            of_shards = self._places(routed)
+            rows = self._in_memory(rows, of_shards)
+            places = [at for of_shard in of_shards for at in of_shard]
+            rows = _put(rows, places)
         return without_absent(GroupIds(rows, routed.offsets, routed.weights))
+
+    def _in_memory(self, rows: Tensor, of_shards: Sequence[Sequence[slice | Tensor]]) -> Tensor:
+        """Return rows of the memory of all shards for (N,) rows, shard by shard."""
+        if not any(self._bases):
+            return rows
+        shifted, start = rows.clone(), 0
+        for base, of_shard in zip(self._bases, of_shards, strict=True):
+            stop = start + sum(size_of(at) for at in of_shard)
+            shifted[start:stop] += base
+            start = stop
+        return shifted if _is_complete(rows) else shifted.where(rows != ABSENT, ABSENT)
 
     def with_rows(self, routed: GroupIds) -> GroupIds:
         """Return the rows of ids; ids without one are left out of their bags.
@@ -167,7 +177,7 @@ class DynamicIds:
 
 def without_absent(routed: GroupIds) -> GroupIds:
     """Return the same bags without the rows that are `ABSENT`."""
-    if not routed.ids.numel() or int(routed.ids.min()) != ABSENT:
+    if _is_complete(routed.ids):
         return routed
     known = routed.ids != ABSENT
     before = torch.zeros(known.numel() + 1, dtype=torch.int64)
@@ -180,11 +190,27 @@ def _never() -> None:
     """Stand for the backward pass of no look-up."""
 
 
+def _is_complete(rows: Tensor) -> bool:
+    """Return True if no row is `ABSENT`."""
+    return not rows.numel() or int(rows.min()) != ABSENT
+
+
 def _joined(whole: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
-    if len(places) == 1:
-        return whole[places[0]]
-    return torch.cat([whole[:0], *(whole[at] for at in places)])
+    return torch.cat([whole[at] for at in places])
 
 
-def _size(at: slice | Tensor) -> int:
+def _put(joined: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
+    """Return what `_joined` joined."""
+    parts = joined.split([size_of(at) for at in places])
+    if all(isinstance(at, slice) for at in places):
+        order = sorted(range(len(places)), key=lambda i: places[i].start)  # type: ignore[union-attr]
+        return torch.cat([parts[i] for i in order])
+    whole = torch.empty_like(joined)
+    for at, part in zip(places, parts, strict=True):
+        whole[at] = part
+    return whole
+
+
+def size_of(at: slice | Tensor) -> int:
+    """Return the number of ids at a place."""
     return at.numel() if isinstance(at, Tensor) else int(at.stop - at.start)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.dynamic_ids import size_of
+from rayrec.distributed.kernels.ids import WORD, GroupIds, bag_offsets
 from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Use
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
@@ -34,7 +35,8 @@ def owned_ids(
     counts: Sequence[Sequence[int]],
     arrived: Sequence[Arrived],
 ) -> GroupIds:
-    """Return the ids of sequences of all ranks, as the rows of their gradients lie.
+    """Return bags of one id for what all ranks look up of sequences, empty where the id is
+    another rank's.
 
     Args:
         counts: per source, the ids of every use of the collection.
@@ -42,28 +44,41 @@ def owned_ids(
     of_use: dict[int, list[int]] = {}
     for i, slot in enumerate(group.slots):
         of_use.setdefault(slot.use.index, []).append(i)
+    one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD)
+    none = torch.zeros_like(one)
     ids: list[Tensor] = []
+    lengths: list[Tensor] = []
     flags: list[Tensor] = []
     places: list[list[slice | Tensor]] = [[] for _ in group.slots]
     at = 0
+    # source by source and use by use, as the rows of the gradients lie
     for of_source, source in zip(counts, arrived, strict=True):
         for use, count in enumerate(of_source):
             mine = of_use.get(use, [])
-            own = torch.zeros(count, dtype=torch.int64)
-            for i in mine:
-                slot, rows = group.slots[i], group.slots[i].shard.rows
-                own = source.ids[slot.piece]
-                if slot.whole:
-                    places[i].append(slice(at, at + count))
-                else:
-                    first = first_rows(own, *pieces[slot.piece].dynamic)
-                    here = (first >= rows.start) & (first < rows.stop)
-                    places[i].append(here.nonzero().view(-1) + at)
+            if not mine:
+                lengths.append(none[:count])
+                continue
+            slot = group.slots[mine[0]]
+            own = source.ids[slot.piece]
+            if slot.whole:
+                lengths.append(one[:count])
+                places[mine[0]].append(slice(at, at + count))
+            else:
+                first = first_rows(own, *pieces[slot.piece].dynamic)
+                shards = [group.slots[i].shard.rows for i in mine]
+                inside = [(first >= rows.start) & (first < rows.stop) for rows in shards]
+                here = torch.stack(inside).any(0)
+                own = own[here]
+                lengths.append(here.to(WORD))
+                for i, of_shard in zip(mine, inside, strict=True):
+                    places[i].append(of_shard[here].nonzero().view(-1) + at)
             ids.append(own)
-            flags.append(torch.full((count,), any(group.slots[i].use.read_only for i in mine)))
-            at += count
-    read_only = torch.cat(flags) if group.has_read_only else None
-    return GroupIds(torch.cat(ids), torch.arange(at + 1), None, read_only, places=places)
+            if group.has_read_only:
+                flags.append(torch.full((own.numel(),), slot.use.read_only))
+            at += own.numel()
+    read_only = torch.cat(flags) if flags else None
+    offsets = bag_offsets(torch.cat(lengths))
+    return GroupIds(torch.cat(ids), offsets, None, read_only, places=places)
 
 
 class _Told(NamedTuple):
@@ -223,13 +238,17 @@ class OwnedRows:
 
 
 def _parts(group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]) -> Parts:
-    """Return rows of the table for the ids of every slot, source by source."""
+    """Return rows of the table for the ids of every slot, source by source.
+
+    Args:
+        rows: (N,) of the shards, slot by slot.
+    """
     if routed.places:
-        found = [[rows[at] for at in of_slot] for of_slot in routed.places]
+        sizes = [size_of(at) for of_slot in routed.places for at in of_slot]
     else:
         sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
-        flow, sources = rows.split(sizes), len(got)
-        found = [list(flow[i : i + sources]) for i in range(0, len(flow), sources)]
+    flow, sources = rows.split(sizes), len(got)
+    found = [list(flow[i : i + sources]) for i in range(0, len(flow), sources)]
     for slot, of_slot in zip(group.slots, found, strict=True):
         first = slot.shard.rows.start
         if first:  # rows of the table, not of the shard
