@@ -63,6 +63,12 @@ class FusedRows:
                 columns = columns._replace(time=allocate(8 * rows[i]).view(torch.int64))
             ids = columns, self._maps.maps[i]
             self.of_shards.append(DynamicRows(table, seed, shard, begin, ids, allocate))
+        self._timed = [one for one in self.of_shards if one.uses_time]
+        shared = {f"id_{name}" for name in whole.named()}
+        self._written = [*whole.named().values()]
+        for one in self.of_shards:
+            self._written += [part for name, part in one.tensors().items() if name not in shared]
+        self._version = -1
 
     def copy(self, begins: Sequence[Begin]) -> FusedRows:
         """Return the same ids for a copy of the rows, which `begins` write into."""
@@ -79,8 +85,7 @@ class FusedRows:
         Args:
             bounds: (S + 1,) where the ids of each shard begin, and N.
         """
-        for shard in self.of_shards:
-            shard.refresh()
+        self._refresh()
         return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), bounds, now))
 
     def admit(
@@ -93,7 +98,8 @@ class FusedRows:
             now: a later step than at every call before.
             read_only: (N,) bool, ids that are found after all others, and change nothing.
         """
-        for shard in self.of_shards:
+        self._refresh()
+        for shard in self._timed:
             shard.begin_step(now)
         keys = np.ascontiguousarray(ids.numpy())
         if read_only is None:
@@ -110,6 +116,15 @@ class FusedRows:
             if not is_complete:
                 shard.tally.unknown += int(np.count_nonzero(rows[start:stop] == ABSENT))
         return torch.from_numpy(rows)
+
+    def _refresh(self) -> None:
+        """Make the maps anew where a restore or a move has written the columns."""
+        # torch counts writes into a tensor and its views together
+        version = sum(tensor._version for tensor in self._written)
+        if version != self._version:
+            for shard in self.of_shards:
+                shard.refresh()
+            self._version = version
 
     def _find(self, keys: Ints, bounds: Sequence[int], now: Instant) -> Ints:
         rows = self._maps.find(torch.from_numpy(keys), bounds).numpy()

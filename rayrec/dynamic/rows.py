@@ -168,8 +168,7 @@ class DynamicRows:
                 columns.time[columns.key != NO_KEY] = now.time
 
     def begin_step(self, now: Instant) -> None:
-        """Begin a step that trains, later than every one before."""
-        self.refresh()
+        """Begin a step that trains, later than every one before, of a table that uses time."""
         for known in self._keys.values():
             known.begin(now)
 
@@ -259,6 +258,11 @@ class DynamicRows:
         salt = np.uint64(mix_int(self.seed, 1))
         drawn = mix(keys.view(np.uint64) ^ salt) >> np.uint64(11)
         return drawn < np.uint64(int(share * 2**53))
+
+    @property
+    def uses_time(self) -> bool:
+        """Return True if the table asks for the time of the data."""
+        return self._rule.uses_time
 
     @property
     def has_ttl(self) -> bool:

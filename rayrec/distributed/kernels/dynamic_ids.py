@@ -82,9 +82,12 @@ class DynamicIds:
         for number, ids in enumerate(self.of_shards):
             ids.call_before(partial(stamps.touch_rows, number))
 
-    def rows_of(self, routed: GroupIds) -> Tensor:
-        """Return (N,) rows of ids within their shards, shard by shard, -1 for those without one.
+    def find(self, routed: GroupIds) -> tuple[Tensor, GroupIds]:
+        """Give the ids of a step their rows.
 
+        Returns:
+            (N,) rows within their shards, shard by shard, -1 for ids without one; and what a kernel
+            reads, where these ids are left out of their bags.
         Raises:
             ConfigError: rows of an earlier step still wait for their gradient.
         """
@@ -97,44 +100,26 @@ class DynamicIds:
             )
         if not self._group.key.sequence:
             # bags lie lane by lane, and lanes shard by shard
-            return self._find(routed.ids, self._bounds(routed.offsets), routed.read_only)
+            rows = self._find(routed.ids, self._bounds(routed.offsets), routed.read_only)
+            return rows, without_absent(GroupIds(rows, routed.offsets, routed.weights))
         of_shards = self._places(routed)
         places = [at for of_shard in of_shards for at in of_shard]
-        bounds = offsets_of(sum(size_of(at) for at in of_shard) for of_shard in of_shards)
+        sizes = [size_of(at) for at in places]
+        starts = offsets_of(sizes)
+        bounds = [starts[i] for i in offsets_of(len(of_shard) for of_shard in of_shards)]
         only = None if routed.read_only is None else _joined(routed.read_only, places)
-        return self._find(_joined(routed.ids, places), bounds, only)
+        rows = self._find(_joined(routed.ids, places), bounds, only)
+        ids = _put(self._in_memory(rows, bounds), places, sizes)
+        return rows, without_absent(GroupIds(ids, routed.offsets, routed.weights))
 
-    def looked_up(self, routed: GroupIds, rows: Tensor) -> GroupIds:
-        """Return what a kernel reads of ids with such rows; those without one are left out.
-
-        Args:
-            rows: (N,) shard by shard, as `rows_of` returns them.
-        """
-        if self._group.key.sequence:
-            of_shards = self._places(routed)
-            rows = self._in_memory(rows, of_shards)
-            places = [at for of_shard in of_shards for at in of_shard]
-            rows = _put(rows, places)
-        return without_absent(GroupIds(rows, routed.offsets, routed.weights))
-
-    def _in_memory(self, rows: Tensor, of_shards: Sequence[Sequence[slice | Tensor]]) -> Tensor:
+    def _in_memory(self, rows: Tensor, bounds: Sequence[int]) -> Tensor:
         """Return rows of the memory of all shards for (N,) rows, shard by shard."""
         if not any(self._bases):
             return rows
-        shifted, start = rows.clone(), 0
-        for base, of_shard in zip(self._bases, of_shards, strict=True):
-            stop = start + sum(size_of(at) for at in of_shard)
+        shifted = rows.clone()
+        for base, (start, stop) in zip(self._bases, pairwise(bounds), strict=True):
             shifted[start:stop] += base
-            start = stop
         return shifted if _is_complete(rows) else shifted.where(rows != ABSENT, ABSENT)
-
-    def with_rows(self, routed: GroupIds) -> GroupIds:
-        """Return the rows of ids; ids without one are left out of their bags.
-
-        Raises:
-            ConfigError: rows of an earlier step still wait for their gradient.
-        """
-        return self.looked_up(routed, self.rows_of(routed))
 
     def wait_for_gradient(self, rows: Tensor) -> None:
         """Remember that a backward pass may come, for as long as something holds its graph."""
@@ -199,9 +184,9 @@ def _joined(whole: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
     return torch.cat([whole[at] for at in places])
 
 
-def _put(joined: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
+def _put(joined: Tensor, places: Sequence[slice | Tensor], sizes: Sequence[int]) -> Tensor:
     """Return what `_joined` joined."""
-    parts = joined.split([size_of(at) for at in places])
+    parts = joined.split(list(sizes))
     if all(isinstance(at, slice) for at in places):
         order = sorted(range(len(places)), key=lambda i: places[i].start)  # type: ignore[union-attr]
         return torch.cat([parts[i] for i in order])

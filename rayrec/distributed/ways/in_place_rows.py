@@ -182,8 +182,7 @@ class OwnedRows:
         for group in self._own:
             routed, ids = step.routed.groups[group.key], step.lookups[group.key].ids
             assert ids is not None, "the tables of the group are dynamic"
-            rows = ids.rows_of(routed)
-            mapped[group.key] = ids.looked_up(routed, rows)
+            rows, mapped[group.key] = ids.find(routed)
             parts.append(_parts(group, rows, routed, step.routed.got))
         send = [
             [parts[told.group][told.number][source] for told in of_source]
