@@ -63,6 +63,7 @@ class FusedRows:
                 columns = columns._replace(time=allocate(8 * rows[i]).view(torch.int64))
             ids = columns, self._maps.maps[i]
             self.of_shards.append(DynamicRows(table, seed, shard, begin, ids, allocate))
+        self._aging = [(i, one) for i, one in enumerate(self.of_shards) if one.has_ttl]
         self._timed = [one for one in self.of_shards if one.uses_time]
         shared = {f"id_{name}" for name in whole.named()}
         self._written = [*whole.named().values()]
@@ -134,10 +135,10 @@ class FusedRows:
     def _fresh(self, rows: Ints, bounds: Sequence[int], now: Instant) -> NDArray[np.bool_]:
         """Return (N,) which ids have a row, and were seen lately enough to be known."""
         known = rows != ABSENT
-        for shard, (start, stop) in zip(self.of_shards, pairwise(bounds), strict=True):
-            if shard.has_ttl:
-                own = known[start:stop]
-                own[own] = shard.fresh(rows[start:stop][own], now)
+        for i, shard in self._aging:
+            part = slice(bounds[i], bounds[i + 1])
+            own = known[part]
+            own[own] = shard.fresh(rows[part][own], now)
         return known
 
     def _admit(self, keys: Ints, bounds: Sequence[int], now: Instant) -> Ints:

@@ -73,7 +73,10 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
         bounds = np.searchsorted(shard_of[order], range(len(parts) + 1)).tolist()
         sent = torch.tensor(shuffled, dtype=torch.int64)[order]
         rows = fused.admit(
-            sent, bounds, clock.now, torch.tensor(only, dtype=torch.bool)[order] if read_only else None
+            sent,
+            bounds,
+            clock.now,
+            torch.tensor(only, dtype=torch.bool)[order] if read_only else None,
         )
         for one, row in zip(sent.tolist(), rows.tolist(), strict=True):
             assert (row >= 0) == twin.is_known(one, step), (step, one)
@@ -85,8 +88,8 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
                 told.update(sums(part.take_counts(clock.now)))
             if rng.random() < 0.1:  # as a restore does it
                 kept = {name: column.clone() for name, column in part.tensors().items()}
-                for name, column in part.tensors().items():
-                    column.copy_(torch.full_like(column, -1))
+                for column in part.tensors().values():
+                    column.fill_(-1)
                 part.held(clock.now)
                 for name, column in part.tensors().items():
                     column.copy_(kept[name])

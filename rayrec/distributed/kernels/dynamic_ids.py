@@ -99,8 +99,8 @@ class DynamicIds:
                 "after eval() are free."
             )
         if not self._group.key.sequence:
-            # bags lie lane by lane, and lanes shard by shard
-            rows = self._find(routed.ids, self._bounds(routed.offsets), routed.read_only)
+            # bags lie slot by slot, and slots shard by shard
+            rows = self._find(routed.ids, self._bounds(routed.parts), routed.read_only)
             return rows, without_absent(GroupIds(rows, routed.offsets, routed.weights))
         of_shards = self._places(routed)
         places = [at for of_shard in of_shards for at in of_shard]
@@ -137,13 +137,12 @@ class DynamicIds:
             return self._rows.admit(ids, bounds, clock.now, read_only)
         return self._rows.find(ids, bounds, clock.now)
 
-    def _bounds(self, offsets: Tensor) -> list[int]:
-        """Return where the pooled ids of each shard begin, and where those of the last end."""
-        lanes = self._group.lanes
-        bags = (offsets.numel() - 1) // len(lanes)
-        starts = [bags * lanes.index(shard) for shard in range(len(self.of_shards))]
-        bounds: list[int] = offsets[[*starts, -1]].tolist()
-        return bounds
+    def _bounds(self, sizes: Sequence[int]) -> list[int]:
+        """Return where the pooled ids of each shard begin, and N."""
+        starts, slots = offsets_of(sizes), self._group.slot_shards
+        sources = len(sizes) // len(slots)
+        firsts = [slots.index(shard) * sources for shard in range(len(self.of_shards))]
+        return [*(starts[first] for first in firsts), starts[-1]]
 
     def _places(self, routed: GroupIds) -> Sequence[Sequence[slice | Tensor]]:
         """Return per shard where its ids of sequences are."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from rayrec.distributed.kernels.dynamic_ids import size_of
 from rayrec.distributed.kernels.ids import WORD, GroupIds, bag_offsets
 from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Use
-from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.distributed.ways.way import Step
@@ -78,7 +78,8 @@ def owned_ids(
             at += own.numel()
     read_only = torch.cat(flags) if flags else None
     offsets = bag_offsets(torch.cat(lengths))
-    return GroupIds(torch.cat(ids), offsets, None, read_only, places=places)
+    sizes = tuple(size_of(place) for of_slot in places for place in of_slot)
+    return GroupIds(torch.cat(ids), offsets, None, read_only, sizes, places)
 
 
 class _Told(NamedTuple):
@@ -86,12 +87,14 @@ class _Told(NamedTuple):
 
     Attributes:
         group, number: its group among those of its owner, and its number there.
+        collection, use: numbers of its use.
         row_block: of a table with several; else None.
     """
 
     group: int
     number: int
-    use: Use
+    collection: int
+    use: int
     row_block: int | None
 
 
@@ -149,7 +152,7 @@ class OwnedRows:
                     continue
                 if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
                     block = layout.row_block(slot.shard.rows.start)
-                told.append(_Told(i, number, slot.use, block))
+                told.append(_Told(i, number, slot.use.collection, slot.use.index, block))
         return told
 
     def _layout(self, use: Use) -> Layout:
@@ -183,70 +186,80 @@ class OwnedRows:
             routed, ids = step.routed.groups[group.key], step.lookups[group.key].ids
             assert ids is not None, "the tables of the group are dynamic"
             rows, mapped[group.key] = ids.find(routed)
-            parts.append(_parts(group, rows, routed, step.routed.got))
-        send = [
-            [parts[told.group][told.number][source] for told in of_source]
-            for source, of_source in enumerate(self._tells)
-        ]
-        found, blocks = self._wanted(step.routed.source, step.send.keys)
-        places: list[list[Tensor | None]] = []
-        counts: list[list[int]] = []
-        for of_owner in self._hears:
-            here = [blocks.get((t.use.collection, t.use.index, t.row_block)) for t in of_owner]
-            places.append(here)
-            counts.append(
-                [
-                    found[t.use.collection][t.use.index].numel() if at is None else int(at.sum())
-                    for t, at in zip(of_owner, here, strict=True)
-                ]
-            )
-        got = step.exchange.views(
-            torch.cat([*(part for of_source in send for part in of_source), _NONE]),
-            [sum(part.numel() for part in of_source) for of_source in send],
-            [sum(of_owner) for of_owner in counts],
-        ).wait()
-        for rows, sizes, told, here in zip(got, counts, self._hears, places, strict=True):
-            for part, (_, _, use, _), at in zip(rows.split(sizes), told, here, strict=True):
-                if at is None:
-                    found[use.collection][use.index] = part
-                else:
-                    found[use.collection][use.index][at] = part
-        return mapped, found
+            parts.append(_parts(group, rows, routed.parts))
+        send: list[Tensor] = []
+        sent = []
+        for source, told in enumerate(self._tells):
+            mine = [parts[one.group][one.number][source] for one in told]
+            sent.append(sum(part.numel() for part in mine))
+            send += mine
+        wanted = self._wanted(step.routed.source, step.send.keys)
+        counts = [[wanted.count(one) for one in told] for told in self._hears]
+        buffer = step.exchange.buffer(sum(sent), _NONE)
+        message = torch.cat([*send, _NONE], out=buffer)
+        got = step.exchange.views(message, sent, [sum(of_owner) for of_owner in counts]).wait()
+        for rows, sizes, told in zip(got, counts, self._hears, strict=True):
+            for part, one in zip(rows.split_with_sizes(sizes), told, strict=True):
+                wanted.fill(one, part)
+        return mapped, wanted.rows
 
-    def _wanted(
-        self, source: SourceRows, keys: Sequence[str]
-    ) -> tuple[dict[int, list[Tensor]], dict[tuple[int, int, int | None], Tensor]]:
-        """Return what `find` fills, where static tables have their rows already; and of tables
-        with several row blocks, by collection, use and block, (N,) which ids lie there.
-        """
+    def _wanted(self, source: SourceRows, keys: Sequence[str]) -> _Wanted:
         where, bounds = {key: i for i, key in enumerate(keys)}, source.kjt_offsets
-        found: dict[int, list[Tensor]] = {}
-        here: dict[tuple[int, int, int | None], Tensor] = {}
+        wanted = _Wanted({}, {}, {})
         for collection, asked in self._asked.items():
-            found[collection] = []
+            wanted.rows[collection] = found = []
+            wanted.sizes[collection] = sizes = []
             for index, (feature, blocks, cuts) in enumerate(asked):
                 key = where[feature]
+                sizes.append(bounds[key + 1] - bounds[key])
+                if blocks is not None and cuts is None:
+                    found.append(_NONE)
+                    continue
                 ids = source.parts[0].ids[bounds[key] : bounds[key + 1]]
                 if blocks is not None and cuts is not None:
                     of_ids = torch.bucketize(first_rows(ids, *blocks), cuts, right=True) - 1
                     for block in range(cuts.numel() - 1):
-                        here[collection, index, block] = of_ids == block
+                        wanted.places[collection, index, block] = of_ids == block
                     ids = torch.full_like(ids, ABSENT)
-                found[collection].append(ids)
-        return found, here
+                found.append(ids)
+        return wanted
 
 
-def _parts(group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]) -> Parts:
+class _Wanted(NamedTuple):
+    """The rows of one rank's batch, until all are filled in.
+
+    Attributes:
+        rows: collection -> per use (N,); static tables have them from the beginning.
+        sizes: collection -> per use N.
+        places: collection, use and row block -> (N,) which ids lie there, of tables with several.
+    """
+
+    rows: dict[int, list[Tensor]]
+    sizes: dict[int, list[int]]
+    places: dict[tuple[int, int, int | None], Tensor]
+
+    def count(self, told: _Told) -> int:
+        """Return how many rows an owner tells."""
+        here = self.places.get((told.collection, told.use, told.row_block))
+        return self.sizes[told.collection][told.use] if here is None else int(here.sum())
+
+    def fill(self, told: _Told, rows: Tensor) -> None:
+        """Take the rows that an owner has told."""
+        here = self.places.get((told.collection, told.use, told.row_block))
+        if here is None:
+            self.rows[told.collection][told.use] = rows
+        else:
+            self.rows[told.collection][told.use][here] = rows
+
+
+def _parts(group: LookupGroup, rows: Tensor, sizes: Sequence[int]) -> Parts:
     """Return rows of the table for the ids of every slot, source by source.
 
     Args:
         rows: (N,) of the shards, slot by slot.
+        sizes: ids of every slot from every source.
     """
-    if routed.places:
-        sizes = [size_of(at) for of_slot in routed.places for at in of_slot]
-    else:
-        sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
-    flow, sources = rows.split(sizes), len(got)
+    flow, sources = rows.split_with_sizes(list(sizes)), len(sizes) // len(group.slots)
     found = [list(flow[i : i + sources]) for i in range(0, len(flow), sources)]
     for slot, of_slot in zip(group.slots, found, strict=True):
         first = slot.shard.rows.start
