@@ -121,6 +121,30 @@ def sums(counts: dict[str, int]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if name not in ("held", "candidates")}
 
 
+@pytest.mark.parametrize("eviction", ["step", "lfu", "none"])
+def test_a_step_with_more_ids_than_rows_refuses_the_rest_and_counts_them(eviction: str) -> None:
+    rule = DynamicConfig(blocks=1, eviction=eviction)
+    table = EmbeddingBagConfig(4, 4, "t", dynamic=rule)
+    fused, _ = shards_of(table, [0, 4])
+    (part,) = fused.of_shards
+
+    def admit(ids: list[int], step: int) -> list[int]:
+        rows = fused.admit(torch.tensor(ids), [0, len(ids)], Instant(step)).tolist()
+        return [one for one, row in zip(ids, rows, strict=True) if row >= 0]
+
+    # the four that occur most often; a row of this step goes to nobody else
+    first = [1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 7]
+    assert admit(first, 1) == first[:8]
+    told = part.take_counts(Instant(1))
+    assert (told["held"], told["admitted"], told["refused"], told["unknown"]) == (4, 4, 3, 3)
+    # now those rows are of another step; "none" never takes one back
+    second = [5, 6, 7, 8, 9]
+    assert len(admit(second, 2)) == (0 if eviction == "none" else 4)
+    told = part.take_counts(Instant(2))
+    assert (told["held"], told["refused"]) == (4, 5 if eviction == "none" else 1)
+    assert told["evicted"] == (0 if eviction == "none" else 4)
+
+
 def test_counts_stop_at_the_largest_that_a_column_holds() -> None:
     table = EmbeddingBagConfig(4, 4, "t", dynamic=DynamicConfig(blocks=1))
     fused, _ = shards_of(table, [0, 4])
