@@ -145,7 +145,8 @@ class FusedRows:
         """Count (N,) ids, admit and evict, and return their (N,) rows."""
         # most ids have a row, and are counted as often as they occur: to sort them costs more
         rows = self._maps.find(torch.from_numpy(keys), bounds).numpy()
-        fresh = self._fresh(rows, bounds, now)
+        may_lack = self._aging or rows.min(initial=0) == ABSENT
+        fresh = self._fresh(rows, bounds, now) if may_lack else np.ones(0, bool)
         is_complete, is_near_most = bool(fresh.all()), False
         places = rows.copy()  # in the columns of all shards
         parts = list(zip(self.of_shards, self._firsts, pairwise(bounds), strict=False))
