@@ -72,6 +72,6 @@ def _is_artifact(folder: str) -> bool:
     """Return True unless a manifest says that it is a checkpoint's, or is no JSON."""
     try:
         said = json.loads(Store(folder).read_all(MANIFEST))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(said, dict) and said.get("format") not in (FORMAT, None)
