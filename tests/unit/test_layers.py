@@ -61,6 +61,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "actors": 13,
     "calibration": 13,
     "watch": 13,
+    "doctor": 14,
     "driver": 14,
     "serve.ray_serve": 10,
     "serve.cluster": 15,
