@@ -77,15 +77,6 @@ class StoredChain:
         """Name of the next base."""
         return ChainPlace(self.publications[-1].seq + 1, BASE).name
 
-    def has_in_newest(self, found: Mapping[str, Found]) -> bool:
-        """Return True if the newest base or a delta on it holds an id, so that servers do."""
-        return any(found[one.name].rows for one in self._newest)
-
-    def before(self, base: str) -> list[str]:
-        """Return the names of the publications before a base, in their order."""
-        names = [one.name for one in self.publications]
-        return names[: names.index(base)] if base in names else names
-
     def write_base(
         self, out: Path, wanted: Mapping[str, StoredIds], key: SigningKey | None
     ) -> None:

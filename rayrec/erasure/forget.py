@@ -126,22 +126,21 @@ class _Erasure:
                 self._moves += [self._staging.removed(path), self._staging.added(path)]
 
     def _stage_chains(self) -> None:
-        """Write a new base for each chain that holds an id, and have those before it removed."""
+        """Write a new base for each chain that holds an id, and remove all before it."""
         for path, chain in self._folders.chains.items():
             found = chain.find(self._wanted)
             for one in found.values():
                 self._found.include(one)
             if not any(one.rows for one in found.values()):
                 continue
-            is_followed = chain.has_in_newest(found)
-            if is_followed:
-                base = (Path(path) / chain.next_name).as_posix()
-                chain.write_base(self._new_folder(base), self._wanted, self._key)
-                self._note(base, Found())
-                self._moves.append(self._staging.added(base))
-            for old in chain.before(chain.next_name if is_followed else chain.base.folder.name):
-                place = (Path(path) / old).as_posix()
-                self._note(place, found[old])
+            # servers go on to the new base before those that it takes the places of are gone
+            base = (Path(path) / chain.next_name).as_posix()
+            chain.write_base(self._new_folder(base), self._wanted, self._key)
+            self._note(base, Found())
+            self._moves.append(self._staging.added(base))
+            for name, one in found.items():
+                place = (Path(path) / name).as_posix()
+                self._note(place, one)
                 self._moves.append(self._staging.removed(place))
 
     def _new_folder(self, path: str) -> Path:

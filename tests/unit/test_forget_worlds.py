@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,26 +130,6 @@ def test_chains_of_publications_go_on_without_the_rows_of_keys(seed: int, tmp_pa
     world.start_ranks(world.plan, SigningKey.read(key))
     world.publish()
     assert following.refresh() == 1 and following.step == world.step
-
-
-def test_older_publications_alone_are_removed_and_the_newest_base_stays(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    world = published_world(tmp_path / "chain", 0, ranks=1)
-    world.publish()
-    gone = next(t for t in world.truths if t.config.name == "item")
-    number = world.truths.index(gone)
-    weight = gone.weight.clone()
-    weight[5] = 0
-    world.truths[number] = replace(gone, weight=weight)
-    world.start_ranks(world.plan)
-    world.publish()
-    world.train(rng)
-    names = [place.name for place in ChainFolder(tmp_path / "chain").places()]
-    assert names == ["base-00000001", "base-00000002"]
-    following = Predictor.follow(tmp_path / "chain")
-    forget(tmp_path, write_keys(tmp_path.parent / "k.parquet", {"item": [5]}))
-    assert [place.name for place in ChainFolder(tmp_path / "chain").places()] == names[1:]
-    assert following.refresh() == 0 and following.verdict is Verdict.CURRENT
 
 
 def test_a_model_of_ones_own_code_goes_on_by_its_program(tmp_path: Path) -> None:
