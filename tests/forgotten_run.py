@@ -61,7 +61,7 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def spec(data: Path, run: Path, key: str | None = None) -> TrainSpec:
+def spec(data: Path, run: Path) -> TrainSpec:
     """The run: its second and third checkpoints add to the first, and so on."""
     whole = spec_of(data, 1)
     return replace(
@@ -72,7 +72,7 @@ def spec(data: Path, run: Path, key: str | None = None) -> TrainSpec:
         run_path=str(run),
         extras=whole.model.to_extras(),
         checkpoint=CheckpointConfig(every_n_steps=EVERY, incremental=True, full_every=3),
-        publish=PublishConfig(every_n_steps=EVERY, dtype="fp32", signing_key=key),
+        publish=PublishConfig(every_n_steps=EVERY, dtype="fp32"),
     )
 
 
@@ -83,10 +83,10 @@ def train(trained: TrainSpec) -> None:
         trainer.run()
 
 
-def make_run(folder: Path, key: str | None = None) -> Path:
+def make_run(folder: Path) -> Path:
     """Train, and export two artifacts into the run's folder."""
     data, run = write_data(folder / "data"), folder / "run"
-    train(spec(data, run, key))
+    train(spec(data, run))
     for step, types in ((6, "int8"), (STEPS, "fp32")):
-        export(run / f"step-{step:08d}", run / "served" / types, types=types, signing_key=key)
+        export(run / f"step-{step:08d}", run / "served" / types, types=types)
     return run

@@ -34,7 +34,7 @@ class StoredFolders:
         chains: folders of publications.
         others: paths of files that are part of none of these.
     Raises:
-        ConfigError: it holds none of these, or is one itself.
+        ConfigError: it holds none of these, or is one itself, or a link is in it.
         CheckpointError, ArtifactError: something cannot be read.
     """
 
@@ -67,6 +67,12 @@ class StoredFolders:
     def _add(self, root: Path, folder: Path, folders: list[str], files: list[str]) -> None:
         """Add what lies in a folder itself, and leave in `folders` those to go on with."""
         path = folder.relative_to(root).as_posix()
+        links = [folder / name for name in (*folders, *files) if (folder / name).is_symlink()]
+        if links:
+            raise ConfigError(
+                f"{links[0]} is a link to {links[0].resolve()}, where rows would stay. Remove it, "
+                "and forget there by itself."
+            )
         if MANIFEST in files:
             folders.clear()
             if _format_of(folder) == FORMAT:
@@ -77,11 +83,8 @@ class StoredFolders:
         if any(place_of(name) for name in folders):
             self.chains[path] = StoredChain(folder)
         CheckpointManager(str(folder)).clear_unfinished(-1)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name != ERASURE and place_of(name) is None and (folder / name).is_dir()
-        )
+        left = {name for name in folders if (folder / name).is_dir() and place_of(name) is None}
+        folders[:] = sorted(left - {ERASURE})
         self.others += sorted(_others(path, files))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from os.path import samefile
@@ -151,8 +152,10 @@ class _Erasure:
         """Note the files of a folder that change, for the receipt."""
         old, new = self._root / path, self._staging.new(path)
         for name in sorted({*_files_of(old), *_files_of(new)}):
-            if (old / name).exists() and (new / name).exists() and samefile(old / name, new / name):
-                continue  # it was linked
+            if (old / name).exists() and (new / name).exists():
+                if samefile(old / name, new / name):
+                    continue  # it is linked
+                shutil.copymode(old / name, new / name)
             was, now = _sha256(old / name), _sha256(new / name)
             if was != now:
                 self._files.append(ChangedFile(f"{path}/{name}", was, now, found.rows.get(name, 0)))

@@ -86,6 +86,21 @@ def test_another_file_system_and_another_kind_of_file_are_refused(run: Path) -> 
         forget(run, run.parent / "keys.txt")
 
 
+def test_a_link_to_another_place_is_refused(run: Path) -> None:
+    (run.parent / "elsewhere").mkdir()
+    (run / "published").symlink_to(run.parent / "elsewhere")
+    with pytest.raises(ConfigError, match=r"published is a link to .*elsewhere, where rows would"):
+        forget(run, run.parent / "keys.csv")
+
+
+def test_files_that_nobody_else_may_read_stay_so(run: Path) -> None:
+    (file,) = (run / "step-00000003").rglob("*.arrow")
+    before = file.stat().st_ino
+    file.chmod(0o600)
+    forget(run, run.parent / "keys.csv")
+    assert file.stat().st_mode & 0o777 == 0o600 and file.stat().st_ino != before
+
+
 def test_a_damaged_checkpoint_ends_it_before_anything_changes(run: Path) -> None:
     (file,) = (run / "step-00000003").rglob("*.arrow")
     content = bytearray(file.read_bytes())

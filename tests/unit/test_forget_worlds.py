@@ -18,15 +18,17 @@ from torch import Tensor
 from rayrec.checkpoint import CheckpointManager, load_table
 from rayrec.erasure.forget import forget
 from rayrec.errors import ConfigError
+from rayrec.next_item_recipe import NextItemModel
 from rayrec.quant import pack_rows
-from rayrec.serve import Predictor, export
+from rayrec.serve import Predictor, export, open_artifact
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.signing import SigningKey
 from tests.unit.chain_worlds import save_chain
 from tests.unit.checkpoint_worlds import Truth, random_plan, random_truths
+from tests.unit.next_item_worlds import ITEMS, LONGEST, next_item_world
 from tests.unit.published_worlds import BOUNDS, bytes_of, published_world
-from tests.unit.serve_worlds import a_model, a_schema, rows
+from tests.unit.serve_worlds import a_model, a_schema, a_world, rows
 
 
 def write_keys(path: Path, keys: dict[str, list[int]]) -> Path:
@@ -164,3 +166,33 @@ def test_a_model_of_ones_own_code_goes_on_by_its_program(tmp_path: Path) -> None
     assert torch.allclose(following.predict(asked), anew.predict(asked))
     shutil.copytree(tmp_path / "chain" / "base-00000004", tmp_path / "alone")
     assert torch.allclose(Predictor.load(tmp_path / "alone").predict(asked), anew.predict(asked))
+
+
+def test_a_signed_artifact_is_signed_again(tmp_path: Path) -> None:
+    world, key = a_world(tmp_path), tmp_path / "secret"
+    key.write_text("s" * 40)
+    export(world.checkpoint, tmp_path / "served" / "a", signing_key=str(key))
+    keys = write_keys(tmp_path / "keys.parquet", {"item": [3], "words": [4]})
+    with pytest.raises(ConfigError, match=r"is signed; name the key with --signing-key"):
+        forget(tmp_path / "served", keys)
+    forget(tmp_path / "served", keys, signing_key=str(key))
+    artifact = open_artifact(tmp_path / "served" / "a", signing_key=str(key))
+    names = [table.name for table in artifact.packed.tables]
+    rows_of = [artifact.packed.found(names.index(n), torch.arange(30)) for n in ("item", "words")]
+    item, words = ((own == 0).all(1).nonzero().flatten().tolist() for own in rows_of)
+    # a word is known by its bucket alone
+    assert item == [3] and len(words) == 1
+
+
+def test_an_item_of_a_next_item_model_is_forgotten(tmp_path: Path) -> None:
+    model = NextItemModel(model="sasrec", layers=1, heads=1, length=LONGEST, loss="full")
+    world = next_item_world(tmp_path / "run", 0, model)
+    export(world.checkpoint, tmp_path / "run" / "served", types="fp32", bounds=BOUNDS)
+    forget(tmp_path / "run", write_keys(tmp_path / "keys.parquet", {"item": [3, 9]}))
+    song = open_artifact(tmp_path / "run" / "served").packed.found(0, torch.arange(ITEMS))
+    saved = saved_values(world.checkpoint, "song")["weight"]
+    wanted = world.table.clone()
+    wanted[[3, 9]] = 0
+    assert torch.equal(song, wanted) and torch.equal(saved, wanted)
+    asked = [{"history": [1, 2], "at": [1, 2], "item": 5}]
+    assert Predictor.load(tmp_path / "run" / "served").predict(asked).shape == (1,)
