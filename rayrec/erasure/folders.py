@@ -90,7 +90,8 @@ class StoredFolders:
 
 def _others(path: str, files: list[str]) -> Iterator[str]:
     for name in files:
-        if path == "." and (name == LOCK or name.startswith((".rayrec-", RECEIPT))):
+        is_own = LOCK in name or ".rayrec-" in name or name.startswith(RECEIPT)
+        if path == "." and is_own:
             continue
         yield name if path == "." else f"{path}/{name}"
 

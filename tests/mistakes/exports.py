@@ -1,4 +1,4 @@
-"""Mistakes at `rayrec export` and `rayrec serve`."""
+"""Mistakes at `rayrec export`, `rayrec serve` and `rayrec forget`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,19 @@ SERVES = [
     (SERVE + "--workers 2", "No such option '--workers'"),
 ]
 
+FORGETS = [
+    ("forget {data}/runs/clicks", "--keys"),
+    ("forget --keys {own}/nothing.csv", "RUN"),
+    ("forget --keys {own}/nothing.csv {data}/runs/clicks", "nothing.csv cannot be read"),
+    ("forget --keys {data}/clicks/schema.json {data}/runs/clicks", "no known kind|.parquet"),
+    ("forget --keys {own}/nothing.csv {own}/nothing", "nothing is no folder"),
+    ("forget --keys {own}/nothing.csv s3://b/run", "another file system"),
+    ("forget --keys {own}/nothing.csv --signing-key {own}/key {data}/runs/clicks", "nothing.csv"),
+]
+
 MISTAKES = [
     *mistakes("rayrec serve", "", SERVES),
+    *mistakes("rayrec forget", "", FORGETS),
     *mistakes("rayrec export", "export", EXPORTS),
     *mistakes(
         "rayrec export",

@@ -63,7 +63,7 @@ def contents(run: Path) -> dict[str, bytes]:
     """All files by their paths, but for receipts and what the killed owner of a lock leaves."""
     files = (file for file in run.rglob("*") if file.is_file())
     named = {file.relative_to(run).as_posix(): file.read_bytes() for file in files}
-    of_owners = "forgotten-", ".rayrec-", ".lock.json-"
+    of_owners = "forgotten-", ".rayrec-", "..rayrec-", ".lock.json-"
     return {name: held for name, held in named.items() if not name.startswith(of_owners)}
 
 
