@@ -140,4 +140,4 @@ def test_a_stream_forgets_a_user_and_goes_on(
     of_windows = {path: rows for path, rows in changed.items() if path.startswith("stream/")}
     assert sum(of_windows.values()) == int((users[:400] == users[0]).sum())
     assert main(["train", "--local", *words, "--set", "run.resume_from=latest"]) == 0
-    assert "done: step 17" in capsys.readouterr().out
+    assert "done: step 18" in capsys.readouterr().out
