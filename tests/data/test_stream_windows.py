@@ -320,4 +320,4 @@ def test_a_row_group_is_read_once_for_many_windows(
     cutter = cutter_of(run, config_of(incoming, rows=5))
     got = [amounts(run, cut(cutter, number)) for number in range(12)]  # type: ignore[arg-type]
     cutter.close()
-    assert sum(got, []) == list(range(60)) and reads == [[0], [1]]
+    assert np.ravel(got).tolist() == list(range(60)) and reads == [[0], [1]]
