@@ -105,6 +105,18 @@ MARKS = (
         lambda results: float(results["ratio"]["median"]),
     ),
     Mark(
+        "from a growing folder, against windows of the same files",
+        "streaming",
+        0.9,
+        lambda results: float(results["ratio"]["median"]),
+    ),
+    Mark(
+        "10 s against the p99 age of the newest event that is served",
+        "streaming",
+        1.0,
+        lambda results: 10 / float(results["staleness"]["p99"]),
+    ),
+    Mark(
         "Arrow list columns to a batch, of memcpy's speed",
         "data",
         0.6,

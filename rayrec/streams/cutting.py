@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,13 @@ class WindowCutter:
         """Begin to cut a window in the thread, unless that is under way."""
         if self._task is None:
             self._task = self._thread.submit(self._cut, number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a window that is being cut is there, or for so long."""
+        if self._task is None:
+            time.sleep(seconds)
+        else:
+            wait([self._task], seconds)
 
     def close(self) -> None:
         """End the thread; what is being filled is read again from its cursor."""

@@ -125,7 +125,9 @@ class StreamWindows:
             if polls % POLLS == 0:
                 on_wait(passed)
                 since = time.perf_counter()
-            time.sleep(POLL_S)
+            if self._cutter is not None:
+                # the other ranks wait in the exchange
+                self._cutter.wait(POLL_S)
 
     def _look(self, number: int) -> tuple[Any, bool]:
         """Return the record of a window that rank 0 has, or None; and True at the stream's end."""
