@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.checks import positive, whole_number
+from rayrec.checks import MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.layout.schema import FeatureSchema
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CANDIDATES = "candidates"  # the feature of the loss, beside those of the schema
 KIND = "next_item"  # of a checkpoint, by its extras
-MAX_SIZE = 2**31 - 1  # of a layer
 
 Kind = Literal["sasrec", "hstu", "gru4rec"]
 NEXT_ITEM: tuple[Kind, ...] = ("sasrec", "hstu", "gru4rec")

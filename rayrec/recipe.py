@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayrec.checks import positive, whole_number
+from rayrec.checks import MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.hstu_config import HSTUConfig
@@ -36,7 +36,6 @@ OPTIONS_OF = {
 _LAYERS = ("dense_layers", "over_layers", "attention_layers", "expert_layers")
 _NUMBERS = ("cross_layers", "cross_rank", "shared_experts", "task_experts", "extraction_layers")
 OTHER_KINDS = ("two_tower", "next_item")  # what checkpoints of other models say in their extras
-MAX_SIZE = 2**31 - 1  # of a layer
 # The models multiply rows with each other, and a product of rows near zero has hardly a gradient.
 INIT_BOUND = 0.5
 

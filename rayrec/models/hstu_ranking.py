@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayrec.data.batch import keys_of
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.din import summed
 from rayrec.models.dlrm_parts import ClickBatch, DenseArch, Device, OverArch
@@ -27,7 +28,6 @@ from rayrec.modules import (
     HSTUEncoder,
     SwishLayerNorm,
     get_embedding_names_by_table,
-    row_keys,
 )
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -135,12 +135,8 @@ class HSTURanking(nn.Module):
         """Return the logits of a batch, with its times, and dropout by its place in the run."""
         names = self.times, self.candidate_time
         events, own = (None if name is None else batch.sequences[name] for name in names)
-        place, keys = getattr(batch, "place", None), None
-        ids = batch.sparse_features
-        if place is not None and self.training:
-            of_step = place.seed, place.step, place.first_row
-            keys = row_keys(*of_step, ids.stride(), ids.device())
-        logits: Tensor = self(batch.dense_features, ids, events, own, keys)
+        keys = keys_of(batch) if self.training else None
+        logits: Tensor = self(batch.dense_features, batch.sparse_features, events, own, keys)
         return logits
 
     def forward(

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.comm.exchange import Exchange, LocalExchange
-from rayrec.data.batch import Batch
-from rayrec.data.candidates import ROW_KEYS
+from rayrec.data.batch import Batch, keys_of
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
 from rayrec.modules import EmbeddingCollection
@@ -122,7 +121,7 @@ class NextItem(nn.Module):
     def encode(self, history: JaggedTensor, batch: HistoryBatch) -> Tensor:
         """Rows of the histories of a batch -> (T, D), a vector of each position."""
         times = None if self.times is None else batch.sequences[self.times].values()
-        keys = getattr(batch, "groups", {}).get(ROW_KEYS)
+        keys = keys_of(batch) if self.training else None
         encoded: Tensor = self.encoder(history.values(), history.offsets(), times, keys)
         return encoded
 

@@ -15,6 +15,7 @@ import torch
 
 from rayrec.cli.main import main
 from rayrec.data import ItemSlices, NextItemDataset, SharedNegatives
+from rayrec.data.batch import keys_of
 from rayrec.driver.planning import find_tables
 from rayrec.errors import InputError
 from rayrec.layout import Topology
@@ -318,7 +319,7 @@ def read(data: NextItemDataset, ranks: int, epoch: int = 0, start: int = 0) -> R
     return [
         (
             [i for b in batch for i in b.sparse_features["item"].values().tolist()],
-            [k for b in batch for k in b.groups["row_keys"].tolist()],
+            [k for b in batch for k in keys_of(b).tolist()],
             [b.sparse_features["candidates"].values().tolist() for b in batch],
         )
         for batch in zip(*loaders, strict=True)
@@ -334,7 +335,7 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
     assert data.num_rows == 600 and data.num_batches(64) == 10
     assert data.fingerprint() == rows.fingerprint()
     one, later = read(data, 1), read(data, 1, epoch=1)
-    # steps go on over epochs, so that every row and step has keys of its own
+    # every row of every step of every epoch has a key of its own
     assert len({key for _, keys, _ in [*one, *later] for key in keys}) == 1200
     assert read(data, 1, start=7) == one[7:]
     for ranks in (2, 4):
