@@ -262,9 +262,8 @@ class ModelRecipe:
         for kind in OTHER_KINDS:
             if kind in extras:
                 raise ConfigError(
-                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; ranks "
-                    "score click models alone again, and only these and next-item models are "
-                    "exported and served."
+                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; only "
+                    "click models and next-item models are scored again, exported and served."
                 )
         try:
             fields = dict(extras["recipe"])

@@ -195,6 +195,16 @@ def _histories_of(schema: FeatureSchema) -> Iterator[tuple[str, list[str], list[
         yield table.name, past, [one.name for one in own if one.name not in past]
 
 
+def without_feature(schema: FeatureSchema, name: str) -> FeatureSchema:
+    """Return the schema without a feature; a table that no other feature looks up goes with it."""
+    rest = [(t, [one for one in t.feature_names if one != name]) for t in schema.tables]
+    return replace(
+        schema,
+        features=tuple(one for one in schema.features if one.name != name),
+        tables=tuple(replace(table, feature_names=names) for table, names in rest if names),
+    )
+
+
 def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
     """Return the schema of rows that bring their histories as lists, as requests do.
 
