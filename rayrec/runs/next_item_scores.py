@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.ranked_queries import PROTOCOLS, write_places
+from rayrec.runs.ranked_queries import PROTOCOLS, of_markov, write_places
 
 if TYPE_CHECKING:
     import torch
@@ -118,17 +118,20 @@ class NextItemScorer:
         scores: dict[str, float] = {}
         for (ranker, protocol), parts in calls.items():
             scores |= self._scores(f"{ranker} {protocol}", torch.cat(parts))
-        own_places = {p: [part.tolist() for part in calls["model", p]] for p in PROTOCOLS}
-        ranks = gather_objects(own_places)
+        told = {p: (MODEL, p) for p in PROTOCOLS}
+        told |= {of_markov(p): ("markov", p) for p in PROTOCOLS if ("markov", p) in calls}
+        ranks = gather_objects(
+            {name: [part.tolist() for part in calls[key]] for name, key in told.items()}
+        )
         # the ranks' parts of a call stand in the order of the rows
         joined: dict[str, list[int]] = {
-            p: [
+            name: [
                 place
-                for call in zip(*(one[p] for one in ranks), strict=True)
+                for call in zip(*(one[name] for one in ranks), strict=True)
                 for part in call
                 for place in part
             ]
-            for p in PROTOCOLS
+            for name in told
         }
         if trainer.rank == 0 and trainer.spec.run_path is not None:
             write_places(trainer.spec.run_path, joined)

@@ -1,9 +1,9 @@
-"""The places of a run's queries, kept in its folder, and the comparison of two runs by them."""
+"""The places of a run's queries, kept in its folder, and what is compared by them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rayrec.errors import InputError
@@ -19,8 +19,17 @@ K = 10
 
 
 def write_places(run_path: str, places: dict[str, list[int]]) -> None:
-    """Keep the places of all queries, in the order of the rows, by protocol."""
+    """Keep the places of all queries, in the order of the rows, by protocol.
+
+    Args:
+        places: those of the model by protocol, and those of the Markov chain by `of_markov`.
+    """
     write_whole("the places of the queries", f"{run_path}/{FILE}", json.dumps(places))
+
+
+def of_markov(protocol: str) -> str:
+    """Return the name of the Markov chain's places in the file."""
+    return f"markov {protocol}"
 
 
 def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
@@ -39,7 +48,8 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
     try:
         with files.open_input_stream(where) as stream:
             told = json.loads(stream.read())
-        return {protocol: np.array(told[protocol], dtype=np.int64) for protocol in PROTOCOLS}
+        names = [*PROTOCOLS, *(of_markov(p) for p in PROTOCOLS if of_markov(p) in told)]
+        return {name: np.array(told[name], dtype=np.int64) for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} does not hold the places of queries: {one_line(error)}."
@@ -47,22 +57,34 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
 
 
 def comparison(runs: Sequence[str]) -> Iterator[str]:
-    """Yield lines that compare the rankings of runs with those of the first that has any.
+    """Yield lines that compare the ranking of each run with that of its Markov chain, and the
+    rankings of runs with those of the first that has any.
 
     Raises:
         InputError: a file is damaged, or the runs have ranked other rows.
     """
-    from rayrec.metrics.bootstrap import gains, paired_bootstrap
-
     kept = [(run, read_places(run)) for run in runs]
     ranked = [(run, places) for run, places in kept if places is not None]
+    for run, places in ranked:
+        chain = {p: places[of_markov(p)] for p in PROTOCOLS if of_markov(p) in places}
+        if chain:
+            yield f"{run} less its Markov chain, with the middle 95% of a paired bootstrap:"
+            yield from _differences(chain, places)
     for run, places in ranked[1:]:
         base, others = ranked[0]
         yield f"{run} less {base}, with the middle 95% of a paired bootstrap:"
-        for protocol in PROTOCOLS:
-            shown = []
-            both = zip(gains(others[protocol], K), gains(places[protocol], K), strict=True)
-            for name, (first, second) in zip((f"hr@{K}", f"ndcg@{K}"), both, strict=True):
-                mean, low, high = paired_bootstrap(first, second)
-                shown.append(f"{name} {mean:+.4f} [{low:+.4f}, {high:+.4f}]")
-            yield f"  seen {protocol}: {'  '.join(shown)}"
+        yield from _differences(others, places)
+
+
+def _differences(
+    base: Mapping[str, NDArray[np.int64]], places: Mapping[str, NDArray[np.int64]]
+) -> Iterator[str]:
+    from rayrec.metrics.bootstrap import gains, paired_bootstrap
+
+    for protocol in PROTOCOLS:
+        shown = []
+        both = zip(gains(base[protocol], K), gains(places[protocol], K), strict=True)
+        for name, (first, second) in zip((f"hr@{K}", f"ndcg@{K}"), both, strict=True):
+            mean, low, high = paired_bootstrap(first, second)
+            shown.append(f"{name} {mean:+.4f} [{low:+.4f}, {high:+.4f}]")
+        yield f"  seen {protocol}: {'  '.join(shown)}"

@@ -65,6 +65,11 @@ def test_a_run_learns_what_follows_what(
     assert f"seen masked, markov: hr@1 {chain['hr@1']:.4f}" in said and "101 queries" in said
     places = read_places(str(folder))
     assert (places["kept"] < 1).mean() == pytest.approx(result["model kept"]["hr@1"])
+    assert (places["markov masked"] < 1).mean() == pytest.approx(chain["hr@1"])
+    both = (gains(places[name], 10)[1].mean() for name in ("masked", "markov masked"))
+    first, _, line = comparison([str(folder)])
+    assert first.startswith(f"{folder} less its Markov chain")
+    assert f"ndcg@10 {np.subtract(*both):+.4f} [" in line
     # the history of the first row is empty: it is ranked by the biases, which popularity began
     assert places["kept"][0] == places["masked"][0] > 0
 
@@ -86,7 +91,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(songs: Path, tmp_path: Path) -
     # the first evaluation of the half is written over
     same = list(comparison([str(tmp_path / "whole"), str(tmp_path / "half")]))
     none = "+0.0000 [+0.0000, +0.0000]"
-    assert same[1] == f"  seen kept: hr@10 {none}  ndcg@10 {none}"
+    assert same[-2] == f"  seen kept: hr@10 {none}  ndcg@10 {none}"
 
 
 SERVED = [
