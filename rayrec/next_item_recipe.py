@@ -155,6 +155,11 @@ class NextItemRecipe:
         )
         return NextItemTrain(model, self._loss(table.num_embeddings))
 
+    def sequences(self) -> frozenset[str]:
+        """Return the names of the schema's sequences that the model reads."""
+        named = self.model.times, self.model.seen
+        return frozenset(name for name in named if name is not None)
+
     def layers(self) -> int:
         """Return a bound of the layers of the module, to check before it is built."""
         return self.model.layers or 0

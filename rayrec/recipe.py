@@ -225,6 +225,12 @@ class ModelRecipe:
                 "or more, one for each label of the schema, or train dlrm."
             )
 
+    def sequences(self) -> frozenset[str]:
+        """Return the names of the schema's sequences that the model reads."""
+        said = self.hstu
+        named = (said.times, said.candidate_time) if self.model == "hstu_ranking" else ()
+        return frozenset(name for name in named if name is not None)
+
     def layers(self) -> int:
         """Return a bound of the layers of the module, to check before it is built.
 

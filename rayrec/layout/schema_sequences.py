@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -205,16 +205,36 @@ def without_feature(schema: FeatureSchema, name: str) -> FeatureSchema:
     )
 
 
+def with_sequences(schema: FeatureSchema, names: Collection[str]) -> FeatureSchema:
+    """Return the schema with these sequences alone; what was aligned with another stands alone."""
+    gone = {one.name for one in schema.sequences if one.name not in names}
+
+    def alone(one: Listed) -> Listed:
+        return replace(one, aligned_with=None) if one.aligned_with in gone else one
+
+    return replace(
+        schema,
+        features=tuple(map(alone, schema.features)),
+        sequences=tuple(alone(one) for one in schema.sequences if one.name not in gone),
+    )
+
+
 def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
     """Return the schema of rows that bring their histories as lists, as requests do.
 
-    A list has a column that is named like its history, and its most recent entries count.
+    A list has a column that is named like its history, and its most recent entries count. Histories
+    of one length, which a log has from the same rows, are aligned.
     """
+    first: dict[int, str] = {}
 
     def listed(one: Listed) -> Listed:
         if one.history is None:
             return one
-        return replace(one, column=one.name, most_recent=one.history, history=None)
+        other = first.setdefault(one.history, one.name)
+        beside = other if one.aligned_with is None and other != one.name else one.aligned_with
+        return replace(
+            one, column=one.name, most_recent=one.history, history=None, aligned_with=beside
+        )
 
     return replace(
         schema,

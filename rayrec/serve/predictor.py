@@ -297,7 +297,7 @@ class Predictor:
         return bags and (scorer is None or scorer.is_own)
 
     def warm(self) -> None:
-        """Warm up: score a row of no ids, so that no caller waits for the first call's set-up."""
+        """Warm up: score a row of empty lists, so that no caller waits for the first call."""
         if self.schema is None:
             return
         empty = nothing(self.schema).sparse_features
@@ -307,9 +307,12 @@ class Predictor:
             empty.weights_or_none(),
             lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
         )
-        none = torch.empty(0, dtype=torch.int64)
-        one = JaggedTensor(none, lengths=torch.zeros(1, dtype=torch.int32))
-        sequences = dict.fromkeys((s.name for s in self.schema.sequences), one)
+        sequences = {}
+        for sequence in self.schema.sequences:
+            # a sequence that is no list has one number in each row
+            count = int(sequence.most_recent is None and sequence.aligned_with is None)
+            zeros, lengths = torch.zeros(count, dtype=torch.int64), torch.tensor([count])
+            sequences[sequence.name] = JaggedTensor(zeros, lengths=lengths.int())
         request = Request(torch.zeros(1, len(self.schema.dense)), ids, sequences)
         self._named(self.weights.outputs(request), probabilities)
 
@@ -323,7 +326,8 @@ class Predictor:
 
     def _of_batch(self, batch: Batch) -> Request:
         """Return a batch that was read by the schema as a request."""
-        return self._checked(Request(batch.dense_features, batch.sparse_features))
+        own = batch.dense_features, batch.sparse_features, batch.sequences
+        return self._checked(Request(*own))
 
     def _checked(self, request: Request) -> Request:
         """Return a request that was read by the schema, marked where no id needs another look."""
