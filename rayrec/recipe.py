@@ -137,12 +137,12 @@ class ModelRecipe:
         )
 
     def _din(self, schema: FeatureSchema) -> nn.Module:
-        from rayrec.layout.schema_sequences import candidates_of
+        from rayrec.layout.schema_sequences import targets_of
         from rayrec.models import DIN, DLRMTrain
         from rayrec.modules import EmbeddingCollection
 
         sequences = [self._started(table) for table in schema.embedding_configs()]
-        histories = candidates_of(schema)
+        histories, beside = targets_of(schema)
         return DLRMTrain(
             DIN(
                 EmbeddingCollection(sequences, device="meta"),
@@ -152,6 +152,7 @@ class ModelRecipe:
                 len(schema.dense),
                 self.dense_layers,
                 self.attention_layers,
+                beside=beside,
             )
         )
 

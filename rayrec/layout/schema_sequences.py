@@ -77,47 +77,16 @@ def check_pooled(schema: FeatureSchema, user: str) -> None:
         )
 
 
-def candidates_of(schema: FeatureSchema) -> dict[str, str]:
-    """Return the histories of a schema, each with the candidate that attends to it.
+def candidates_of(schema: FeatureSchema) -> dict[str, str | None]:
+    """Return the histories of a schema, each with its candidate.
 
     In a table of pooling none, features with `history` or `most_recent` are histories, and the one
-    other feature is their candidate.
+    other feature is their candidate. A table without one has histories alone, such as what a user
+    did at each event: they have None.
 
     Raises:
-        ConfigError: there is no history, a table has no candidate or several, or ids have weights.
-    """
-    found: dict[str, str] = {}
-    for table, past, others in _histories_of(schema):
-        if not past or len(others) != 1:
-            raise ConfigError(
-                f"table {table!r} of pooling none has the histories {past} and beside them "
-                f"{others}; it needs at least one feature with history or most_recent, and one "
-                "other, the candidate that attends to it."
-            )
-        found |= dict.fromkeys(past, others[0])
-    if not found:
-        raise ConfigError(
-            "the schema has no table of pooling none, whose candidate could attend to a history; "
-            "give it one, or train dlrm or dcn."
-        )
-    return found
-
-
-def aligned_histories(
-    schema: FeatureSchema, times: str | None = None, candidate_time: str | None = None
-) -> tuple[dict[str, str | None], int]:
-    """Return the histories of a schema that together are one sequence of events.
-
-    Tables are read as `candidates_of` reads them, but one may have no candidate.
-
-    Args:
-        times: sequence with the time of each event, or None.
-        candidate_time: sequence with one time for each row, or None.
-    Returns:
-        History -> its candidate or None; and the number of events of the longest.
-    Raises:
-        ConfigError: there is no candidate, a table has several or no history, ids have weights,
-            or histories and times have not equally many events.
+        ConfigError: there is no history with a candidate, a table has several candidates or no
+            history, or ids have weights.
     """
     found: dict[str, str | None] = {}
     for table, past, others in _histories_of(schema):
@@ -130,9 +99,54 @@ def aligned_histories(
         found |= dict.fromkeys(past, others[0] if others else None)
     if not any(found.values()):
         raise ConfigError(
-            "the schema has no table of pooling none with a history and a candidate, which a "
-            "ranking model is about; give it one, or train dlrm or dcn."
+            "the schema has no table of pooling none with a history and a candidate; give it one, "
+            "or train dlrm or dcn."
         )
+    return found
+
+
+def targets_of(schema: FeatureSchema) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the histories that a candidate attends to, and those that stand beside them.
+
+    Returns:
+        History -> its candidate; history -> histories alone that are aligned with it.
+    Raises:
+        ConfigError: the errors of `candidates_of`; or a history alone is aligned with none that has
+            a candidate.
+    """
+    found, groups = candidates_of(schema), aligned_groups(schema)
+    targets = {name: candidate for name, candidate in found.items() if candidate is not None}
+    beside: dict[str, list[str]] = {}
+    for name in found.keys() - targets.keys():
+        aligned = [one for one in targets if groups[one] == groups[name]]
+        if not aligned:
+            raise ConfigError(
+                f"{name!r} is a history without a candidate, and has not one entry for each of a "
+                f"history that has one, {sorted(targets)}; give them the same history, or "
+                "aligned_with, or give its table a candidate."
+            )
+        for one in aligned:
+            beside.setdefault(one, []).append(name)
+    return targets, {name: sorted(own) for name, own in beside.items()}
+
+
+def aligned_histories(
+    schema: FeatureSchema, times: str | None = None, candidate_time: str | None = None
+) -> tuple[dict[str, str | None], int]:
+    """Return the histories of a schema that together are one sequence of events.
+
+    Tables are read as `candidates_of` reads them.
+
+    Args:
+        times: sequence with the time of each event, or None.
+        candidate_time: sequence with one time for each row, or None.
+    Returns:
+        History -> its candidate or None; and the number of events of the longest.
+    Raises:
+        ConfigError: the errors of `candidates_of`; or histories and times have not equally many
+            events.
+    """
+    found = candidates_of(schema)
     sequences = {one.name: one for one in schema.sequences}
     for option, name in (("times", times), ("candidate_time", candidate_time)):
         if name is not None and name not in sequences:

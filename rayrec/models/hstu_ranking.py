@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rayrec.data.batch import keys_of
 from rayrec.errors import ConfigError, InputError
-from rayrec.models.din import summed
+from rayrec.models.din import aligned_offsets, summed
 from rayrec.models.dlrm_parts import ClickBatch, DenseArch, Device, OverArch
 from rayrec.modules import (
     EmbeddingBagCollection,
@@ -164,7 +164,7 @@ class HSTURanking(nn.Module):
         for collection in self.embedding_collections:
             rows |= collection(sparse_features)
         past = {name: rows[name] for name in self.histories}
-        offsets = _aligned(past | ({} if times is None else {"times": times}))
+        offsets = aligned_offsets(past | ({} if times is None else {"times": times}))
         candidates = {name: summed(rows[name]) for name in self.candidates}
         events = torch.cat([one.values() for one in past.values()], dim=1)
         context = self._context(dense_features, sparse_features)
@@ -244,26 +244,6 @@ def _seconds(places: _Places, times: JaggedTensor, candidate_times: JaggedTensor
                 f"the candidates of {rows} rows have {len(own)} times; each row needs one."
             )
     return places.join(torch.cat([*[own] * places.contexts, events, own]))
-
-
-def _aligned(jagged: Mapping[str, JaggedTensor]) -> Tensor:
-    """Return the offsets of all of these.
-
-    Raises:
-        InputError: they differ.
-    """
-    (name, first), *others = jagged.items()
-    offsets, values = first.offsets(), len(first.values())
-    for other, one in others:
-        same = len(one.values()) == values
-        if offsets.device.type == "cpu":
-            same = same and torch.equal(one.offsets().long(), offsets.long())
-        if not same:
-            raise InputError(
-                f"{name!r} and {other!r} have not as many events in each row; histories of a "
-                "ranking model are aligned: give them the same history, or aligned_with."
-            )
-    return offsets
 
 
 def _widths(collections: Sequence[EmbeddingCollection]) -> dict[str, int]:
