@@ -112,10 +112,11 @@ class DIN(nn.Module):
             self.attentions, self.histories.items(), strict=True
         ):
             own = {name: rows[name] for name in (history, *self.beside.get(history, ()))}
+            offsets = aligned_offsets(own)
             events = torch.cat([one.values() for one in own.values()], dim=1)
             query = candidates[candidate]
             query = functional.pad(query, (0, events.shape[1] - query.shape[1]))
-            parts.append(attention(query, events, aligned_offsets(own)))
+            parts.append(attention(query, events, offsets))
         return self.over_arch(torch.cat(parts, dim=1))
 
 
