@@ -172,7 +172,8 @@ class HSTURanking(nn.Module):
         tokens = self.event_arch(torch.cat([events, self._last(candidates, events, places)]))
         # the encoder multiplies by the root of D, which is meant for the small rows of tables
         sequence = places.join(torch.cat([*context, tokens * self.encoder.dim**-0.5]))
-        seconds = None if times is None else _seconds(places, times, candidate_times)
+        own = candidate_times, self.candidate_time
+        seconds = None if times is None else _seconds(places, times, *own)
         states = self.encoder(sequence, places.offsets, seconds, keys)
         alone = self.candidate_arch(torch.cat(list(candidates.values()), dim=1))
         return self.over_arch(states.index_select(0, places.last) * alone)
@@ -229,7 +230,9 @@ def _places(offsets: Tensor, events: int, contexts: int) -> _Places:
     return _Places(own, joined, contexts, torch.cat([*of_context, of_events, last]), last)
 
 
-def _seconds(places: _Places, times: JaggedTensor, candidate_times: JaggedTensor | None) -> Tensor:
+def _seconds(
+    places: _Places, times: JaggedTensor, candidate_times: JaggedTensor | None, name: str | None
+) -> Tensor:
     """The time of each token."""
     events, rows = times.values(), len(places.last)
     if candidate_times is None:
@@ -241,7 +244,8 @@ def _seconds(places: _Places, times: JaggedTensor, candidate_times: JaggedTensor
         own, lengths = candidate_times.values(), candidate_times.lengths()
         if len(own) != rows or (own.device.type == "cpu" and not bool((lengths == 1).all())):
             raise InputError(
-                f"the candidates of {rows} rows have {len(own)} times; each row needs one."
+                f"the candidates of {rows} rows have {len(own)} times in sequence {name!r}; each row "
+                "needs one."
             )
     return places.join(torch.cat([*[own] * places.contexts, events, own]))
 
