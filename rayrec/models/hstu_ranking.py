@@ -244,8 +244,8 @@ def _seconds(
         own, lengths = candidate_times.values(), candidate_times.lengths()
         if len(own) != rows or (own.device.type == "cpu" and not bool((lengths == 1).all())):
             raise InputError(
-                f"the candidates of {rows} rows have {len(own)} times (sequence {name!r}); each row "
-                "needs one."
+                f"the candidates of {rows} rows have {len(own)} times, in {name!r}; each row needs "
+                "one."
             )
     return places.join(torch.cat([*[own] * places.contexts, events, own]))
 
