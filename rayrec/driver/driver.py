@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rayrec.quant.types import Types
     from rayrec.serve import Manifest, ParityBounds
     from rayrec.train.own_loop import TrainLoop
-    from rayrec.train.tasks import Scorer
+    from rayrec.train.tasks import RowScorer, Scorer
 
 
 class Driver:
@@ -59,8 +59,9 @@ class Driver:
             ranks and memory are those that exist.
         train_loop: (context) -> scores or None, a loop of your own that every rank calls in place
             of the ready-made one; `context` is a `rayrec.train.LoopContext`.
-        scorer: (trainer) -> name -> score, called on every rank after training in place of scoring
-            eval_data; every rank must return the same. `trainer` is a `rayrec.train.RankTrainer`.
+        scorer: (trainer) -> name -> score, called on every rank after training, and by `evaluate`,
+            in place of scoring eval_data; every rank must return the same. `trainer` is a
+            `rayrec.train.RankTrainer`.
     Raises:
         ConfigError: the options contradict each other.
 
@@ -182,11 +183,17 @@ class Driver:
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
         scored = data if data is not None else self._eval_data
-        wanted = evaluation(self._planning, self._run, checkpoint, scored, predictions, keys)
+        own = None if data is not None else self._scorer
+        wanted = evaluation(self._planning, self._run, checkpoint, scored, predictions, keys, own)
         return cast("Mapping[str, float]", self._score(wanted))
 
     def predict(
-        self, checkpoint: str, out: str, data: Dataset | None = None, columns: Sequence[str] = ()
+        self,
+        checkpoint: str,
+        out: str,
+        data: Dataset | None = None,
+        columns: Sequence[str] = (),
+        scorer: RowScorer | None = None,
     ) -> Predicted:
         """Write the scores of rows by a checkpoint, of any number of ranks and any plan.
 
@@ -198,11 +205,12 @@ class Driver:
             data: files whose labels are not read; by default the driver's eval_data. A data set
                 made with `with_labels=False` needs no labels.
             columns: columns of the data that are copied beside the scores.
+            scorer: gives the scores of rows, of a model whose forward gives no logits.
         Raises:
             RayrecError, RunInterrupted: the errors of `evaluate`; nothing is left of the files.
         """
         scored = data or self._eval_data
-        wanted = prediction(self._planning, self._run, checkpoint, scored, out, columns)
+        wanted = prediction(self._planning, self._run, checkpoint, scored, out, columns, scorer)
         return cast("Predicted", self._score(wanted))
 
     def export(

@@ -25,7 +25,7 @@ from rayrec.train.bulk import outputs_of
 from rayrec.train.config import Dataset, TrainData
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankTask
-from rayrec.train.tasks import EvaluateTask, PredictTask
+from rayrec.train.tasks import EvaluateTask, PredictTask, RowScorer, Scorer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,16 +56,23 @@ def evaluation(
     data: Dataset | None,
     predictions: str | None,
     keys: Sequence[str],
+    scorer: Scorer | None,
 ) -> ScoreRequest:
     """Check what `Driver.evaluate` is given.
 
     Raises:
-        ConfigError: there are no data, or predictions of them cannot be written there.
+        ConfigError: there are no data, or predictions of them cannot be written there, or by a
+            scorer.
         InputError: the metadata of the files tell of a bad value, or lack a column.
         CheckpointError: it is missing, damaged, or of another model.
     """
     if data is None:
         raise ConfigError("Driver.evaluate needs data: pass it, or make the driver with eval_data.")
+    if scorer is not None and predictions is not None:
+        raise ConfigError(
+            "the Driver has a scorer, which gives no score of a row, and predictions are wanted; "
+            "leave them out, or use Driver.predict."
+        )
     wanted = _predictions(predictions, keys, data)
     check_values(data, run.tasks)
     files = {"data": local_files(data)}
@@ -73,7 +80,7 @@ def evaluation(
         checkpoint = checkpoint_path("checkpoint", checkpoint)
         check_scored(checkpoint, planning.tables())
         files["checkpoint"] = manifest_file(checkpoint)
-    task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
+    task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted, scorer=scorer)
     return ScoreRequest(data=data, task=task, files=files)
 
 
@@ -84,6 +91,7 @@ def prediction(
     data: Dataset | None,
     out: str,
     columns: Sequence[str],
+    scorer: RowScorer | None,
 ) -> ScoreRequest:
     """Check what `Driver.predict` is given.
 
@@ -100,12 +108,13 @@ def prediction(
             "need a ParquetDataset or an ArrowDataset."
         )
     data = data.without_labels()
-    folder = scored_folder(out, data, columns, outputs_of(run.tasks))
+    outputs = outputs_of(run.tasks) if scorer is None else scorer.outputs
+    folder = scored_folder(out, data, columns, outputs)
     check_values(data)
     path = checkpoint_path("checkpoint", checkpoint)
     files = {"data": local_files(data), "checkpoint": manifest_file(path)}
     check_scored(path, planning.tables())
-    task = partial(PredictTask, checkpoint=path, folder=folder)
+    task = partial(PredictTask, checkpoint=path, folder=folder, scorer=scorer)
     return ScoreRequest(data=data, task=task, files=files)
 
 

@@ -86,7 +86,7 @@ def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") ->
 
 
 def nothing(schema: FeatureSchema, rows: int = 0) -> Batch:
-    """Return a batch of no rows, or of rows that have no ids."""
+    """Return a batch of no rows, or of rows whose lists are empty."""
     features = schema.feature_names()
     none = torch.empty(0, dtype=torch.int64)
     ids = KeyedJaggedTensor(
@@ -96,13 +96,19 @@ def nothing(schema: FeatureSchema, rows: int = 0) -> Batch:
         lengths=torch.zeros(len(features) * rows, dtype=torch.int32),
         stride=rows,
     )
-    empty = JaggedTensor(none, lengths=torch.zeros(rows, dtype=torch.int32))
+    sequences = {}
+    for one in schema.sequences:
+        # a sequence that is no list has one number in each row
+        count = int(one.most_recent is None and one.aligned_with is None)
+        lengths = torch.full((rows,), count, dtype=torch.int32)
+        numbers = torch.zeros(rows * count, dtype=torch.int64)
+        sequences[one.name] = JaggedTensor(numbers, lengths=lengths)
     return Batch(
         dense_features=torch.zeros(rows, len(schema.dense)),
         sparse_features=ids,
         labels=torch.zeros((rows, len(schema.labels)) if len(schema.labels) > 1 else rows),
         global_rows=rows,
-        sequences=dict.fromkeys((s.name for s in schema.sequences), empty),
+        sequences=sequences,
     )
 
 
