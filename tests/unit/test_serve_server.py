@@ -395,6 +395,23 @@ def test_what_is_scored_together_has_the_scores_of_each_alone(server, predictor,
             np.testing.assert_allclose(scores, wanted, **CLOSE)
 
 
+def test_users_that_wait_together_have_the_scores_of_each_alone(server, predictor, asked):
+    users = [asked[at : at + 1].select(["age", "seen"]) for at in range(3)]
+    candidates = asked.drop_columns(["age", "seen"])
+    wanted = [predictor.predict_candidates(user, candidates).numpy() for user in users]
+    assert not np.allclose(wanted[0], wanted[1], **CLOSE)
+    queue = server.replica.answering.queue
+    with server.client() as client, ThreadPoolExecutor(4) as pool:
+        with predictor.held():
+            first = pool.submit(client.predict, asked[:1])
+            wait_for(lambda: queue._rows == 1)
+            asks = [pool.submit(client.predict_candidates, user, candidates) for user in users]
+            wait_for(lambda: queue._rows == 1 + 3 * len(candidates))
+        first.result()
+        for ask, scores in zip(asks, wanted, strict=True):
+            np.testing.assert_allclose(ask.result(), scores, **CLOSE)
+
+
 def test_a_full_queue_says_so_and_recovers(server, predictor, asked):
     with server.client() as client, ThreadPoolExecutor(30) as pool:
         with predictor.held():
