@@ -67,6 +67,8 @@ class Publication(SealedRecord):
             delta goes back to.
         from_step, to_step: steps whose changes it holds; a base has all up to `to_step`.
         time: seconds since 1970 when the weights were taken.
+        event_time: time of the newest event that was trained on; None where training reads none.
+        ingest_time: when the newest rows came out of their stream; None where they are no stream's.
         tables: changed tables of a delta, in the order of the artifact.
         dense: file of a delta's dense parameters.
         sha256: hash of the text, without this field.
@@ -89,6 +91,8 @@ class Publication(SealedRecord):
     from_step: int
     to_step: int
     time: float
+    event_time: int | None = None
+    ingest_time: float | None = None
     tables: tuple[ChangedTable, ...] = ()
     dense: StoredFile | None
     sha256: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -23,6 +23,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from rayrec.serve.chain.follower import Version
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.server.faults import OUTCOMES
 from rayrec.serve.server.settings import METRICS_FOLDER
@@ -31,6 +32,21 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 PROTOCOLS = "grpc", "http"
 FOLLOWED = "followed"
 STATES = tuple(v.value for v in Verdict if v not in (Verdict.NEXT, Verdict.SEEN))
+# since when, by the version that is served
+_AGES: dict[str, tuple[str, Callable[[Version], float | None]]] = {
+    "rayrec_serve_staleness_seconds": (
+        "seconds since training had the weights that are served",
+        lambda version: version.time,
+    ),
+    "rayrec_serve_event_staleness_seconds": (
+        "seconds since the newest event of a stream that the weights have learned from",
+        lambda version: version.event_time,
+    ),
+    "rayrec_serve_ingest_staleness_seconds": (
+        "seconds since the newest rows that the weights have learned from left their stream",
+        lambda version: version.ingest_time,
+    ),
+}
 _SECONDS = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025),
     *(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
@@ -101,7 +117,7 @@ class Metrics:
             ["version"],
             multiprocess_mode="livesum",
         ).labels(version or FOLLOWED).set(1)
-        self._time = 0.0
+        self._version: Version | None = None
         if version is None:
             self._add_chain()
         counter("rayrec_serve_starts", "replicas that were started").inc()
@@ -121,10 +137,10 @@ class Metrics:
         )
         self._chain = {state: chain.labels(state) for state in STATES}
 
-    def at_version(self, step: int, taken: float) -> None:
-        """Record step and time of the weights that are served, in seconds since 1970."""
-        self._time = taken
-        self._step.set(step)
+    def at_version(self, version: Version) -> None:
+        """Record step and times of the weights that are served."""
+        self._version = version
+        self._step.set(version.step)
 
     def chain_is(self, state: str) -> None:
         """Record the verdict on the newest publication."""
@@ -132,13 +148,14 @@ class Metrics:
             gauge.set(name == state)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metrics that are computed at each scrape: the age of the weights."""
-        if self._time:
-            yield GaugeMetricFamily(
-                "rayrec_serve_staleness_seconds",
-                "seconds since training had the weights that are served",
-                value=max(0.0, time.time() - self._time),
-            )
+        """Yield the metrics that are computed at each scrape: ages of what is served."""
+        version = self._version
+        if version is None:
+            return
+        for name, (text, of) in _AGES.items():
+            at = of(version)
+            if at is not None:
+                yield GaugeMetricFamily(name, text, value=max(0.0, time.time() - at))
 
     def answered(self, protocol: str, outcome: str, seconds: float) -> None:
         """Count an answer."""
