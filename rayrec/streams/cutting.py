@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from rayrec.data.convert import to_batch
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
@@ -33,13 +34,14 @@ class _Growing:
     number: int
     cursor: Cursor
     newest: int | None
-    tables: list[pa.Table] = field(default_factory=list)
+    table: pa.Table | None = None
     refusals: list[Refusal] = field(default_factory=list)
-    since: float | None = None  # when its first row was seen
+    told: int = 0  # refusals that are in the folder of refused rows
+    since: float | None = None  # when the first of its rows, or of what is not told, was seen
 
     @property
     def rows(self) -> int:
-        return sum(map(len, self.tables))
+        return 0 if self.table is None else len(self.table)
 
 
 class WindowCutter:
@@ -70,9 +72,10 @@ class WindowCutter:
         self._seen = time.monotonic()
 
     def is_idle(self, seconds: float) -> bool:
-        """Return True if no row was seen for so long, and none is left to cut."""
+        """Return True if no row was seen for so long, and none is left to cut or to tell."""
         growing = self._growing
-        return self._idle_s >= seconds and (growing is None or not growing.rows)
+        is_empty = growing is None or not (growing.rows or growing.refusals[growing.told :])
+        return is_empty and self._idle_s >= seconds
 
     @property
     def _idle_s(self) -> float:
@@ -117,9 +120,30 @@ class WindowCutter:
             growing.refusals += found.refused
             if found.rows is not None and len(found.rows):
                 self._add(growing, found.rows, found.place)
-        if growing.rows and growing.since is None:
+        if growing.since is None and (growing.rows or growing.refusals[growing.told :]):
             growing.since = time.monotonic()
-        return self._closed(growing) if self._is_due(growing) else None
+        if not self._is_due(growing):
+            return None
+        if growing.rows:
+            return self._closed(growing)
+        self._tell(growing)
+        return None
+
+    def _tell(self, growing: _Growing) -> None:
+        """Tell what was refused while no row came that fits.
+
+        Raises:
+            InputError: the run has had no other row, as where its schema is another one.
+        """
+        self._folder.refuse(growing.number, growing.refusals)
+        rows = sum(one.rows for one in growing.refusals)
+        if not growing.number and rows:
+            first = growing.refusals[0]
+            raise InputError(
+                f"none of the first {rows:,} rows of stream {self._source.name} can be trained on; "
+                f"{first.place}: {first.reason}"
+            )
+        growing.told, growing.since = len(growing.refusals), None
 
     def _begun(self, number: int) -> _Growing:
         if self._growing is None or self._growing.number != number:
@@ -150,19 +174,19 @@ class WindowCutter:
                 growing.refusals.append(Refusal(place, why, len(rows)))
                 return
         for table in self._fitting(growing, rows.select(self._columns), place, first):
+            before = [] if growing.table is None else [growing.table]
             try:
-                pa.unify_schemas([table.schema, *(one.schema for one in growing.tables[-1:])])
+                # copies no values of equal types
+                growing.table = pa.concat_tables([*before, table], promote_options="permissive")
             except pa.ArrowException as error:
-                why = f"types of another kind than before: {str(error).splitlines()[0]}"
+                why = f"types of another kind than before: {one_line(error)}"
                 growing.refusals.append(Refusal(place, why, len(table)))
-                continue
-            growing.tables.append(table)
 
     def _fitting(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> list[pa.Table]:
         """Return the rows that training can read, in order; each bad one is refused."""
         try:
             self._try(rows, place, first)
-        except InputError as error:
+        except (InputError, pa.ArrowException) as error:
             many = len(growing.refusals) >= MOST_REFUSALS
             if len(rows) > 1 and not many:
                 half = len(rows) // 2
@@ -181,7 +205,8 @@ class WindowCutter:
 
     def _closed(self, growing: _Growing) -> StreamWindow:
         """Write a window and its record."""
-        rows = pa.concat_tables(growing.tables, promote_options="permissive")
+        rows = growing.table
+        assert rows is not None
         newest, late = growing.newest, 0
         if self._time is not None:
             times = _seconds(rows, self._time)

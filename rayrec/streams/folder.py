@@ -45,6 +45,7 @@ class FolderSource:
         self._filesystem, self._root = resolve(path)
         self._partial: dict[str, _Seen] = {}
         self._rows: dict[tuple[str, int], int] = {}  # of whole files that wait, for the lag
+        self._groups: tuple[tuple[str, int, list[int]], pa.Table] | None = None
         self._passed: set[str] | None = None  # names at or before the cursor
 
     @property
@@ -175,9 +176,17 @@ class FolderSource:
                 groups.append(group)
             first = end
         try:
-            rows = file.read_row_groups(groups).slice(row - before, stop - row)
+            rows = self._read(file, name, size, groups).slice(row - before, stop - row)
         except (pa.ArrowException, OSError) as error:
             past = {"file": name, "size": size, "rows": total, "row": total}
             why = f"cannot be read: {one_line(error)}"
             return SourceRows(None, past, name, (Refusal(name, why, total - row),))
         return SourceRows(rows, {"file": name, "size": size, "rows": total, "row": stop}, name)
+
+    def _read(self, file: pq.ParquetFile, name: str, size: int, groups: list[int]) -> pa.Table:
+        """Return row groups of a file; the last ones are held, since many windows end in one."""
+        key = (name, size, groups)
+        if self._groups is None or self._groups[0] != key:
+            self._groups = None  # before others are read
+            self._groups = key, file.read_row_groups(groups)
+        return self._groups[1]

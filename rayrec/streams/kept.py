@@ -111,6 +111,15 @@ class WindowFolder:
             ) from error
         return name
 
+    def refuse(self, number: int, refusals: Sequence[Refusal]) -> None:
+        """Write what was left out while a window was cut.
+
+        Raises:
+            SaveError: it cannot be written.
+        """
+        told = json.dumps([asdict(one) for one in refusals], indent=1)
+        write_whole("refused rows", f"{self.path}/refused/{_record_name(number)}", told)
+
     def add(self, window: StreamWindow, refusals: Sequence[Refusal]) -> StreamWindow:
         """Write the record of a window, and return it; or the record that is there already.
 
@@ -118,9 +127,7 @@ class WindowFolder:
             SaveError: it cannot be written.
         """
         if refusals:
-            told = json.dumps([asdict(one) for one in refusals], indent=1)
-            path = f"{self.path}/refused/window-{window.number:08d}.json"
-            write_whole("refused rows", path, told)
+            self.refuse(window.number, refusals)
         path = f"{self.path}/{_record_name(window.number)}"
         text = json.dumps(record_of(window))
         if is_uri(path):

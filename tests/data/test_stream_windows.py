@@ -94,7 +94,8 @@ def test_every_row_is_in_one_window_once(seed: int, tmp_path: Path) -> None:
             rows = rows_of(first, count)
             path = incoming / f"part-{files:04d}.parquet"
             fine = list(range(first, first + count))
-            if count and rng.random() < 0.2:
+            # a run whose very first rows are all refused ends
+            if count > 1 and rng.random() < 0.2:
                 bad = rng.randrange(count)
                 items = rows["item"].to_pylist()
                 items[bad] = rng.choice([-1, 1000, None])
@@ -249,3 +250,74 @@ def test_two_that_cut_one_window_agree(tmp_path: Path) -> None:
     other = StreamWindow(number=0, file="other.parquet", rows=1, after={}, cut_s=0.0)
     assert WindowFolder(str(run)).add(other, ()) == one
     assert FolderSource(str(incoming)).lag(one.after) == (0, 0.0)
+
+
+def test_a_run_whose_first_rows_are_all_refused_ends_and_says_why(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 5).drop(["item"])))
+    cutter = cutter_of(run, config_of(incoming, stop_when_idle_s=1e-3))
+    with pytest.raises(
+        InputError, match=r"none of the first 5 rows .*a\.parquet: no column 'item'"
+    ):
+        cut(cutter, 0)
+    cutter.close()
+    assert (run / "stream" / "refused" / "window-00000000.json").is_file()
+
+
+def test_refused_rows_are_told_while_no_other_row_comes(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(4, 5).drop(["item"])))
+    cutter = cutter_of(run, config_of(incoming, rows=4, stop_when_idle_s=1e-3))
+    assert amounts(run, cut(cutter, 0)) == [0, 1, 2, 3]  # type: ignore[arg-type]
+    told = run / "stream" / "refused" / "window-00000001.json"
+    cutter.begin(1)
+    while cutter.window(1) is None and not told.exists():
+        # the run does not end before they are told
+        time.sleep(1e-3)
+    assert sum(one["rows"] for one in json.loads(told.read_text())) == 5
+    assert cut(cutter, 1) is None and cutter.is_idle(1e-3)
+    (incoming / "c.parquet").write_bytes(as_bytes(rows_of(9, 2)))
+    window = cut(cutter, 1)
+    cutter.close()
+    assert window is not None and window.refused == 5 and amounts(run, window) == [9, 10]
+
+
+def test_types_that_go_together_make_one_window(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    rows = rows_of(0, 12)
+    kinds = (pa.int64(), pa.int32(), pa.uint8(), pa.large_list(pa.int64()))
+    for k, kind in enumerate(kinds):
+        part = rows.slice(k * 3, 3)
+        items = part["item"].to_pylist()
+        column = pa.array([[i] for i in items] if pa.types.is_large_list(kind) else items, kind)
+        part = part.set_column(2, "item", column)
+        (incoming / f"{k}.parquet").write_bytes(as_bytes(part))
+    cutter = cutter_of(run, config_of(incoming, rows=100))
+    window = cut(cutter, 0)
+    cutter.close()
+    # a list of ids is a feature of another kind than an id
+    assert window is not None and amounts(run, window) == list(range(9)) and window.refused == 3
+
+
+def test_a_row_group_is_read_once_for_many_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 60), group=30))
+    reads: list[list[int]] = []
+    real = pq.ParquetFile.read_row_groups
+
+    def counted(file: pq.ParquetFile, groups: list[int]) -> pa.Table:
+        reads.append(groups)
+        return real(file, groups)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    cutter = cutter_of(run, config_of(incoming, rows=5))
+    got = [amounts(run, cut(cutter, number)) for number in range(12)]  # type: ignore[arg-type]
+    cutter.close()
+    assert np.ravel(got).tolist() == list(range(60)) and reads == [[0], [1]]
