@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayrec.data import FeatureSchema
 from rayrec.erasure.artifacts import StoredArtifact, held_in, key_for
-from rayrec.erasure.keys import StoredIds, TableSize
+from rayrec.erasure.keys import StoredIds
 from rayrec.erasure.staging import Found
 from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTable
@@ -43,14 +42,6 @@ class StoredChain:
             raise ArtifactError(f"{folder} holds deltas and no base; delete them.")
         self.base = StoredArtifact(folder / bases[-1].name)
         self._newest = self.publications[self.publications.index(bases[-1]) :]
-
-    def schema(self) -> FeatureSchema | None:
-        """Return the schema of its newest base."""
-        return self.base.schema()
-
-    def tables(self) -> list[TableSize]:
-        """Return the tables of its newest base."""
-        return self.base.tables()
 
     def find(self, wanted: Mapping[str, StoredIds]) -> dict[str, Found]:
         """Read the rows of the tables of ids, and return what each publication holds of them.
