@@ -18,9 +18,11 @@ from rayrec.erasure.artifacts import StoredArtifact
 from rayrec.erasure.chains import StoredChain
 from rayrec.erasure.checkpoints import StoredCheckpoint
 from rayrec.erasure.keys import TableSize
+from rayrec.erasure.windows import StoredWindows
 from rayrec.errors import ConfigError, DamagedCheckpointError
 from rayrec.serve.chain.publication import place_of
 from rayrec.serve.manifest import MANIFEST
+from rayrec.streams.kept import FOLDER as STREAM
 
 RECEIPT = "forgotten-"  # begins the names of receipts
 
@@ -32,6 +34,7 @@ class StoredFolders:
         checkpoints: checkpoints, in the order of their steps.
         artifacts: artifacts that are no publications.
         chains: folders of publications.
+        windows: folders of the windows of a stream.
         others: paths of files that are part of none of these.
     Raises:
         ConfigError: it holds none of these, or is one itself, or a link is in it.
@@ -42,6 +45,7 @@ class StoredFolders:
         self.checkpoints = dict[str, StoredCheckpoint]()
         self.artifacts = dict[str, StoredArtifact]()
         self.chains = dict[str, StoredChain]()
+        self.windows = dict[str, StoredWindows]()
         self.others: list[str] = []
         if (root / MANIFEST).exists():
             raise ConfigError(f"{root} is one checkpoint or artifact; name the folder around it.")
@@ -80,6 +84,10 @@ class StoredFolders:
                 self.checkpoints[path] = StoredCheckpoint(folder)
             else:
                 self.artifacts[path] = StoredArtifact(folder)
+            return
+        if folder.name == STREAM and any(name.startswith("window-") for name in files):
+            self.windows[path] = StoredWindows(folder)
+            folders.clear()
             return
         if any(place_of(name) for name in folders):
             self.chains[path] = StoredChain(folder)

@@ -25,6 +25,7 @@ from rayrec.erasure.folders import RECEIPT, StoredFolders
 from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.receipt import ChangedFile, ForgottenTable, Receipt
 from rayrec.erasure.staging import Found, Move, Staging
+from rayrec.erasure.windows import StoredWindows
 from rayrec.errors import ConfigError, RayrecError, SaveError
 from rayrec.fields.writing import record_of
 from rayrec.serve.artifact import local_folder
@@ -86,6 +87,7 @@ class _Erasure:
             self._stage_checkpoints()
             self._stage_artifacts()
             self._stage_chains()
+            self._stage_windows()
             receipt = self._receipt(self._left())
         except BaseException as error:
             self._staging.clear()
@@ -144,6 +146,16 @@ class _Erasure:
                 self._note(place, one)
                 self._moves.append(self._staging.removed(place))
 
+    def _stage_windows(self) -> None:
+        """Write the folders of windows anew that hold a key."""
+        schemas = self._folders.schemas()
+        for path, windows in self._folders.windows.items():
+            found = windows.find(self._keys, schemas)
+            if found:
+                windows.rewrite(self._new_folder(path), self._keys, schemas, found)
+                self._note(path, Found(rows=found))
+                self._moves += [self._staging.removed(path), self._staging.added(path)]
+
     def _new_folder(self, path: str) -> Path:
         self._new.append(path)
         return self._staging.new(path)
@@ -168,6 +180,10 @@ class _Erasure:
         """
         left = Found()
         for path in self._new:
+            if path in self._folders.windows:
+                windows = StoredWindows(self._staging.new(path))
+                left.rows |= windows.find(self._keys, self._folders.schemas())
+                continue
             kind = StoredCheckpoint if path in self._folders.checkpoints else StoredArtifact
             left.include(kind(self._staging.new(path)).find(self._wanted))
         if left.rows:

@@ -102,6 +102,15 @@ class KeyFile:
                 found[table.name] = StoredIds(torch.cat(ids).unique(), shared)
         return found
 
+    def of_features(self, schema: FeatureSchema) -> Iterator[tuple[Feature, pa.ChunkedArray]]:
+        """Yield the features that read keys of the file, with the keys as they are in data."""
+        tables = {name: table.name for table in schema.tables for name in table.feature_names}
+        for feature in schema.features:
+            own = {feature.name, feature.column, tables.get(feature.name)}
+            for name, keys in self._columns.items():
+                if name in own and len(keys):
+                    yield feature, keys
+
     def _readings(
         self, name: str, schemas: Sequence[FeatureSchema], tables: Collection[TableSize]
     ) -> set[tuple[int | None, TableSize]]:
