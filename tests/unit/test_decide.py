@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.driver.policies import GRACE_S
-from rayrec.driver.replay import line, replay
+from rayrec.driver.replay import line, read_log, replay
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Gathering, Running, name_of
 from rayrec.errors import (
@@ -97,6 +97,8 @@ def test_a_log_of_what_was_seen_leads_to_the_same_commands_again(kind: str, tmp_
         world.play()
         path = tmp_path / f"{seed}.jsonl"
         path.write_text("".join(line(one) + "\n" for one in (world.run.rules, *world.log)))
+        rules, looks = read_log(str(path))
+        assert rules == world.run.rules and [*looks] == world.log
         again = replay(str(path))
         assert name_of(again.state) == "ended"
         assert again.recovery.recoveries == world.run.recovery.recoveries
