@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell, View
-from rayrec.driver.placement import NOTICE_AFTER_S
+from rayrec.driver.placement import NOTICE_AFTER_S, amounts_of
 from rayrec.driver.policies import pause_s
 from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.run import Run
@@ -175,10 +175,10 @@ def _tell_shortage(run: Run, view: View, turn_s: float) -> Iterator[Command]:
     if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
         return
     run.short_told = True
-    each = ", ".join(f"{amount:g} {name}" for name, amount in scaling.bundle.items())
-    left = {name: sum(n.get(name, 0.0) for n in view.resources.free) for name in scaling.bundle}
-    free = ", ".join(f"{amount:g} {name}" for name, amount in left.items())
+    free = {name: view.resources.free_of(name) for name in scaling.bundle}
     yield Tell(
-        event=f"no room for {short} of {scaling.spares} spares of {each} each (free "
-        f"now: {free}); the run goes on without, and takes the room when it comes"
+        event=f"no room for {short} of {scaling.spares} spares of "
+        f"{amounts_of(scaling.bundle, scaling.bundle)} each (free now: "
+        f"{amounts_of(scaling.bundle, free)}); the run goes on without, and takes the room when it "
+        "comes"
     )
