@@ -80,8 +80,8 @@ class Run:
         former: places of the ranks when they paused for a change, and `goes_back`: True if they go
             back there.
         calls: number of calls of processes.
-        needs: what the next look shall ask the cluster's head. asked_at, looked_at: when it was
-            asked, and its answers were last looked at, while the ranks worked.
+        needs: what the next look shall ask the cluster's head. asked_at: when it was asked last
+            while the ranks worked.
         short_s, short_told: seconds for which spares had no room; the user knows.
         wanted_since: the number of ranks that has no room, and since when; no time once that was
             told.
@@ -102,7 +102,6 @@ class Run:
     calls: int = 0
     needs: frozenset[Need] = frozenset({"rooms", "resources"})
     asked_at: float = 0.0
-    looked_at: float = 0.0
     short_s: float = 0.0
     short_told: bool = False
     wanted_since: tuple[int, float | None] = (0, None)

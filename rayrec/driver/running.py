@@ -24,8 +24,6 @@ from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 
-# between two looks at the places of the cluster
-LOOK_S = 1.0
 # how long new ranks may take to come before the others pause without them
 COMING_S = 60.0
 
@@ -136,11 +134,10 @@ def _look_ahead(
 ) -> Iterator[Command]:
     """Keep spares, and have the ranks pause for a change that is due, or save."""
     leave = False
-    if view.now - run.looked_at >= LOOK_S:
-        turn_s, run.looked_at = min(view.now - run.looked_at, 2 * LOOK_S), view.now
+    if run.needs:
         # a process that starts beside ranks on their way slows them
         if run.rules.scaling.spares and run.progress.trains and not run.recovery.under_way:
-            yield from keep(run, view, turn_s)
+            yield from keep(run, view)
         if run.sizing.paused_since is None:
             leave = yield from notice(run, view, ranks)
     if run.sizing.paused_since is not None:

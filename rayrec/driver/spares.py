@@ -20,6 +20,7 @@ from rayrec.driver.placement import NOTICE_AFTER_S, amounts_of
 from rayrec.driver.policies import pause_s
 from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.run import Run
+from rayrec.driver.sizing import LOOK_S
 
 # a spare that waits answers so often; it hardly wakes for it
 BEAT_S = 5.0
@@ -100,12 +101,8 @@ def relieve(run: Run, view: View, mute: Collection[int]) -> set[int]:
     return relieved
 
 
-def keep(run: Run, view: View, turn_s: float) -> Iterator[Command]:
-    """Keep the spares up beside ranks that train.
-
-    Args:
-        turn_s: seconds since the last call, without those in which the driver slept.
-    """
+def keep(run: Run, view: View) -> Iterator[Command]:
+    """Keep the spares up beside ranks that train; called about every `LOOK_S` seconds."""
     roster, wanted = run.roster, run.rules.scaling.spares
     spares = roster.of(Role.SPARE)
     waiting = sum(seat.stage is Stage.ASKED for seat in spares)
@@ -122,7 +119,7 @@ def keep(run: Run, view: View, turn_s: float) -> Iterator[Command]:
             yield from _place(run, view, seat, places)
         else:
             yield from _hear(run, view, seat)
-    yield from _tell_shortage(run, view, turn_s)
+    yield from _tell_shortage(run, view)
 
 
 def _place(run: Run, view: View, seat: Seat, nodes: Mapping[Place, str]) -> Iterator[Command]:
@@ -167,11 +164,12 @@ def _is_dead(view: View, seat: Seat) -> bool:
     return seen is not None and bool(seen.death)
 
 
-def _tell_shortage(run: Run, view: View, turn_s: float) -> Iterator[Command]:
+def _tell_shortage(run: Run, view: View) -> Iterator[Command]:
     """Tell the user once that spares have no room, which the run does not wait for."""
     spares, scaling = run.roster.of(Role.SPARE), run.rules.scaling
     short = scaling.spares - sum(seat.stage is not Stage.ASKED for seat in spares)
-    run.short_s = run.short_s + turn_s if short else 0.0
+    # seconds in which the driver slept are none of them
+    run.short_s = run.short_s + LOOK_S if short else 0.0
     if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
         return
     run.short_told = True

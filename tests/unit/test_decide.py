@@ -20,6 +20,7 @@ from rayrec.errors import (
     RunInterrupted,
     TrainingFailed,
 )
+from rayrec.train.events import Noticed
 from tests.unit.simulated_cluster import ROOM_S, STEPS, Node, Simulation
 
 KINDS = ("fixed", "spares", "elastic", "preempted", "task")
@@ -202,3 +203,16 @@ def test_nodes_that_fewer_ranks_have_left_are_not_told_of_again() -> None:
     world.nodes["goes"].draining, world.nodes["goes"].goes_at = True, world.now + 40.0
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
     assert not world.run.preemption.left
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_run_of_one_number_of_ranks_is_told_of_a_node_that_will_go(keeps: bool) -> None:
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=2), 0.0)
+    world.run.rules = replace(world.run.rules, keeps=keeps)
+    world.nodes = {"goes": Node(slots=2)}
+    while world.run.progress.step < 7:
+        world.look_once()
+    world.nodes["goes"].draining = True
+    assert world.play() == Ended()
+    notices = [event for event in world.told if isinstance(event, Noticed)]
+    assert [(n.answer, n.ranks) for n in notices] == [("save" if keeps else "none", (0, 1))]
