@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from rayrec.driver.blame import Blame
+from rayrec.driver.blame import Blame, Kind, silence
 from rayrec.driver.roster import Place
 from rayrec.errors import RayrecError
 from rayrec.train.events import Event
@@ -60,6 +60,20 @@ class ProcessView:
     stopped_s: float = 0.0
     is_awake: bool = False
 
+    def loss(self, heartbeat_s: float, silence_s: float) -> tuple[Kind, str] | None:
+        """Return how the process was lost, and the cause in one line; None while it is not.
+
+        Args:
+            heartbeat_s, silence_s: seconds that it may be stopped, and silent.
+        """
+        if self.death:
+            return "died", self.death
+        if self.stopped_s >= heartbeat_s:
+            return "stopped", f"its process has been stopped (SIGSTOP) for {self.stopped_s:.0f} s"
+        if self.silent_s >= silence_s:
+            return "silent", silence(self.silent_s)
+        return None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
@@ -70,6 +84,7 @@ class Reply:
         value: address of the process, port of the meeting place, or None.
         cause: error of the call in one line, or "". traceback: its text.
         mistake: the error itself where it is a user's mistake.
+        final: trying again would fail again.
     """
 
     process: int
@@ -79,6 +94,7 @@ class Reply:
     cause: str = ""
     traceback: str = ""
     mistake: RayrecError | None = None
+    final: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

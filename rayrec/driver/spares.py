@@ -136,8 +136,7 @@ def _hear(run: Run, view: View, seat: Seat) -> Iterator[Command]:
     seen = view.processes.get(seat.process)
     ready = seat.stage is Stage.READY
     limit_s = BEAT_S + run.rules.heartbeat_s if ready else run.rules.setup_timeout_s
-    stopped = seen is not None and seen.stopped_s >= run.rules.heartbeat_s
-    if stopped or (seen is not None and (seen.death or seen.silent_s >= limit_s)):
+    if seen is not None and seen.loss(run.rules.heartbeat_s, limit_s) is not None:
         yield from lose(seat, view.now)
     else:
         yield from warm(run, seat)

@@ -96,8 +96,7 @@ def test_a_log_of_what_was_seen_leads_to_the_same_commands_again(kind: str, tmp_
         world = simulation(kind, random.Random(f"{kind} again {seed}"))
         world.records = True
         world.play()
-        path = tmp_path / f"{seed}.jsonl"
-        path.write_text("".join(line(one) + "\n" for one in (world.run.rules, *world.log)))
+        path = write_log(world, tmp_path)
         rules, looks = read_log(str(path))
         assert rules == world.run.rules and [*looks] == world.log
         again = replay(str(path))
@@ -106,6 +105,30 @@ def test_a_log_of_what_was_seen_leads_to_the_same_commands_again(kind: str, tmp_
         assert [str(s.place) for s in again.roster.seats] == [
             str(s.place) for s in world.run.roster.seats
         ]
+
+
+def write_log(world: Simulation, folder: Path) -> Path:
+    """Write the log of a run that was played."""
+    path = folder / "log.jsonl"
+    path.write_text("".join(line(one) + "\n" for one in (world.run.rules, *world.log)))
+    return path
+
+
+def test_a_mistake_that_a_rank_tells_when_it_starts_ends_the_run_in_its_log_too(
+    tmp_path: Path,
+) -> None:
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=2), 0.0)
+    world.records, world.nodes["n0"].slots = True, 6
+    while not any(reply.verb == "take" for _, reply in world.pending):
+        world.look_once()
+    mistake, cause = InputError("bad id"), "InputError: bad id"
+    world.pending = [
+        (at, replace(reply, cause=cause, mistake=mistake, final=True))
+        for at, reply in world.pending
+    ]
+    end = world.play()
+    assert end.blame is not None and end.blame.mistake is mistake
+    assert name_of(replay(str(write_log(world, tmp_path))).state) == "ended"
 
 
 def test_a_log_that_was_changed_is_refused(tmp_path: Path) -> None:
