@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rayrec.driver.commands import At, Command, Need, Plan, Tell, View
+from rayrec.driver.commands import At, Command, Need, Plan, Tell
 from rayrec.driver.failing import failed, gather
 from rayrec.driver.filling import fill
 from rayrec.driver.roster import Role, Stage
@@ -35,6 +35,7 @@ from rayrec.driver.states import (
     Running,
     Starting,
 )
+from rayrec.driver.views import View
 from rayrec.errors import RunInterrupted
 from rayrec.train.events import Milestone
 

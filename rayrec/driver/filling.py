@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell, View
+from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell
 from rayrec.driver.failing import ailing, failed, late
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
@@ -24,6 +24,7 @@ from rayrec.driver.scaling import SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve
 from rayrec.driver.states import Ended, Filling, Planning
+from rayrec.driver.views import View
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.train.events import Milestone
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.commands import Resources
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
+from rayrec.driver.views import Resources
 from rayrec.errors import ClusterError, ConfigError, RayrecError
 
 NOTICE_AFTER_S = 3.0

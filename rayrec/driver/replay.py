@@ -17,10 +17,11 @@ from glob import escape, glob
 from pathlib import Path
 from typing import TypeVar
 
-from rayrec.driver.commands import At, Command, Log, ReportStep, Tell, View
+from rayrec.driver.commands import At, Command, Log, ReportStep, Tell
 from rayrec.driver.decide import decide
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.states import name_of
+from rayrec.driver.views import View
 from rayrec.errors import InputError
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.commands import Need, ProcessView, StartProcess, View
+from rayrec.driver.commands import Need, StartProcess
 from rayrec.driver.progress import RunProgress
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.states import Ended, Filling, State
+from rayrec.driver.views import ProcessView, View
 
 UNKNOWN = ProcessView()
 PRIVATE = Cluster(private=True, fixed=True)

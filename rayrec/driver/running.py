@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.commands import Command, Stop, Tell, View
+from rayrec.driver.commands import Command, Stop, Tell
 from rayrec.driver.failing import dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
@@ -21,6 +21,7 @@ from rayrec.driver.roster import Role, Seat, Stage, choose
 from rayrec.driver.run import Run
 from rayrec.driver.spares import keep, warm
 from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
+from rayrec.driver.views import View
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell, View
+from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell
 from rayrec.driver.placement import NOTICE_AFTER_S, amounts_of
 from rayrec.driver.policies import pause_s
 from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.run import Run
 from rayrec.driver.sizing import LOOK_S
+from rayrec.driver.views import View
 
 # a spare that waits answers so often; it hardly wakes for it
 BEAT_S = 5.0
