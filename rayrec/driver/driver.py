@@ -21,10 +21,9 @@ from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_featu
 from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result
-from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, prediction
-from rayrec.driver.specs import check_resize, check_sizes, train_spec
+from rayrec.driver.specs import check_sizes, train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.train.config import Dataset
@@ -92,8 +91,7 @@ class Driver:
         check_plan_word(plan)
         check_sizes(plan, run, scaling)
         check_same_features(data, eval_data)
-        self._model, self._data, self._eval_data = model, data, eval_data
-        self._scaling, self._run = scaling, run
+        self._data, self._eval_data = data, eval_data
         measured = read_topology(topology) if isinstance(topology, str) else topology
         self._planning = RunPlanner(model, run, plan, constraints, tables, measured)
         self._scorer, self._loop = scorer, train_loop
@@ -116,7 +114,7 @@ class Driver:
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
-        plan = self._ranks.do(Display("off"), prepare, RunLog(None)).prepared.plan
+        plan = self._ranks.do(Display("off"), prepare).prepared.plan
         assert plan is not None
         return plan
 
@@ -131,9 +129,9 @@ class Driver:
             ConfigError: the ranks do not fit the cluster.
             TrainingFailed: a rank failed.
         """
-        run = self._run
+        run = self._planning.run
         topology = calibrate(
-            self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
+            self._ranks.scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
         )
         self._planning.measured = topology
         return topology
@@ -155,9 +153,8 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        parts = self._model, self._data, self._eval_data, self._run, self._scaling
-        own = self._scorer, self._loop
-        return fit(*parts, *own, planning=self._planning, ranks=self._ranks)
+        data = self._data, self._eval_data
+        return fit(self._planning, self._ranks, *data, self._scorer, self._loop)
 
     def evaluate(
         self,
@@ -182,7 +179,7 @@ class Driver:
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
         scored = data if data is not None else self._eval_data
-        wanted = evaluation(self._planning, self._run, checkpoint, scored, predictions, keys)
+        wanted = evaluation(self._planning, checkpoint, scored, predictions, keys)
         return cast("Mapping[str, float]", self._score(wanted))
 
     def predict(
@@ -202,7 +199,7 @@ class Driver:
             RayrecError, RunInterrupted: the errors of `evaluate`; nothing is left of the files.
         """
         scored = data or self._eval_data
-        wanted = prediction(self._planning, self._run, checkpoint, scored, out, columns)
+        wanted = prediction(self._planning, checkpoint, scored, out, columns)
         return cast("Predicted", self._score(wanted))
 
     def export(
@@ -226,9 +223,7 @@ class Driver:
             RayrecError: the errors of `rayrec.serve.export`.
         """
         known = (data, self._eval_data, self._data)
-        return export_checkpoint(
-            self._run, self._model, checkpoint, out, types, known, bounds, compiled
-        )
+        return export_checkpoint(self._planning, checkpoint, out, types, known, bounds, compiled)
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
@@ -249,7 +244,6 @@ class Driver:
             ConfigError: the number is outside of them, the run has one number of ranks or no
                 storage path, or no `fit` runs.
         """
-        check_resize(num_workers, self._run, self._scaling)
         self._ranks.resize(num_workers)
 
     def _score(self, wanted: ScoreRequest) -> Any:
@@ -257,11 +251,11 @@ class Driver:
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             plan = self._planning.plan(topology)
-            spec = train_spec(self._run, self._model, plan, eval_data=wanted.data)
+            spec = train_spec(self._planning, plan, eval_data=wanted.data)
             return Prepared(wanted.task(spec=spec), plan)
 
-        display = Display(self._run.progress)
-        ran = self._ranks.do(display, prepare, RunLog(None), None, wanted.files)
+        display = Display(self._planning.run.progress)
+        ran = self._ranks.do(display, prepare, files=wanted.files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)

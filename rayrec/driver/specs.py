@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from rayrec.checks import whole_number
 from rayrec.data import FileDataset, WindowedDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
+from rayrec.driver.planning import RunPlanner
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
@@ -24,9 +24,6 @@ from rayrec.train.evaluation_schedule import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import binary_labels, check_columns_of_metrics, check_tasks
 from rayrec.train.tasks import Scorer
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def check_shape(
@@ -233,8 +230,7 @@ def _check_windows(run: RunConfig, most: int) -> None:
 
 
 def train_spec(
-    run: RunConfig,
-    model: Callable[[], nn.Module],
+    planning: RunPlanner,
     plan: ShardingPlan,
     *,
     data: Dataset | None = None,
@@ -243,9 +239,10 @@ def train_spec(
     start: Start | None = None,
 ) -> TrainSpec:
     """Return the spec that every rank of a run is given."""
+    run = planning.run
     return TrainSpec(
         **run.shared(),
-        model=model,
+        model=planning.model,
         data=data,
         plan=plan,
         steps=steps,
