@@ -22,11 +22,12 @@ from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.scaling_checks import check_sizes
 from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, prediction
-from rayrec.driver.specs import check_sizes, train_spec
+from rayrec.driver.specs import train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +73,7 @@ class Driver:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        data: Dataset | None,
+        data: TrainData | None,
         scaling: ScalingConfig,
         run: RunConfig,
         eval_data: Dataset | None = None,

@@ -13,8 +13,8 @@ from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result, called, result_of
 from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
+from rayrec.driver.scaling_checks import check_run
 from rayrec.driver.specs import (
-    check_run,
     check_shape,
     check_values,
     local_files,
@@ -27,7 +27,7 @@ from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology
 from rayrec.layout.tables import refuse_growth
 from rayrec.observe.profile_summary import check_folder
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def fit(
     planning: RunPlanner,
     ranks: Ranks,
-    data: Dataset,
+    data: TrainData,
     held_out: Dataset | None,
     scorer: Scorer | None,
     loop: TrainLoop | None,

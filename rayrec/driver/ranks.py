@@ -16,7 +16,7 @@ from rayrec.driver.run import Rules
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.specs import check_resize
+from rayrec.driver.scaling_checks import check_resize
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks
