@@ -45,7 +45,7 @@ class Attempts:
         run_path: str | None,
         start: Start,
         say: Callable[[str], None],
-        sync_every_n_steps: int | None = None,
+        sync_every_n_steps: int | None,
     ) -> None:
         self._manager = CheckpointManager(run_path) if run_path else None
         self._start, self._say = start, say

@@ -39,10 +39,10 @@ class RankGroup:
         self,
         processes: Processes,
         numbers: Sequence[int],
-        check: Callable[[], None] = lambda: None,
-        silence_s: float = math.inf,
+        check: Callable[[], None],
+        silence_s: float,
         *,
-        handed_over: bool = False,
+        handed_over: bool,
     ) -> None:
         self._processes, self._numbers, self.check = processes, tuple(numbers), check
         self._silence_s, self.handed_over = silence_s, handed_over

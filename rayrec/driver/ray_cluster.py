@@ -61,7 +61,7 @@ class RayCluster:
         scaling: ScalingConfig,
         prepare: Callable[[RankGroup], Prepared],
         signals: Signals,
-        say: Callable[[Event], None] = lambda event: None,
+        say: Callable[[Event], None],
     ) -> None:
         self._prepare, self._signals, self._say = prepare, signals, say
         self.prepared = Prepared(None)

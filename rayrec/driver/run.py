@@ -75,7 +75,7 @@ class Run:
     """A run as it stands.
 
     Attributes:
-        roster: its seats. base: the first placement group was asked for.
+        roster: its seats.
         generation: number of worlds that the ranks have formed.
         handed_over: the ranks keep the tables of a world that has ended.
         former: places of the ranks when they paused for a change, and `goes_back`: True if they go
