@@ -21,10 +21,10 @@ from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_featu
 from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result
-from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.scaling_checks import check_sizes
 from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, prediction
-from rayrec.driver.specs import check_resize, check_sizes, train_spec
+from rayrec.driver.specs import train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.train.config import Dataset, TrainData
@@ -93,8 +93,7 @@ class Driver:
         check_plan_word(plan)
         check_sizes(plan, run, scaling)
         check_same_features(data, eval_data)
-        self._model, self._data, self._eval_data = model, data, eval_data
-        self._scaling, self._run = scaling, run
+        self._data, self._eval_data = data, eval_data
         measured = read_topology(topology) if isinstance(topology, str) else topology
         self._planning = RunPlanner(model, run, plan, constraints, tables, measured)
         self._scorer, self._loop = scorer, train_loop
@@ -117,7 +116,7 @@ class Driver:
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
-        plan = self._ranks.do(Display("off"), prepare, RunLog(None)).prepared.plan
+        plan = self._ranks.do(Display("off"), prepare).prepared.plan
         assert plan is not None
         return plan
 
@@ -132,9 +131,9 @@ class Driver:
             ConfigError: the ranks do not fit the cluster.
             TrainingFailed: a rank failed.
         """
-        run = self._run
+        run = self._planning.run
         topology = calibrate(
-            self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
+            self._ranks.scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
         )
         self._planning.measured = topology
         return topology
@@ -156,9 +155,8 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        parts = self._model, self._data, self._eval_data, self._run, self._scaling
-        own = self._scorer, self._loop
-        return fit(*parts, *own, planning=self._planning, ranks=self._ranks)
+        data = self._data, self._eval_data
+        return fit(self._planning, self._ranks, *data, self._scorer, self._loop)
 
     def evaluate(
         self,
@@ -184,7 +182,7 @@ class Driver:
         """
         scored = data if data is not None else self._eval_data
         own = None if data is not None else self._scorer
-        wanted = evaluation(self._planning, self._run, checkpoint, scored, predictions, keys, own)
+        wanted = evaluation(self._planning, checkpoint, scored, predictions, keys, own)
         return cast("Mapping[str, float]", self._score(wanted))
 
     def predict(
@@ -210,7 +208,7 @@ class Driver:
             RayrecError, RunInterrupted: the errors of `evaluate`; nothing is left of the files.
         """
         scored = data or self._eval_data
-        wanted = prediction(self._planning, self._run, checkpoint, scored, out, columns, scorer)
+        wanted = prediction(self._planning, checkpoint, scored, out, columns, scorer)
         return cast("Predicted", self._score(wanted))
 
     def export(
@@ -234,9 +232,7 @@ class Driver:
             RayrecError: the errors of `rayrec.serve.export`.
         """
         known = (data, self._eval_data, self._data)
-        return export_checkpoint(
-            self._run, self._model, checkpoint, out, types, known, bounds, compiled
-        )
+        return export_checkpoint(self._planning, checkpoint, out, types, known, bounds, compiled)
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
@@ -257,7 +253,6 @@ class Driver:
             ConfigError: the number is outside of them, the run has one number of ranks or no
                 storage path, or no `fit` runs.
         """
-        check_resize(num_workers, self._run, self._scaling)
         self._ranks.resize(num_workers)
 
     def _score(self, wanted: ScoreRequest) -> Any:
@@ -265,11 +260,11 @@ class Driver:
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             plan = self._planning.plan(topology)
-            spec = train_spec(self._run, self._model, plan, eval_data=wanted.data)
+            spec = train_spec(self._planning, plan, eval_data=wanted.data)
             return Prepared(wanted.task(spec=spec), plan)
 
-        display = Display(self._run.progress)
-        ran = self._ranks.do(display, prepare, RunLog(None), None, wanted.files)
+        display = Display(self._planning.run.progress)
+        ran = self._ranks.do(display, prepare, files=wanted.files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)

@@ -13,7 +13,6 @@ from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checks import is_uri, lasting_path
 from rayrec.data import FileDataset, RowDataset
 from rayrec.data.scored import scored_folder
-from rayrec.driver.config import RunConfig
 from rayrec.driver.planning import RunPlanner
 from rayrec.driver.ranks import Files
 from rayrec.driver.specs import check_values, local_files
@@ -28,8 +27,6 @@ from rayrec.train.seat import RankTask
 from rayrec.train.tasks import EvaluateTask, PredictTask, RowScorer, Scorer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rayrec.quant.types import Types
     from rayrec.serve import Manifest, ParityBounds
 
@@ -51,7 +48,6 @@ class ScoreRequest:
 
 def evaluation(
     planning: RunPlanner,
-    run: RunConfig,
     checkpoint: str | None,
     data: Dataset | None,
     predictions: str | None,
@@ -74,7 +70,7 @@ def evaluation(
             "leave them out, or use Driver.predict."
         )
     wanted = _predictions(predictions, keys, data)
-    check_values(data, run.tasks)
+    check_values(data, planning.run.tasks)
     files = {"data": local_files(data)}
     if checkpoint is not None:
         checkpoint = checkpoint_path("checkpoint", checkpoint)
@@ -86,7 +82,6 @@ def evaluation(
 
 def prediction(
     planning: RunPlanner,
-    run: RunConfig,
     checkpoint: str,
     data: Dataset | None,
     out: str,
@@ -108,7 +103,7 @@ def prediction(
             "need a ParquetDataset or an ArrowDataset."
         )
     data = data.without_labels()
-    outputs = outputs_of(run.tasks) if scorer is None else scorer.outputs
+    outputs = outputs_of(planning.run.tasks) if scorer is None else scorer.outputs
     folder = scored_folder(out, data, columns, outputs)
     check_values(data)
     path = checkpoint_path("checkpoint", checkpoint)
@@ -154,8 +149,7 @@ def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
 
 
 def export_checkpoint(
-    run: RunConfig,
-    model: Callable[[], nn.Module],
+    planning: RunPlanner,
     checkpoint: str,
     out: str,
     types: Types,
@@ -182,7 +176,7 @@ def export_checkpoint(
         )
     path = checkpoint_path("checkpoint", checkpoint)
     # The recipe in a checkpoint lets a predictor build the model without code of the user's.
-    is_known = has_recipe(model, read_manifest(path).extras)
+    is_known = has_recipe(planning.model, read_manifest(path).extras)
     schemas = [schema for schema in map(schema_of, known) if schema is not None]
     rows = next((data for data in known[:2] if isinstance(data, FileDataset)), None)
     return export(
@@ -190,9 +184,9 @@ def export_checkpoint(
         out,
         types=types,
         data=rows,
-        model=None if is_known else model,
+        model=None if is_known else planning.model,
         schema=schemas[0] if schemas else None,
-        tasks=run.tasks,
+        tasks=planning.run.tasks,
         bounds=bounds,
         compiled=compiled,
     )
