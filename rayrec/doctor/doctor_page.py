@@ -42,8 +42,7 @@ def _facts(report: DoctorReport) -> str:
 
 
 def _findings(report: DoctorReport) -> str:
-    if not report.findings:
-        return section("Findings", note="None.")
+    note = "" if report.findings else "None."
     rows = [
         [
             cell(one.table),
@@ -53,7 +52,8 @@ def _findings(report: DoctorReport) -> str:
         ]
         for one in report.findings
     ]
-    return section("Findings", table(["table", "finding", "what was found", "what to do"], rows))
+    heads = ["table", "finding", "what was found", "what to do"]
+    return section("Findings", table(heads, rows, "found"), note=note)
 
 
 def _rows(tables: Sequence[TableHealth]) -> str:
@@ -106,4 +106,4 @@ def _missing(report: DoctorReport) -> str:
         [cell(", ".join(kinds)), cell(why), cell(", ".join(names))]
         for (why, names), kinds in report.not_told().items()
     ]
-    return section("Not told", table(["findings", "why", "tables"], rows)) if rows else ""
+    return section("Not told", table(["findings", "why", "tables"], rows, "found")) if rows else ""

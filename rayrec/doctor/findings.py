@@ -54,7 +54,7 @@ def findings_on(table: TableHealth) -> Iterator[Finding]:
         for kind, says in rules(table):
             examples = ", ".join(map(str, table.examples.get(kind, ())))
             if examples:
-                says = f"{says}, such as {'rows' if table.blocks is None else 'ids'} {examples}"
+                says = f"{says} (such as {'rows' if table.blocks is None else 'ids'} {examples})"
             yield Finding(table.name, kind, says, ADVICE[kind], kind in GRAVE)
 
 
@@ -64,10 +64,11 @@ def _of_values(table: TableHealth) -> Iterator[tuple[str, str]]:
     if table.infinite_rows:
         yield "infinite rows", f"{table.infinite_rows:,} of {table.in_use:,} rows hold an infinity"
     if table.huge_rows:
-        says = f"{table.huge_rows:,} rows have a norm of {table.huge_norm:.3g} or more, of at most"
-        yield "huge rows", f"{says} {table.norm_max:.3g}; the median is {table.norm_median:.3g}"
+        says = f"{table.huge_rows:,} of {table.in_use:,} rows have a norm of {table.huge_norm:.3g}"
+        most = f"or more, up to {table.norm_max:.3g}; the median is {table.norm_median:.3g}"
+        yield "huge rows", f"{says} {most}"
     if table.error_int8 is not None and table.error_int8 >= COARSE:
-        yield "coarse in INT8", f"INT8 rows are off by {percent(table.error_int8)} of the values"
+        yield "coarse in INT8", f"INT8 rows are off by {percent(table.error_int8)} of their norm"
 
 
 def _of_training(table: TableHealth) -> Iterator[tuple[str, str]]:

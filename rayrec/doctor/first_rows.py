@@ -49,16 +49,13 @@ class FirstRows:
         """
         probed = range(min(_PROBED, weight.shape[1]))
         few = self._values(names, probed, weight.dtype)
-        # nearly all trained rows differ in one value
-        is_first = few[:, 0] == weight[:, 0]
-        (places,) = is_first.nonzero(as_tuple=True)
-        is_first[places] = are_zero(few[places] - weight[places, : probed.stop])
+        is_first = _same_bytes(few, weight[:, : probed.stop])
         asked = is_first if untouched is None else is_first & ~untouched
         # so few at a time that their values stay in the cache
         for places in asked.nonzero()[:, 0].split(_AT_A_TIME):
             if len(places):
                 whole = self._values(names[places], range(weight.shape[1]), weight.dtype)
-                is_first[places] = are_zero(whole - weight[places])
+                is_first[places] = _same_bytes(whole, weight[places])
         return is_first
 
     def _values(self, names: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
@@ -69,9 +66,11 @@ class FirstRows:
         return values if len(values) == len(names) else values[names - span.start]
 
 
-def are_zero(values: Tensor) -> Tensor:
-    """Return (N,) bool, True for rows of zeros."""
-    return (values.amax(1) == 0) & (values.amin(1) == 0)
+def _same_bytes(rows: Tensor, others: Tensor) -> Tensor:
+    """Return (N,) bool, True where two rows of one type are equal bit for bit."""
+    kind = f"V{rows.shape[1] * rows.element_size()}"  # numpy compares such values by memcmp
+    one, other = (r.contiguous().view(torch.uint8).numpy().view(kind) for r in (rows, others))
+    return torch.from_numpy((one == other)[:, 0])
 
 
 def first_rows(manifest: Manifest, recipe: Recipe | None) -> Mapping[str, FirstRows | str]:

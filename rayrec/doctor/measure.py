@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayrec.doctor.first_rows import FirstRows, are_zero
+from rayrec.doctor.first_rows import FirstRows
 from rayrec.doctor.tallies import ExampleCount, Float32Histogram, LargestValues
 from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import InputError
 from rayrec.quant import QuantType, TableRange, pack_rows, unpack_rows
 from rayrec.shards.state import IDS, SEEN, WEIGHT
 
-SAMPLED = 4096  # rows whose rounding is measured
+SAMPLED = 2048  # rows whose rounding is measured
 _OF_IDS = ("id_", "candidate_")
 
 
@@ -46,7 +46,7 @@ class TableMeasure:
         block_rows: int = 1,
     ) -> None:
         self._first, self._heat, self._step = first, heat, step
-        self._stride, self._sample = 1, torch.empty(0)
+        self._stride, self._sample = 1, list[Tensor]()
         self._block_rows, self._per_block = block_rows, Counter[int]()
         self.in_use = self.idle = self.unmoved = self.began_otherwise = 0
         self.zero, self.nan, self.infinite = ExampleCount(), ExampleCount(), ExampleCount()
@@ -91,7 +91,7 @@ class TableMeasure:
             weight, names, norms = weight[is_kept], names[is_kept], norms[is_kept]
         (small,) = (norms == 0).nonzero(as_tuple=True)
         if len(small):
-            is_zero = are_zero(weight[small])
+            is_zero = _are_zero(weight[small])
             self.zero.add(names[small[is_zero]])
             is_kept = torch.ones(len(norms), dtype=torch.bool)
             is_kept[small[is_zero]] = False
@@ -125,10 +125,12 @@ class TableMeasure:
 
     def _add_sample(self, weight: Tensor) -> None:
         """Keep every nth of the rows in use; n doubles whenever there are enough."""
-        taken = weight[(-self.in_use) % self._stride :: self._stride].float()
-        self._sample = torch.cat([self._sample.view(-1, weight.shape[1]), taken])
-        while len(self._sample) > 2 * SAMPLED:
-            self._sample, self._stride = self._sample[::2].clone(), 2 * self._stride
+        taken = weight[(-self.in_use) % self._stride :: self._stride]
+        # a view would keep all of the part in memory
+        self._sample.append(taken.to(torch.float32, copy=True))
+        while sum(map(len, self._sample)) > 2 * SAMPLED:
+            self._sample = [torch.cat(self._sample)[::2].clone()]
+            self._stride *= 2
 
     @property
     def full_blocks(self) -> int:
@@ -136,20 +138,23 @@ class TableMeasure:
         return sum(count >= self._block_rows for count in self._per_block.values())
 
     def rounding(self, stored: QuantType) -> dict[str, Any]:
-        """Return the error of narrower types: the root of its mean square over that of the values.
+        """Return the error of a row in narrower types over its norm, the mean of many rows.
 
-        Rows of a sample are packed as an export packs them. The names are those of the fields of
-        `TableHealth`; a type that cannot hold the rows is left out.
+        They are packed as an export packs them. The names are those of the fields of `TableHealth`;
+        a type that cannot hold the rows is left out.
 
         Args:
             stored: type of the rows.
         """
-        if not len(self._sample):
-            return {}
-        rows = self._sample[self._sample.isfinite().all(1)]
-        size, errors = float(rows.double().square().sum()), dict[str, Any]()
-        for kind in QuantType:
-            if kind.value <= stored.value or not size:
+        errors = dict[str, Any]()
+        if not self._sample:
+            return errors
+        rows = torch.cat(self._sample)
+        norms = rows.double().norm(dim=1)
+        is_sound = norms.isfinite() & (norms > 0)
+        rows, norms = rows[is_sound], norms[is_sound]
+        for kind in QuantType if len(rows) else ():
+            if kind.value <= stored.value:
                 continue
             span = TableRange("", kind)
             try:
@@ -158,9 +163,14 @@ class TableMeasure:
                 continue
             power = span.power()
             packed = unpack_rows(pack_rows(rows, kind, power), kind, rows.shape[1], power)
-            error = float((packed - rows).double().square().sum())
-            errors[f"error_{kind.name.lower()}"] = (error / size) ** 0.5
+            off = (packed.double() - rows.double()).norm(dim=1)
+            errors[f"error_{kind.name.lower()}"] = float((off / norms).mean())
         return errors
+
+
+def _are_zero(values: Tensor) -> Tensor:
+    """Return (N,) bool, True for rows of zeros."""
+    return (values.amax(1) == 0) & (values.amin(1) == 0)
 
 
 def _untouched(data: Mapping[str, Tensor]) -> Tensor | None:
@@ -180,5 +190,5 @@ def _untouched(data: Mapping[str, Tensor]) -> Tensor | None:
     (places,) = untouched.nonzero(as_tuple=True)
     for state in states:
         if state.dim() == 2 and len(places):
-            untouched[places] &= are_zero(state[places])
+            untouched[places] &= _are_zero(state[places])
     return untouched

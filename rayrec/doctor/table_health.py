@@ -51,8 +51,7 @@ class TableHealth:
             of them that had one again in the checkpoint after it.
         distinct_values: about how many different values were hashed into the buckets.
         collided: share of these that share their bucket.
-        error_fp16, error_int8, error_int4: root of the mean squared error of packed rows, over that
-            of the values.
+        error_fp16, error_int8, error_int4: error of a packed row over its norm, the mean of many.
         examples: finding -> row numbers or ids of some of its rows.
         not_told: finding -> why it is not told.
     """
@@ -197,7 +196,7 @@ class DoctorReport:
 
 
 HEADS = (
-    "table", "rows", "in use", "dead", "first", "zero", "NaN", "inf", "huge", "norm",
+    "table", "rows", "in use", "dead", "first", "zero", "NaN", "inf", "huge", "median norm",
     "hottest 1/10/100", "idle", "collided", "fp16", "int8", "int4",
 )  # fmt: skip
 

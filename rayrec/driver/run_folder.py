@@ -18,13 +18,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.errors import ConfigError, RayrecError
+from rayrec.fields.reading import read_record
+from rayrec.fields.writing import record_of
 from rayrec.storage import one_line, resolve
 
 LOCK = "lock.json"
@@ -174,8 +176,9 @@ class RunFolder:
         """Return the owner that the lock file names, or None if no lock can be read."""
         try:
             with self._filesystem.open_input_stream(f"{self._root}/{LOCK}") as file:
-                return Owner(**json.loads(file.read()))
-        except (OSError, ValueError, TypeError):
+                owner: Owner = read_record(Owner, json.loads(file.read()))
+                return owner
+        except (OSError, ValueError):
             return None
 
     def _write(self, name: str, content: bytes, *, new: bool = False) -> None:
@@ -226,7 +229,7 @@ def held(
 
 
 def _to_json(owner: Owner) -> bytes:
-    return json.dumps(asdict(owner)).encode()
+    return json.dumps(record_of(owner)).encode()
 
 
 def _machine() -> str:

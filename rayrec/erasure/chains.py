@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayrec.data import FeatureSchema
 from rayrec.erasure.artifacts import StoredArtifact, held_in, key_for
-from rayrec.erasure.keys import StoredIds, TableSize
+from rayrec.erasure.keys import StoredIds
 from rayrec.erasure.staging import Found
 from rayrec.errors import ArtifactError
-from rayrec.quant import PackedTable
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.publication import BASE, PUBLICATION, ChainPlace, Publication
 from rayrec.serve.chain.row_files import ChangedRows, read_rows
@@ -44,14 +42,6 @@ class StoredChain:
         self.base = StoredArtifact(folder / bases[-1].name)
         self._newest = self.publications[self.publications.index(bases[-1]) :]
 
-    def schema(self) -> FeatureSchema | None:
-        """Return the schema of its newest base."""
-        return self.base.schema()
-
-    def tables(self) -> list[TableSize]:
-        """Return the tables of its newest base."""
-        return self.base.tables()
-
     def find(self, wanted: Mapping[str, StoredIds]) -> dict[str, Found]:
         """Read the rows of the tables of ids, and return what each publication holds of them.
 
@@ -64,12 +54,12 @@ class StoredChain:
                 found[publication.name] = self._base(publication).find(wanted)
                 continue
             found[publication.name] = own = Found()
-            for changed, change in self._changes(publication):
-                if changed in wanted:
-                    packed, ids = self._packed(change), wanted[changed].ids
-                    values = change.packed.numpy()
-                    held = held_in(packed, change.rows, values, change.keys, ids)
-                    own.add(PUBLICATION, changed, len(change.rows), held)
+            for path, change in self._changes(publication):
+                table = self.base.manifest.tables[change.number]
+                if table.name in wanted:
+                    ids, values = wanted[table.name].ids, change.packed.numpy()
+                    held = held_in(table.packed, change.rows, values, change.keys, ids)
+                    own.add(path, table.name, len(change.rows), held)
         return found
 
     @property
@@ -119,14 +109,13 @@ class StoredChain:
             raise ArtifactError(f"{artifact.folder} holds another artifact than was published.")
         return artifact
 
-    def _packed(self, change: ChangedRows) -> PackedTable:
-        return self.base.manifest.tables[change.number].packed
-
     def _changes(self, delta: Publication) -> list[tuple[str, ChangedRows]]:
+        """Return the rows of each file of a delta, with its path."""
         numbers = {table.name: number for number, table in enumerate(self.base.manifest.tables)}
-        folder, changes = self.folder / delta.name, list[tuple[str, ChangedRows]]()
+        changes = list[tuple[str, ChangedRows]]()
         for changed in delta.tables:
             number = numbers[changed.name]
             packed = self.base.manifest.tables[number].packed
-            changes += [(changed.name, rows) for rows in read_rows(folder, changed, packed, number)]
+            read = read_rows(self.folder / delta.name, changed, packed, number)
+            changes += zip([file.path for file in changed.files], read, strict=True)
         return changes

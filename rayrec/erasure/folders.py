@@ -65,8 +65,9 @@ class StoredFolders:
         """Return the tables that are stored."""
         return {table for one in self._all() for table in one.tables()}
 
-    def _all(self) -> list[StoredCheckpoint | StoredArtifact | StoredChain]:
-        return [*self.checkpoints.values(), *self.artifacts.values(), *self.chains.values()]
+    def _all(self) -> list[StoredCheckpoint | StoredArtifact]:
+        bases = [chain.base for chain in self.chains.values()]
+        return [*self.checkpoints.values(), *self.artifacts.values(), *bases]
 
     def _add(self, root: Path, folder: Path, folders: list[str], files: list[str]) -> None:
         """Add what lies in a folder itself, and leave in `folders` those to go on with."""

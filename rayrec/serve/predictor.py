@@ -234,7 +234,7 @@ class Predictor:
         return self.score(self.requests.of_user(one, candidates))
 
     def warm(self) -> None:
-        """Warm up: score a row of no ids, so that no caller waits for the first call's set-up."""
+        """Warm up: score a row of empty lists, so that no caller waits for the first call."""
         if self.schema is not None:
             request = Request.of_batch(nothing(self.schema, 1))
             self._named(self.weights.outputs(request), probabilities)

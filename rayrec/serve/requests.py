@@ -9,7 +9,6 @@ not read. A user with many candidates is two such tables: one row, and n rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -86,7 +85,7 @@ def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") ->
 
 
 def nothing(schema: FeatureSchema, rows: int = 0) -> Batch:
-    """Return a batch of no rows, or of rows that have no ids."""
+    """Return a batch of no rows, or of rows whose lists are empty."""
     features = schema.feature_names()
     none = torch.empty(0, dtype=torch.int64)
     ids = KeyedJaggedTensor(
@@ -96,40 +95,20 @@ def nothing(schema: FeatureSchema, rows: int = 0) -> Batch:
         lengths=torch.zeros(len(features) * rows, dtype=torch.int32),
         stride=rows,
     )
-    empty = JaggedTensor(none, lengths=torch.zeros(rows, dtype=torch.int32))
+    sequences = {}
+    for one in schema.sequences:
+        # a sequence that is no list has one number in each row
+        count = int(one.most_recent is None and one.aligned_with is None)
+        lengths = torch.full((rows,), count, dtype=torch.int32)
+        numbers = torch.zeros(rows * count, dtype=torch.int64)
+        sequences[one.name] = JaggedTensor(numbers, lengths=lengths)
     return Batch(
         dense_features=torch.zeros(rows, len(schema.dense)),
         sparse_features=ids,
         labels=torch.zeros((rows, len(schema.labels)) if len(schema.labels) > 1 else rows),
         global_rows=rows,
-        sequences=dict.fromkeys((s.name for s in schema.sequences), empty),
+        sequences=sequences,
     )
-
-
-def tensors_of(ids: KeyedJaggedTensor, dense: Tensor | None, columns: int | None) -> Request:
-    """Check the dense tensor that a caller gives beside ids.
-
-    Args:
-        columns: I; None where it is not known.
-    Raises:
-        InputError: it has another shape or type, or holds NaN or infinity.
-    """
-    rows = ids.stride()
-    if dense is None:
-        dense = torch.empty(rows, 0)
-    wanted = dense.shape[1] if columns is None and dense.dim() == 2 else columns
-    if dense.shape != (rows, wanted) or not dense.is_floating_point():
-        raise InputError(
-            f"dense is {tuple(dense.shape)} {dense.dtype}; these ids have {rows} rows and the "
-            f"model {wanted} dense columns: give ({rows}, {wanted}) float32."
-        )
-    # a sum is finite only where all of it is, unless it is too large for float32
-    if not math.isfinite(float(dense.sum())) and not bool(dense.isfinite().all()):
-        row, column = (int(place) for place in (~dense.isfinite()).nonzero()[0])
-        raise InputError(
-            f"dense column {column} holds {float(dense[row, column])} in row {row}. Clean the data."
-        )
-    return Request(dense.float(), ids)
 
 
 class CandidateSplit:

@@ -2,14 +2,19 @@
 
 A row has all columns of the schema. The columns of one user may be given once, beside those of many
 candidates; they are repeated only where the model needs them in every row. Tensors need no schema.
+
+    # B rows, I dense columns
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from rayrec.data import Batch
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.serve.requests import (
     CandidateSplit,
@@ -18,7 +23,6 @@ from rayrec.serve.requests import (
     broadcast,
     marked,
     read_rows,
-    tensors_of,
     user_columns,
 )
 from rayrec.sparse import KeyedJaggedTensor
@@ -50,12 +54,29 @@ class RowReader:
         return self.of_batch(read_rows(rows, self._known_schema()))
 
     def of_tensors(self, ids: KeyedJaggedTensor, dense: Tensor | None) -> Request:
-        """Return the request of ids with a dense tensor beside them.
+        """Return the request of ids with a (B, I) dense tensor beside them.
 
         Raises:
-            InputError: the dense tensor does not fit.
+            InputError: the dense tensor has another shape or type, or holds NaN or infinity.
         """
-        return tensors_of(ids, dense, None if self._schema is None else len(self._schema.dense))
+        rows = ids.stride()
+        if dense is None:
+            dense = torch.empty(rows, 0)
+        columns = None if self._schema is None else len(self._schema.dense)
+        wanted = dense.shape[1] if columns is None and dense.dim() == 2 else columns
+        if dense.shape != (rows, wanted) or not dense.is_floating_point():
+            raise InputError(
+                f"dense is {tuple(dense.shape)} {dense.dtype}; these ids have {rows} rows and the "
+                f"model {wanted} dense columns: give ({rows}, {wanted}) float32."
+            )
+        # a sum is finite only where all of it is, unless it is too large for float32
+        if not math.isfinite(float(dense.sum())) and not bool(dense.isfinite().all()):
+            row, column = (int(place) for place in (~dense.isfinite()).nonzero()[0])
+            raise InputError(
+                f"dense column {column} holds {float(dense[row, column])} in row {row}. Clean the "
+                "data."
+            )
+        return Request(dense.float(), ids)
 
     def of_batch(self, batch: Batch) -> Request:
         """Return the request of a batch that was read by the schema."""

@@ -156,11 +156,9 @@ class Weights:
         """
         try:
             return self._run(request)
-        except RayrecError:
-            raise
         # with a schema all shapes were checked, so it is a defect
         except Exception as error:
-            if self._artifact.schema is not None:
+            if isinstance(error, RayrecError) or self._artifact.schema is not None:
                 raise
             raise InputError(
                 f"the model does not take dense {tuple(request.dense.shape)} beside the keys "

@@ -7,10 +7,11 @@ the checkpoints, sync points and publications. `RankTrainer` takes the steps thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
@@ -217,6 +218,7 @@ class RankRun:
         folder: ScoredFolder,
         should_stop: Callable[[], bool] = _never,
         on_batch: Callable[[], None] = lambda: None,
+        scores: Callable[[Any], Sequence[Tensor]] | None = None,
     ) -> Predicted | None:
         """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
         return bulk.predict(
@@ -229,6 +231,7 @@ class RankRun:
             on_batch,
             tasks=self.spec.tasks,
             autocast=self._autocast,
+            scores=scores,
         )
 
     @property

@@ -105,6 +105,26 @@ def test_a_damaged_publication_is_refused(seed):
         assert str(error).startswith("here") and "\n" not in str(error)
 
 
+def test_a_record_is_written_last_and_whole_or_not_at_all(tmp_path, monkeypatch):
+    whole = chain(random.Random(0), "own", 1)[0]
+
+    def refuses(*_):
+        raise OSError("no space")
+
+    for name in ("os.replace", "sync"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(f"rayrec.serve.sealed.{name}", refuses)
+            whole.write(tmp_path, None)
+        with pytest.raises(ArtifactError, match="has no file"):
+            Publication.read_file(tmp_path)
+    missing = replace(whole, kind=DELTA, dense=DENSE).sealed()
+    with pytest.raises(FileNotFoundError):
+        missing.write(tmp_path, None)
+    whole.write(tmp_path, None)
+    assert Publication.read_file(tmp_path) == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["publication.json"]
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../else", "tables/../../else"])
 def test_files_outside_of_a_publication_are_refused(path):
     bad = replace(chain(random.Random(0), "own", 2)[1], kind=DELTA, dense=StoredFile(path, 1, "x"))

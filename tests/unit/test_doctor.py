@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ from rayrec.checkpoint import CheckpointManager, TableReader, load_table, read_m
 from rayrec.cli.main import main
 from rayrec.doctor import DoctorReport, TableHealth, examine
 from rayrec.doctor.doctor_page import render_doctor_page
+from rayrec.doctor.first_rows import FirstRows
 from rayrec.doctor.tallies import LARGEST, Float32Histogram, LargestValues
+from rayrec.dynamic.first_values import first_values
 from rayrec.errors import ArtifactError, ConfigError, DamagedCheckpointError
-from rayrec.layout import EmbeddingBagConfig
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig
 from rayrec.layout.tables import DataType
 from rayrec.modules.init import table_values
 from rayrec.modules.names import DTYPES
@@ -43,8 +46,14 @@ def kinds_of(report: DoctorReport, table: str) -> set[str]:
     return {one.kind for one in report.findings if one.table == table}
 
 
-def planted(folder: Path, rng: random.Random, data_type: DataType = DataType.FP32) -> Path:
-    """A checkpoint of the tables of `a_schema`, with faults in rows of known numbers."""
+def planted(
+    folder: Path, rng: random.Random, data_type: DataType = DataType.FP32, reached: bool = False
+) -> Path:
+    """A checkpoint of the tables of `a_schema`, with faults in rows of known numbers.
+
+    Args:
+        reached: gradients have reached the rows of the frozen table.
+    """
     recipe = ModelRecipe(model="dlrm", schema=a_schema().to_json())
     truths = []
     for table in a_schema().tables:
@@ -66,6 +75,9 @@ def planted(folder: Path, rng: random.Random, data_type: DataType = DataType.FP3
             weight[3], weight[4, 2], weight[5] = math.nan, math.nan, 0.0
             weight[6, 1], weight[7] = -math.inf, 3e4
             squares[8] = 20.0  # of 64, the 44 others have 1 each
+            squares[9], squares[9, 0] = 8 / 7, 0.0
+        if table.name == "user":
+            squares += reached
         if table.name == "words":  # 30 rows, into which 30 buckets are hashed
             squares[:20] = 1.0
             weight[:20] *= 0.5
@@ -86,7 +98,8 @@ def planted(folder: Path, rng: random.Random, data_type: DataType = DataType.FP3
 @pytest.mark.seeds(range(40))
 def test_planted_faults_are_found_with_exact_counts(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    report = examine(planted(tmp_path, rng, rng.choice(list(DataType))))
+    reached = seed % 2 == 0
+    report = examine(planted(tmp_path, rng, rng.choice(list(DataType)), reached))
     tables = by_name(report)
     item = tables["item"]
     assert (item.rows, item.in_use, item.dead_rows, item.unmoved_rows) == (60, 60, 15, 3)
@@ -101,14 +114,35 @@ def test_planted_faults_are_found_with_exact_counts(seed: int, tmp_path: Path) -
         "NaN rows", "infinite rows", "zero rows", "huge rows", "unmoved rows", "hot id",
     }  # fmt: skip
     user, words = tables["user"], tables["words"]
-    assert (user.first_rows, user.dead_rows, user.hottest_1) == (50, 50, None)
-    assert kinds_of(report, "user") == {"frozen table"}
+    dead = 0 if reached else 50
+    assert (user.first_rows, user.dead_rows, user.unmoved_rows) == (50, dead, 50 - dead)
+    assert user.hottest_1 == (0.02 if reached else None)
+    # without a dead row all buckets are used
+    assert kinds_of(report, "user") == {"frozen table"} | ({"collisions"} if reached else set())
     assert (words.dead_rows, words.first_rows, words.unmoved_rows) == (10, 10, 0)
     values = math.log(10 / 30) / math.log(29 / 30)
     assert words.distinct_values == pytest.approx(values)
     assert words.collided == pytest.approx(1 - (29 / 30) ** (values - 1))
     assert kinds_of(report, "words") == {"collisions"}
-    assert [one.is_grave for one in report.findings] == [True] * 3 + [False] * 5
+    assert [one.is_grave for one in report.findings] == [True] * 3 + [False] * (5 + reached)
+
+
+def test_a_touched_row_is_as_it_began_only_if_all_of_its_columns_are() -> None:
+    table = EmbeddingBagConfig(3000, 20, name="t", feature_names=["f"])
+    dynamic = replace(table, dynamic=DynamicConfig())
+    names = torch.arange(2000, 2900)
+    static = table_values(SEED, table, range(2000, 2900), range(20))
+    ids = names * 7919 - 10**9
+    by_id = first_values(SEED, dynamic, ids.numpy(), range(20))
+    for config, named, weight in ((table, names, static), (dynamic, ids, by_id)):
+        first = FirstRows(SEED, config)
+        assert first.match(named, weight, None).all()
+        changed = weight.clone()
+        changed[100, 15] += 1e-3
+        changed[200, 3] += 1e-3
+        for untouched in (None, torch.zeros(900, dtype=torch.bool)):
+            found = (~first.match(named, changed, untouched)).nonzero()[:, 0]
+            assert found.tolist() == [100, 200]
 
 
 @pytest.mark.seeds(range(60))
@@ -152,19 +186,22 @@ def test_an_increment_is_examined_as_the_whole_of_it(seed: int, tmp_path: Path) 
             assert found.norm_max == pytest.approx(float(weight.norm(dim=1).max()), rel=1e-6)
 
 
-def test_rows_that_began_otherwise_are_not_told_as_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dead", [10, 60])
+def test_rows_that_began_otherwise_are_not_told_as_trained(tmp_path: Path, dead: int) -> None:
     path = planted(tmp_path, random.Random(0))
     manifest = json.loads((path / "manifest.json").read_text())
     tables = [one for one in a_schema().tables if one.name == "item"]
     recipe = ModelRecipe(model="dlrm", schema=a_schema().to_json(), init_bound=0.25)
     truth = make_truth(random.Random(0), "item", 60, tables[0].embedding_dim, "row")
-    truth.squares[:10] = 0
+    truth.squares[:dead] = 0
     other = str(tmp_path / "step-00000008")
     cursor = manifest["cursor"]
     plan = random_plan(random.Random(0), [truth], 1)
     save_world(other, [truth], plan, step=8, extras=recipe.to_extras(), cursor=cursor)
-    item = by_name(examine(other))["item"]
-    assert item.dead_rows == 10 and item.first_rows is None and item.unmoved_rows is None
+    report = examine(other)
+    assert ("frozen table" in kinds_of(report, "item")) == (dead == 60)
+    item = by_name(report)["item"]
+    assert item.dead_rows == dead and item.first_rows is None and item.unmoved_rows is None
     assert "init_from" in item.not_told["first values"]
 
 
@@ -192,8 +229,11 @@ def test_narrower_types_are_off_by_what_an_export_loses(tmp_path: Path) -> None:
             assert wanted is not None and got is not None
             assert abs(got - wanted) < 0.02 * wanted
             assert getattr(table, f"error_{dtype}") is None
-    for table in exact.values():
-        assert table.error_fp16 and table.error_int8 and table.error_int4
+    for name, table in exact.items():
+        weight = torch.tensor(load_table(world.checkpoint, name)["weight"].to_pylist())
+        off = (weight.half().float() - weight).norm(dim=1) / weight.norm(dim=1)
+        assert table.error_fp16 == pytest.approx(float(off.mean()), rel=1e-4)
+        assert table.error_int8 and table.error_int4
         assert table.error_fp16 < table.error_int8 < table.error_int4
 
 
@@ -226,7 +266,7 @@ def test_the_command_prints_and_writes_text_json_arrow_and_a_page(
     assert main(["doctor", str(tmp_path), "--html", str(page), "--arrow", str(arrow)]) == 0
     told = capsys.readouterr().out
     assert f"{path}: checkpoint of step 7, 3 tables of 140 rows, 8 findings" in told
-    assert "! item: NaN rows: 2 of 60 rows hold a NaN, such as rows 3, 4" in told
+    assert "! item: NaN rows: 2 of 60 rows hold a NaN (such as rows 3, 4)" in told
     assert "not told:" in told and told.endswith(f"page: {page}\ntable: {arrow}\n")
     assert main(["doctor", f"{tmp_path}@latest", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -232,7 +232,9 @@ def test_the_receipt_tells_every_file_that_changed(
     files = {one["path"]: (one.get("before"), one.get("after")) for one in said["files"]}
     changed = before.items() ^ after.items()
     assert files == {path: (before.get(path), after.get(path)) for path, _ in changed}
-    assert any(path.startswith("published/delta-") for path in files)
+    by_path = {one["path"]: one["rows"] for one in said["files"]}
+    assert by_path["published/delta-00000006/tables/0001-t_item-0.arrow"] == len(ITEMS)
+    assert by_path["published/delta-00000006/publication.json"] == 0
     # whoever knows a key can tell whether it was among them
     assert salted(said["salt"], WORD) in said["keys"]["word"]
     assert {salted(said["salt"], user) for user in victims.users} == set(said["keys"]["user_id"])

@@ -15,9 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint import CheckpointManager, load_table
+from rayrec.checkpoint import CheckpointManager, Gather, ShardState, load_table, save_checkpoint
 from rayrec.erasure.forget import forget
 from rayrec.errors import ConfigError
+from rayrec.layout import (
+    DynamicConfig,
+    EmbeddingBagConfig,
+    ShardingPlan,
+    TableLayout,
+    TablePlacement,
+)
 from rayrec.next_item_recipe import NextItemModel
 from rayrec.quant import pack_rows
 from rayrec.serve import Predictor, export, open_artifact
@@ -25,7 +32,7 @@ from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.signing import SigningKey
 from tests.unit.chain_worlds import save_chain
-from tests.unit.checkpoint_worlds import Truth, random_plan, random_truths
+from tests.unit.checkpoint_worlds import Ranks, Truth, random_plan, random_truths
 from tests.unit.next_item_worlds import ITEMS, LONGEST, next_item_world
 from tests.unit.published_worlds import BOUNDS, bytes_of, published_world
 from tests.unit.serve_worlds import a_model, a_schema, a_world, rows
@@ -85,6 +92,74 @@ def test_chains_of_checkpoints_lose_the_rows_of_keys_and_no_others(
                 assert torch.equal(values, wanted[column]), (path, name, column)
     receipt, _ = forget(tmp_path / "run", tmp_path / "keys.parquet")
     assert receipt.files == () and sum(table.found for table in receipt.tables) == 0
+
+
+def dynamic_states(plan: ShardingPlan, rank: int) -> list[ShardState]:
+    """Shards of a dynamic table of 40 rows, every third of them free, with candidates and times."""
+    number = torch.Generator().manual_seed(7)
+    weight = torch.randn(40, 8, generator=number)
+    keys = torch.arange(40) * 10**12 + 17
+    keys[::3] = -1
+    waiting = torch.arange(40) * 10**12 + 18
+    waiting[1::2] = -1
+    states = []
+    for shard in plan.shards(rank):
+        here, cols = slice(shard.rows.start, shard.rows.stop), list(shard.cols)
+        ids = {}
+        for kind, key in (("id", keys), ("candidate", waiting)):
+            told = (key[here] % 97 + 1) * (key[here] != -1)
+            ids[f"{kind}_key"] = key[here].clone()
+            ids |= {f"{kind}_{column}": told.int() for column in ("seen", "hits")}
+            ids[f"{kind}_time"] = told + 5 * (key[here] != -1)
+        states.append(
+            ShardState(shard, weight[here][:, cols].clone(), {"momentum1": key[here].float()}, ids)
+        )
+    return states
+
+
+@pytest.mark.parametrize(
+    "cuts", [((0, 40), (0, 4, 8)), ((0, 20, 40), (0, 8)), ((0, 20, 40), (0, 4, 8))]
+)
+def test_dynamic_tables_under_any_cuts_lose_ids_candidates_and_times(
+    cuts: tuple[tuple[int, ...], tuple[int, ...]], tmp_path: Path
+) -> None:
+    rows_at, cols_at = cuts
+    owners = [[(r + c) % 2 for c in range(len(cols_at) - 1)] for r in range(len(rows_at) - 1)]
+    layout = TablePlacement(TableLayout(rows_at, cols_at, tuple(map(tuple, owners))))
+    plan = ShardingPlan(world_size=2, tables={"t": layout})
+    rule = DynamicConfig(blocks=2, admission_threshold=2, ttl_s=60)
+    table = EmbeddingBagConfig(40, 8, name="t", feature_names=["f"], dynamic=rule)
+    path = str(tmp_path / "run" / "step-00000001")
+
+    def body(rank: int, gather: Gather) -> None:
+        save_checkpoint(
+            path,
+            shards=dynamic_states(plan, rank),
+            tables=[table],
+            plan=plan,
+            rank=rank,
+            world_size=2,
+            gather=gather,
+            dense={},
+            step=1,
+            batch_bytes=300,
+        )
+
+    Ranks(2).run(body).all()
+    before = load_table(path, "t").combine_chunks()
+    ids, waiting = [k * 10**12 + 17 for k in (1, 7, 38, 39)], [k * 10**12 + 18 for k in (2, 38, 5)]
+    keys = write_keys(tmp_path / "keys.parquet", {"t": [*ids, *waiting]})
+    (told,) = forget(tmp_path / "run", keys)[0].tables
+    # of the ids, 39 is free, and of the candidates 5
+    assert (told.ids, told.found, told.found_now) == (7, 5, 0)
+    after = load_table(path, "t").combine_chunks()
+    for name in before.column_names:
+        old, new = (one[name].to_pylist() for one in (before, after))
+        gone = {1, 7, 38} if not name.startswith("candidate_") else {2, 38}
+        free = -1 if name.endswith("_key") else [0.0] * 8 if name == "weight" else 0
+        assert new == [
+            free if row in gone and name != "row" else was for row, was in enumerate(old)
+        ]
 
 
 def erased(predictor: Predictor, keys: dict[str, list[int]]) -> dict[str, bytes]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -20,7 +22,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from rayrec.serve.chain.follower import Version
@@ -183,5 +185,19 @@ class Metrics:
         if not self._is_joined:
             return generate_latest(self._registry) + generate_latest(self._computed)
         joined = CollectorRegistry()
-        MultiProcessCollector(joined)
+        joined.register(_ReplicaFiles())
         return generate_latest(joined) + generate_latest(self._computed)
+
+
+class _ReplicaFiles:
+    """Sums over the files of all replicas."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all files that hold any."""
+        files = []
+        for file in Path(os.environ[METRICS_FOLDER]).glob("*.db"):
+            with suppress(FileNotFoundError):  # of a replica that is gone
+                # empty for an instant while a replica starts; of one that is killed then, for ever
+                if file.stat().st_size:
+                    files.append(str(file))
+        yield from MultiProcessCollector.merge(files)
