@@ -254,6 +254,10 @@ def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [step for step, ingest in ages if ingest is not None] == [4, 6, 8, 10], ages
     # a second life waits for new rows, and has nothing to do
     again = [*words, "--set", "run.resume_from=latest"]
+    (tmp_path / "in").rename(tmp_path / "away")
+    assert main(["train", "--local", *again]) == 2
+    assert "cannot be listed" in capsys.readouterr().err
+    (tmp_path / "away").rename(tmp_path / "in")
     assert main(["train", "--local", *again]) == 0
     assert "done: step 10" in capsys.readouterr().out
 

@@ -1,0 +1,142 @@
+"""What a stream leaves out is counted and told, and what can be trained on is not left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.errors import InputError
+from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
+
+
+def test_what_cannot_be_trained_on_is_told_and_counted(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    (incoming / "b.parquet").write_bytes(b"PAR1 and no more")
+    (incoming / "c.parquet").write_bytes(as_bytes(rows_of(4, 5).drop(["item"])))
+    texts = rows_of(9, 2).set_column(2, "item", pa.array(["x", "y"]))
+    (incoming / "d.parquet").write_bytes(as_bytes(texts))
+    bad = rows_of(11, 3).set_column(2, "item", pa.array([1, -5, 3]))
+    (incoming / "e.parquet").write_bytes(as_bytes(bad))
+    config = config_of(incoming, rows=100, seconds=0.3, patience_s=0.05)
+    cutter = cutter_of(run, config)
+    assert cut(cutter, 0, polls=1) is None  # it waits for b, which may grow
+    time.sleep(0.1)
+    window = None
+    while window is None:
+        window = cut(cutter, 0, polls=1)
+    cutter.close()
+    assert amounts(run, window) == [0, 1, 2, 3, 11, 13]
+    assert window.refused == 1 + 5 + 2 + 1 and window.lag_rows == 0
+    told = json.loads((run / "stream" / "refused" / "window-00000000.json").read_text())
+    places = {one["place"]: one["reason"] for one in told}
+    rows = [f"{file}.parquet, row {row}" for file, row in (("d", 0), ("d", 1), ("e", 1))]
+    assert list(places) == ["b.parquet", "c.parquet", *rows]
+    assert "no whole Parquet file" in places["b.parquet"] and "'item'" in places["c.parquet"]
+    assert "-5" in places["e.parquet, row 1"]
+
+
+def test_files_that_go_change_or_come_late_are_refused(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    config = config_of(incoming, rows=3)
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(0, 8)))
+    cutter = cutter_of(run, config)
+    assert amounts(run, cut(cutter, 0)) == [0, 1, 2]  # type: ignore[arg-type]
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(100, 9)))
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(50, 2)))
+    (incoming / "c.parquet").write_bytes(as_bytes(rows_of(8, 4)))
+    second = cut(cutter, 1)
+    assert second is not None and amounts(run, second) == [8, 9, 10]
+    # the name before the cursor, and the five rows of the file that is another one now
+    assert second.refused == 1 + 5
+    os.unlink(incoming / "c.parquet")
+    (incoming / "d.parquet").write_bytes(as_bytes(rows_of(12, 3)))
+    third = cut(cutter, 2)
+    cutter.close()
+    assert third is not None and amounts(run, third) == [12, 13, 14] and third.refused == 1
+    (told,) = json.loads((run / "stream" / "refused" / "window-00000002.json").read_text())
+    assert told == {
+        "place": "c.parquet",
+        "reason": "is gone; its last 1 rows are not trained on",
+        "rows": 1,
+    }
+
+
+def test_a_run_whose_first_rows_are_all_refused_ends_and_says_why(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 5).drop(["item"])))
+    cutter = cutter_of(run, config_of(incoming, stop_when_idle_s=1e-3))
+    with pytest.raises(
+        InputError, match=r"none of the first 5 rows .*a\.parquet: no column 'item'"
+    ):
+        cut(cutter, 0)
+    cutter.close()
+    assert (run / "stream" / "refused" / "window-00000000.json").is_file()
+
+
+def test_refused_rows_are_told_while_no_other_row_comes(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(4, 5).drop(["item"])))
+    cutter = cutter_of(run, config_of(incoming, rows=4, stop_when_idle_s=1e-3))
+    assert amounts(run, cut(cutter, 0)) == [0, 1, 2, 3]  # type: ignore[arg-type]
+    told = run / "stream" / "refused" / "window-00000001.json"
+    cutter.begin(1)
+    while cutter.window(1) is None and not told.exists():
+        # the run does not end before they are told
+        time.sleep(1e-3)
+    assert sum(one["rows"] for one in json.loads(told.read_text())) == 5
+    assert cut(cutter, 1) is None and cutter.is_idle(1e-3)
+    (incoming / "c.parquet").write_bytes(as_bytes(rows_of(9, 2)))
+    window = cut(cutter, 1)
+    cutter.close()
+    assert window is not None and window.refused == 5 and amounts(run, window) == [9, 10]
+
+
+def test_types_that_go_together_make_one_window(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    rows = rows_of(0, 12)
+    kinds = (pa.int64(), pa.int32(), pa.uint8(), pa.large_list(pa.int64()))
+    for k, kind in enumerate(kinds):
+        part = rows.slice(k * 3, 3)
+        items = part["item"].to_pylist()
+        column = pa.array([[i] for i in items] if pa.types.is_large_list(kind) else items, kind)
+        part = part.set_column(2, "item", column)
+        (incoming / f"{k}.parquet").write_bytes(as_bytes(part))
+    cutter = cutter_of(run, config_of(incoming, rows=100))
+    window = cut(cutter, 0)
+    cutter.close()
+    # a list of ids is a feature of another kind than an id
+    assert window is not None and amounts(run, window) == list(range(9)) and window.refused == 3
+
+
+def test_a_row_group_is_read_once_for_many_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 60), group=30))
+    reads: list[list[int]] = []
+    real = pq.ParquetFile.read_row_groups
+
+    def counted(file: pq.ParquetFile, groups: list[int]) -> pa.Table:
+        reads.append(groups)
+        return real(file, groups)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    cutter = cutter_of(run, config_of(incoming, rows=5))
+    got = [amounts(run, cut(cutter, number)) for number in range(12)]  # type: ignore[arg-type]
+    cutter.close()
+    assert np.ravel(got).tolist() == list(range(60)) and reads == [[0], [1]]
