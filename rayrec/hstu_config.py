@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayrec.checks import whole_number
+from rayrec.checks import MAX_SIZE, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rayrec.modules import HSTUEncoder
 
 TIME_BUCKETS = 40
-MAX_SIZE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.checks import positive, whole_number
+from rayrec.checks import MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.layout.schema import FeatureSchema
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 CANDIDATES = "candidates"  # the feature of the loss, beside those of the schema
 KIND = "next_item"  # of a checkpoint, by its extras
-MAX_SIZE = 2**31 - 1  # of a layer
 
 Kind = Literal["sasrec", "hstu", "gru4rec"]
 NEXT_ITEM: tuple[Kind, ...] = ("sasrec", "hstu", "gru4rec")
@@ -155,6 +154,11 @@ class NextItemRecipe:
             listed,
         )
         return NextItemTrain(model, self._loss(table.num_embeddings))
+
+    def sequences(self) -> frozenset[str]:
+        """Return the names of the schema's sequences that the model reads."""
+        named = self.model.times, self.model.seen
+        return frozenset(name for name in named if name is not None)
 
     def layers(self) -> int:
         """Return a bound of the layers of the module, to check before it is built."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayrec.checks import positive, whole_number
+from rayrec.checks import MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.hstu_config import HSTUConfig
@@ -36,7 +36,6 @@ OPTIONS_OF = {
 _LAYERS = ("dense_layers", "over_layers", "attention_layers", "expert_layers")
 _NUMBERS = ("cross_layers", "cross_rank", "shared_experts", "task_experts", "extraction_layers")
 OTHER_KINDS = ("two_tower", "next_item")  # what checkpoints of other models say in their extras
-MAX_SIZE = 2**31 - 1  # of a layer
 # The models multiply rows with each other, and a product of rows near zero has hardly a gradient.
 INIT_BOUND = 0.5
 
@@ -138,12 +137,12 @@ class ModelRecipe:
         )
 
     def _din(self, schema: FeatureSchema) -> nn.Module:
-        from rayrec.layout.schema_sequences import candidates_of
+        from rayrec.layout.schema_sequences import targets_of
         from rayrec.models import DIN, DLRMTrain
         from rayrec.modules import EmbeddingCollection
 
         sequences = [self._started(table) for table in schema.embedding_configs()]
-        histories = candidates_of(schema)
+        histories, beside = targets_of(schema)
         return DLRMTrain(
             DIN(
                 EmbeddingCollection(sequences, device="meta"),
@@ -153,6 +152,7 @@ class ModelRecipe:
                 len(schema.dense),
                 self.dense_layers,
                 self.attention_layers,
+                beside=beside,
             )
         )
 
@@ -226,6 +226,12 @@ class ModelRecipe:
                 "or more, one for each label of the schema, or train dlrm."
             )
 
+    def sequences(self) -> frozenset[str]:
+        """Return the names of the schema's sequences that the model reads."""
+        said = self.hstu
+        named = (said.times, said.candidate_time) if self.model == "hstu_ranking" else ()
+        return frozenset(name for name in named if name is not None)
+
     def layers(self) -> int:
         """Return a bound of the layers of the module, to check before it is built.
 
@@ -263,9 +269,8 @@ class ModelRecipe:
         for kind in OTHER_KINDS:
             if kind in extras:
                 raise ConfigError(
-                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; ranks "
-                    "score click models alone again, and only these and next-item models are "
-                    "exported and served."
+                    f"{source} is of kind {kind!r}, which `rayrec train` trains and ranks; only "
+                    "click models and next-item models are scored again, exported and served."
                 )
         try:
             fields = dict(extras["recipe"])

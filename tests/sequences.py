@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.data import ItemSlices, SharedNegatives
-from rayrec.data.candidates import ROW_KEYS, with_bag
+from rayrec.data.batch import BatchPlace
+from rayrec.data.candidates import with_bag
 from rayrec.layout import EmbeddingConfig, ShardingPlan, Topology
 from rayrec.models import FullSoftmax, NextItem, NextItemTrain, SampledSoftmax
-from rayrec.modules import EmbeddingCollection, JaggedDropout, row_keys
+from rayrec.modules import EmbeddingCollection, JaggedDropout
 from rayrec.modules.jagged_dropout import value_keys
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.planner import manual_plan
@@ -83,7 +84,7 @@ def part(step: int, rank: int, ranks: int, loss: str) -> Part:
     own = Part(past[rows], items[rows], len(items))
     ids = torch.from_numpy(candidates_of(loss).ids(SEED, step, rank, ranks))
     own.sparse_features = with_bag(own.sparse_features, "candidates", ids)
-    own.groups = {ROW_KEYS: row_keys(SEED, step, rows.start, own.rows)}
+    own.place = BatchPlace(SEED, step, rows.start)
     return own
 
 

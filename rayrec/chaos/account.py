@@ -88,7 +88,7 @@ def account(events: Sequence[RunEvent], blows: Sequence[InjectedFault]) -> Accou
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunRecord:
     """Record of a run under faults, from its start to its end.
 
     Attributes:
@@ -129,7 +129,9 @@ class Run:
         return self.end == "done" and not self.others(expected)
 
 
-def table(runs: Sequence[Run], expected: Mapping[str, str], kinds: Sequence[str]) -> list[str]:
+def table(
+    runs: Sequence[RunRecord], expected: Mapping[str, str], kinds: Sequence[str]
+) -> list[str]:
     """Return the runs as a Markdown table, with their sum where they are several.
 
     Args:
@@ -147,7 +149,7 @@ def table(runs: Sequence[Run], expected: Mapping[str, str], kinds: Sequence[str]
     return lines
 
 
-def _cells(name: str, runs: Sequence[Run], kinds: Sequence[str], verdict: str) -> list[str]:
+def _cells(name: str, runs: Sequence[RunRecord], kinds: Sequence[str], verdict: str) -> list[str]:
     struck = Counter(blow.kind for run in runs for blow in run.blows for _ in blow.pids)
     accounts = [run.account for run in runs]
     waits = [wait for each in accounts for wait in each.waits]

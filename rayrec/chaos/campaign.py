@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rayrec.chaos.account import Run, table
+from rayrec.chaos.account import RunRecord, table
 from rayrec.chaos.cluster import PrivateCluster, private_cluster
 from rayrec.chaos.fault_run import Bounds, FaultRun
 from rayrec.chaos.job import Job
@@ -59,8 +59,8 @@ class Outcome:
         kinds: kinds of faults that could strike.
     """
 
-    calm: Run
-    runs: tuple[Run, ...]
+    calm: RunRecord
+    runs: tuple[RunRecord, ...]
     kinds: tuple[str, ...]
 
     @property
@@ -106,7 +106,7 @@ def shake(
     try:
         with hold_signals() as signals, private_cluster(job, 1 + campaign.nodes) as cluster:
 
-            def one(name: str, seed: int, faults: bool) -> Run:
+            def one(name: str, seed: int, faults: bool) -> RunRecord:
                 drawn = schedule(seed, campaign.every_s, campaign.kinds) if faults else iter(())
                 folder = job.folder / name
                 run = FaultRun(job, cluster, folder, drawn, campaign.bounds, say, signals)
@@ -136,7 +136,7 @@ def shake(
             job.folder.rmdir()
 
 
-def _check_calm(calm: Run) -> None:
+def _check_calm(calm: RunRecord) -> None:
     """Refuse a job that does not even end well when nothing happens to it."""
     if calm.end == "done":
         return

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rayrec.chaos.account import InjectedFault, Run, account
+from rayrec.chaos.account import InjectedFault, RunRecord, account
 from rayrec.chaos.cluster import PrivateCluster
 from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
@@ -77,7 +77,7 @@ class FaultRun:
         self._gcs_until: float | None = None
         self._ranks: tuple[float, list[int]] = 0.0, []
 
-    def run(self, seed: int) -> Run:
+    def run(self, seed: int) -> RunRecord:
         """Start the run, inject its faults, and return its record.
 
         Raises:
@@ -189,11 +189,11 @@ class FaultRun:
             self._say(f"  +{since_s:6.1f} s  {what}, process {who}, {when}")
         return bool(struck)
 
-    def _told(self, seed: int, started: float, end: str, words: str) -> Run:
+    def _told(self, seed: int, started: float, end: str, words: str) -> RunRecord:
         seconds = time.monotonic() - started
         there = (self._folder / NAME).exists()
         events = read_events(self._folder).events if there else ()
-        return Run(
+        return RunRecord(
             seed=seed,
             end=end,  # type: ignore[arg-type]
             words=words,

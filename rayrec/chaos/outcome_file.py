@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rayrec.chaos.account import Account, InjectedFault, Run
+from rayrec.chaos.account import RunRecord
 from rayrec.chaos.campaign import Outcome
+from rayrec.fields.reading import read_record
 from rayrec.storage import probe_output, write_whole
 
 WHAT = "the outcome (--out)"
@@ -48,9 +49,7 @@ def read_out(path: str) -> Outcome:
     return Outcome(calm=_run(told["calm"]), runs=runs, kinds=tuple(told["kinds"]))
 
 
-def _run(told: dict[str, Any]) -> Run:
-    values = {name: value for name, value in told.items() if name != "verdict"}
-    values["blows"] = tuple(InjectedFault(**{**b, "pids": tuple(b["pids"])}) for b in told["blows"])
-    account = told["account"]
-    values["account"] = Account(**{**account, "waits": tuple(account["waits"])})
-    return Run(**values)
+def _run(told: dict[str, Any]) -> RunRecord:
+    told.pop("verdict", None)
+    run: RunRecord = read_record(RunRecord, told)
+    return run

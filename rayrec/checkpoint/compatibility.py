@@ -70,6 +70,7 @@ def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | No
 
 
 def no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
+    """Return the error for a checkpoint without a table of the model."""
     names = ", ".join(t.name for t in manifest.tables[:10])
     if len(manifest.tables) > 10:
         names += ", ..."
@@ -80,6 +81,7 @@ def no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
 
 
 def check_optimizer(manifest: Manifest, table: str, wanted: object, where: str) -> None:
+    """Raise `CheckpointError` if a table was trained by another optimizer than the wanted one."""
     saved = manifest.optimizers.get(table)
     # Nothing is compared where one side does not say its optimizer.
     if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):

@@ -26,6 +26,8 @@ OF_RANKS = (
     "global_batch_size",
     "timeout",
     "result",
+    "k",
+    "masked",
 )
 
 
@@ -38,6 +40,7 @@ rayrec predict served/clicks --data rows/ --out scores --columns user,item --wor
 rayrec predict served/clicks --data rows/ --out scores --where "day >= '2026-11-01'"
 rayrec predict runs/clicks/step-00000020 --data rows/ --out scores --local
 rayrec predict runs/clicks@best --data data/clicks --out scores.parquet --keys user
+rayrec predict runs/sasrec@latest --data data/films/log --out lists --k 10 --masked --columns user
 """,
 )
 @scoring_options("ARTIFACT|CHECKPOINT")
@@ -71,6 +74,14 @@ rayrec predict runs/clicks@best --data data/clicks --out scores.parquet --keys u
     help="rows scored at a time: by each worker of an artifact (4096), or over all ranks of a "
     "checkpoint",
 )
+@click.option(
+    "--k",
+    type=count(),
+    metavar="K",
+    help="of a checkpoint of a next-item model: the best K items after the history of each row, "
+    "and their scores, in place of the score of the row's item",
+)
+@click.option("--masked", is_flag=True, help="leave out of these what the row has seen")
 def command(
     out: str,
     columns: tuple[str, ...],
@@ -82,12 +93,14 @@ def command(
     """Write the score of every row, in the order of the rows.
 
     A folder gets files named part-00000.parquet and so on, with a column of scores for each task
-    ("score" where there is one) and the columns of --columns. It appears when it is complete.
-    Labels are not read, so the data need none.
+    ("score" where there is one; "item" and "score" are lists with --k) and the columns of
+    --columns. It appears when it is complete. Labels are not read, so the data need none.
     """
     from rayrec.errors import ConfigError
     from rayrec.runs.predicting import is_artifact
 
+    if given["masked"] and given["k"] is None:
+        raise ConfigError("--masked is about the lists of --k; give --k, too, or leave it out.")
     if columns and keys:
         raise ConfigError("--columns and --keys are the same; give one of them.")
     if is_artifact(given["checkpoint"]):
@@ -96,6 +109,8 @@ def command(
         _take("--workers", "ranks", workers, given)
         _take("--batch-size", "global_batch_size", batch_size, given)
         if out.endswith(FILES):
+            if given["k"] is not None:
+                raise ConfigError(f"--out {out} is one file, and lists go to a folder; name one.")
             score(given, out, columns or keys)
             return
         predicted = _by_checkpoint(given, out, columns or keys)
@@ -157,7 +172,8 @@ def _by_checkpoint(given: dict[str, Any], out: str, columns: tuple[str, ...]) ->
             "--result is for the scores of the model, and a folder of predictions needs no labels; "
             "leave it out, or use rayrec evaluate."
         )
-    return predict_checkpoint(replace(scoring_of(given, columns), predictions=out))
+    lists = {"k": given["k"], "masked": given["masked"]}
+    return predict_checkpoint(replace(scoring_of(given, columns), predictions=out, **lists))
 
 
 def _take(option: str, name: str, value: int | None, given: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
     """
     from rayrec.checks import separate_files
     from rayrec.runs.inputs import output_path
-    from rayrec.runs.reporting import scores_lines, write_result
+    from rayrec.runs.reporting import write_result
     from rayrec.runs.scoring import score_checkpoint
 
     scoring = scoring_of(given, keys)
@@ -110,7 +110,7 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
     result = output_path("--result", given["result"])
     scoring = replace(scoring, predictions=output_path("--out", out))
     scored = score_checkpoint(scoring)
-    for line in scores_lines(scored.scores):
+    for line in scored.lines:
         print(f"{scoring.checkpoint} at step {scored.step}: {line}")
     if scoring.predictions is not None:
         print(f"predictions: {scoring.predictions}")

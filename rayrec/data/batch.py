@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from rayrec.data.origin import RowOrigin
+from rayrec.modules import row_keys
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 class BatchPlace(NamedTuple):
-    """Place of a rank's rows in a run, from which `rayrec.modules.row_keys` makes keys.
+    """Place of a rank's rows in a run, from which the keys of their dropout are made.
 
     Attributes:
         seed: of the run and the epoch.
@@ -30,6 +31,15 @@ class BatchPlace(NamedTuple):
     seed: int
     step: int
     first_row: int
+
+
+def keys_of(batch: object) -> Tensor | None:
+    """Return the keys of a batch's rows for dropout, (B,) int64; None of rows without a place."""
+    place: BatchPlace | None = getattr(batch, "place", None)
+    if place is None:
+        return None
+    ids: KeyedJaggedTensor = batch.sparse_features  # type: ignore[attr-defined]
+    return row_keys(place.seed, place.step, place.first_row, ids.stride(), ids.device())
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Batches of next-item models: rows, the candidates of the softmax, and keys for dropout.
+"""Batches of next-item models: rows, and the candidates of the softmax.
 
 Candidates are one more feature: a rank's slice of all items, or negatives. They depend on the seed,
 the step and the rank alone, so that they travel ahead as the ids of the rows do, and a resumed run
@@ -22,13 +22,9 @@ from rayrec.data.hashing import mix_int, random_bits
 from rayrec.data.rows import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
-from rayrec.modules import row_keys
 from rayrec.sparse import KeyedJaggedTensor
 
 _NEGATIVES = 3  # what the derived seed is for, beside those of `rayrec.data.order`
-
-
-ROW_KEYS = "row_keys"
 
 
 class Candidates(Protocol):
@@ -120,20 +116,18 @@ class SharedNegatives:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextItemDataset:
-    """A dataset whose batches hold what a next-item model is trained with beside the rows: the
-    candidates as a feature of one bag, and in `Batch.groups` the keys of the rows for dropout.
+    """A dataset whose batches hold the candidates that a next-item model is trained with, as a
+    feature of one bag beside those of the rows.
 
     Attributes:
         data: dataset of rows in files or in memory.
         candidates: chooses the ids.
         feature: name of the feature.
-        keys: name of the group.
     """
 
     data: RowDataset
     candidates: Candidates
     feature: str = "candidates"
-    keys: str = ROW_KEYS
 
     @property
     def num_rows(self) -> int:
@@ -174,13 +168,8 @@ class NextItemDataset:
         first_step = epoch * self.num_batches(global_batch_size, drop_last)
         for step, batch in enumerate(batches, first_step + start_batch):
             ids = torch.from_numpy(self.candidates.ids(seed, step, rank, num_ranks))
-            first_row = rank * batch.global_rows // num_ranks
-            keys = row_keys(seed, step, first_row, batch.rows)
-            yield replace(
-                batch,
-                sparse_features=with_bag(batch.sparse_features, self.feature, ids),
-                groups={**batch.groups, self.keys: keys},
-            )
+            features = with_bag(batch.sparse_features, self.feature, ids)
+            yield replace(batch, sparse_features=features)
 
 
 def with_bag(kjt: KeyedJaggedTensor, feature: str, ids: torch.Tensor) -> KeyedJaggedTensor:

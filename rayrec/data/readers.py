@@ -66,9 +66,11 @@ class ParquetReader:
         )
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
+        """Return a row group, whole."""
         return self._file.read_row_group(chunk, columns=columns, use_threads=self._threads)
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield a row group in pieces, so that it is never decoded as a whole."""
         yield from self._file.iter_batches(
             self.PIECE_ROWS, row_groups=[chunk], columns=columns, use_threads=self._threads
         )
@@ -97,9 +99,11 @@ class ArrowReader:
         self.metadata: pq.FileMetaData | None = None
 
     def read(self, chunk: int, columns: list[str]) -> pa.RecordBatch:
+        """Return a record batch, whole."""
         return self._read(chunk, sorted(self.schema.get_field_index(name) for name in columns))
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield a record batch, which is a piece itself."""
         yield self.read(chunk, columns)
 
     def _read(self, chunk: int, fields: list[int]) -> pa.RecordBatch:

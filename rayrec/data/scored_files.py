@@ -97,14 +97,15 @@ def scored_rows(
     """The scores of B rows beside their columns.
 
     Args:
-        scores: (B,), or (B, C) of C classes, for each of the folder's names.
+        scores: (B,), or (B, C) of C classes or places, for each of the folder's names.
         kept: rows of the folder's columns, B together; none where it has no columns.
     Raises:
         InputError: a column holds what does not fit its type in other files.
     """
     arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
     for name, score in zip(folder.names, scores, strict=True):
-        values = pa.array(score.float().cpu().reshape(-1).numpy())
+        own = score.float() if score.is_floating_point() else score
+        values = pa.array(own.cpu().reshape(-1).numpy())
         if score.dim() == 2:
             values = pa.FixedSizeListArray.from_arrays(values, score.shape[1])
         arrays[name] = values

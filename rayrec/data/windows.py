@@ -57,7 +57,7 @@ class TimeWindows:
     def __post_init__(self) -> None:
         check_fields(self)
         whole_number("size", self.size)
-        if None not in (self.start, self.stop) and not self.start < self.stop:  # type: ignore[operator]
+        if self.start is not None and self.stop is not None and self.start >= self.stop:
             raise ConfigError(f"start={self.start} and stop={self.stop}: stop must be above start.")
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from rayrec.checkpoint import CheckpointManager
 from rayrec.driver.rank_group import Prepared, RankGroup
-from rayrec.driver.start import Start, passed_over
-from rayrec.errors import CheckpointError
+from rayrec.driver.start import Start, fitting
 from rayrec.train.config import SyncPoints, TrainSpec
 from rayrec.train.events import Began
 from rayrec.train.hand_over import HandOverTask
@@ -46,7 +45,7 @@ class Attempts:
         run_path: str | None,
         start: Start,
         say: Callable[[str], None],
-        sync_every_n_steps: int | None = None,
+        sync_every_n_steps: int | None,
     ) -> None:
         self._manager = CheckpointManager(run_path) if run_path else None
         self._start, self._say = start, say
@@ -136,21 +135,11 @@ class Attempts:
         """Return the complete checkpoints of this run, newest first, and the step of the newest."""
         if self._manager is None:
             return (), 0
-        paths = []
-        newest = 0
-        for step in reversed(self._steps()):
-            # An earlier life's checkpoints hold another place in the data; see `again`.
-            if step <= self._start.step or (step in self._foreign and not self._begun):
-                continue
-            path = self._manager.path(step)
-            try:
-                self._start.fits(path)
-            except CheckpointError as error:
-                self._say(passed_over(path, error))
-                continue
-            newest = newest or step
-            paths.append(path)
-        return tuple(paths), newest
+        # An earlier life's checkpoints hold another place in the data; see `again`.
+        foreign = frozenset() if self._begun else self._foreign
+        own = [s for s in self._manager.steps() if s > self._start.step and s not in foreign]
+        found = fitting(self._manager, own, self._start.fits, self._say)
+        return tuple(path for path, _ in found), found[0][1].step if found else 0
 
     def _steps(self) -> tuple[int, ...]:
         return self._manager.steps() if self._manager is not None else ()

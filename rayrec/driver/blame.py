@@ -17,14 +17,12 @@ _VARYING = re.compile(
 )
 
 
+Kind = Literal["died", "silent", "stopped", "error"]
+
+
 def silence(seconds: float) -> str:
     """Return the cause of a failure for a process that gives no answer, in one line."""
     return f"no answer for {seconds:.0f} s (stopped or overloaded)"
-
-
-def stoppage(seconds: float) -> str:
-    """Return the cause of a failure for a process that is stopped, in one line."""
-    return f"its process has been stopped (SIGSTOP) for {seconds:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +71,7 @@ class Blame:
     step: int = 0
     also: str = ""
     mistake: RayrecError | None = None
-    kind: Literal["died", "silent", "stopped", "error"] = "error"
+    kind: Kind = "error"
     final: bool = False
     symptom: bool = False
     unmet: bool = False

@@ -128,16 +128,8 @@ class RunConfig(RunOptions):
                 f"FailureConfig(log_decisions=True) writes into the run's folder on this machine, "
                 f"and storage_path={self.storage_path!r}; give a local folder."
             )
-        if self.checkpoint.num_to_keep and not self.storage_path:
-            raise ConfigError(
-                f"CheckpointConfig(num_to_keep={self.checkpoint.num_to_keep}) keeps checkpoints of "
-                "a run that has none; give RunConfig(storage_path=...)."
-            )
-        if self.evaluation is not None and self.evaluation.keep_best and not self.storage_path:
-            raise ConfigError(
-                "EvaluationConfig(keep_best=True) saves checkpoints; give "
-                "RunConfig(storage_path=...), or leave keep_best out."
-            )
+        if self.storage_path is None:
+            self._check_nothing_kept()
         points = self.failure.sync_every_n_steps
         if points is not None and points % self.accumulate:
             raise ConfigError(
@@ -145,18 +137,6 @@ class RunConfig(RunOptions):
                 f"accumulate={self.accumulate}: between two updates the dense layers have "
                 "half-summed gradients, which no sync point holds. Give a multiple."
             )
-        if self.checkpoint.every_n_steps and not self.storage_path:
-            raise ConfigError(
-                f"checkpoints every {self.checkpoint.every_n_steps} steps need "
-                "RunConfig(storage_path=...)."
-            )
-        for what in ("every_s", "asynchronous", "incremental"):
-            value = getattr(self.checkpoint, what)
-            if value and not self.storage_path:
-                raise ConfigError(
-                    f"CheckpointConfig({what}={value}) says how a run saves that has no storage; "
-                    "give RunConfig(storage_path=...)."
-                )
         is_elsewhere = self.storage_path is None or is_uri(self.storage_path)
         if self.publish is not None and self.publish.path is None and is_elsewhere:
             raise ConfigError(
@@ -166,6 +146,20 @@ class RunConfig(RunOptions):
         if not self.name or "/" in self.name or self.name in (".", ".."):
             raise ConfigError(
                 f"RunConfig has name={self.name!r}; it must be the name of one folder."
+            )
+
+    def _check_nothing_kept(self) -> None:
+        """Refuse what says how a run saves that has no storage."""
+        for what in ("num_to_keep", "every_n_steps", "every_s", "asynchronous", "incremental"):
+            if value := getattr(self.checkpoint, what):
+                raise ConfigError(
+                    f"CheckpointConfig({what}={value}) says how a run saves that has no storage; "
+                    "give RunConfig(storage_path=...)."
+                )
+        if self.evaluation is not None and self.evaluation.keep_best:
+            raise ConfigError(
+                "EvaluationConfig(keep_best=True) saves checkpoints; give "
+                "RunConfig(storage_path=...), or leave keep_best out."
             )
 
     def _check_start(self) -> None:

@@ -117,8 +117,10 @@ class Controller:
                 record(Look.of(view, run, commands))
             self._do(cluster, commands)
         assert isinstance(run.state, Ended)
-        if (error := self._error(run, run.state)) is not None:
-            raise error
+        if run.state.blame is not None:
+            raise ending(run.state, run.state.blame, len(run.roster.ranks), self._log)
+        if run.state.error is not None:
+            raise run.state.error
         results, resizes = cluster.results(run), run.sizing.resizes
         return Ran(cluster.prepared, results, signals.number, run.recovery, resizes)
 
@@ -136,12 +138,6 @@ class Controller:
                     write_traceback(command.blame, self._log)
                 case _:
                     cluster.do([command])
-
-    def _error(self, run: Run, end: Ended) -> BaseException | None:
-        """Return the error that a run ends with, or None."""
-        if end.blame is None:
-            return end.error
-        return ending(end.blame, len(run.roster.ranks), end.past, self._log, end.more)
 
     def _rank_stacks(self) -> str:
         cluster = self._cluster
@@ -162,20 +158,12 @@ def write_traceback(blame: Blame, log: RunLog) -> str:
     return log.write(f"rank {blame.rank} on {blame.host}:\n{blame.traceback}")
 
 
-def ending(
-    blame: Blame, world_size: int, past: Sequence[Blame], log: RunLog, more: str = ""
-) -> RayrecError:
-    """Return the error to raise for a failure that ends a run.
-
-    Args:
-        past: failures that the run recovered from before.
-        log: receives the traceback.
-        more: further cause to add to the message, or "".
-    """
-    words = [blame.also, more]
-    if past:
-        first = past[0]
-        times = f"{len(past)} failure" + ("s" if len(past) > 1 else "")
+def ending(end: Ended, blame: Blame, world_size: int, log: RunLog) -> RayrecError:
+    """Return the error to raise for a failure that ends a run; `log` receives its traceback."""
+    words = [blame.also, end.more]
+    if end.past:
+        first = end.past[0]
+        times = f"{len(end.past)} failure" + ("s" if len(end.past) > 1 else "")
         words.append(
             f"the run had recovered from {times}, the first of rank {first.rank}: {first.cause}"
         )

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rayrec.driver.commands import At, Command, Need, Plan, Tell, View
+from rayrec.driver.commands import At, Command, Need, Plan, Tell
 from rayrec.driver.failing import failed, gather
 from rayrec.driver.filling import fill
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.run import Run
-from rayrec.driver.running import LOOK_S, hand_over, watch
+from rayrec.driver.running import hand_over, watch
+from rayrec.driver.sizing import LOOK_S
 from rayrec.driver.spares import lose
 from rayrec.driver.starting import start
 from rayrec.driver.states import (
@@ -34,6 +35,7 @@ from rayrec.driver.states import (
     Running,
     Starting,
 )
+from rayrec.driver.views import View
 from rayrec.errors import RunInterrupted
 from rayrec.train.events import Milestone
 
@@ -66,11 +68,10 @@ def needs(run: Run, view: View) -> frozenset[Need]:
     """Return what the next look shall ask the head of the cluster."""
     if isinstance(run.state, Filling):
         return frozenset({"rooms", "resources"})
-    rules, now = run.rules, view.now
-    changes = rules.resizes and (rules.keeps or rules.scaling.is_elastic or rules.scaling.spares)
-    if not isinstance(run.state, Running) or not changes or now - run.asked_at < LOOK_S:
+    is_due = view.now - run.asked_at >= LOOK_S
+    if not isinstance(run.state, Running) or not run.rules.resizes or not is_due:
         return frozenset()
-    run.asked_at = now
+    run.asked_at = view.now
     is_short = run.short_s > 0 or run.sizing.asked
     return frozenset({"rooms", "resources"} if is_short else {"rooms"})
 

@@ -21,13 +21,13 @@ from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_featu
 from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result
-from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.scaling_checks import check_sizes
 from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, prediction
-from rayrec.driver.specs import check_resize, check_sizes, train_spec
+from rayrec.driver.specs import train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rayrec.quant.types import Types
     from rayrec.serve import Manifest, ParityBounds
     from rayrec.train.own_loop import TrainLoop
-    from rayrec.train.tasks import Scorer
+    from rayrec.train.tasks import RowScorer, Scorer
 
 
 class Driver:
@@ -59,8 +59,9 @@ class Driver:
             ranks and memory are those that exist.
         train_loop: (context) -> scores or None, a loop of your own that every rank calls in place
             of the ready-made one; `context` is a `rayrec.train.LoopContext`.
-        scorer: (trainer) -> name -> score, called on every rank after training in place of scoring
-            eval_data; every rank must return the same. `trainer` is a `rayrec.train.RankTrainer`.
+        scorer: (trainer) -> name -> score, called on every rank after training, and by `evaluate`,
+            in place of scoring eval_data; every rank must return the same. `trainer` is a
+            `rayrec.train.RankTrainer`.
     Raises:
         ConfigError: the options contradict each other.
 
@@ -73,7 +74,7 @@ class Driver:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        data: Dataset | None,
+        data: TrainData | None,
         scaling: ScalingConfig,
         run: RunConfig,
         eval_data: Dataset | None = None,
@@ -92,8 +93,7 @@ class Driver:
         check_plan_word(plan)
         check_sizes(plan, run, scaling)
         check_same_features(data, eval_data)
-        self._model, self._data, self._eval_data = model, data, eval_data
-        self._scaling, self._run = scaling, run
+        self._data, self._eval_data = data, eval_data
         measured = read_topology(topology) if isinstance(topology, str) else topology
         self._planning = RunPlanner(model, run, plan, constraints, tables, measured)
         self._scorer, self._loop = scorer, train_loop
@@ -116,7 +116,7 @@ class Driver:
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
-        plan = self._ranks.do(Display("off"), prepare, RunLog(None)).prepared.plan
+        plan = self._ranks.do(Display("off"), prepare).prepared.plan
         assert plan is not None
         return plan
 
@@ -131,9 +131,9 @@ class Driver:
             ConfigError: the ranks do not fit the cluster.
             TrainingFailed: a rank failed.
         """
-        run = self._run
+        run = self._planning.run
         topology = calibrate(
-            self._scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
+            self._ranks.scaling, timeout_s=run.timeout_s, setup_timeout_s=run.setup_timeout_s
         )
         self._planning.measured = topology
         return topology
@@ -155,9 +155,8 @@ class Driver:
             raise ConfigError(
                 "Driver.fit needs data to train on; this driver was made with data=None."
             )
-        parts = self._model, self._data, self._eval_data, self._run, self._scaling
-        own = self._scorer, self._loop
-        return fit(*parts, *own, planning=self._planning, ranks=self._ranks)
+        data = self._data, self._eval_data
+        return fit(self._planning, self._ranks, *data, self._scorer, self._loop)
 
     def evaluate(
         self,
@@ -182,11 +181,17 @@ class Driver:
             RunInterrupted: Ctrl-C or SIGTERM ended the evaluation.
         """
         scored = data if data is not None else self._eval_data
-        wanted = evaluation(self._planning, self._run, checkpoint, scored, predictions, keys)
+        own = None if data is not None else self._scorer
+        wanted = evaluation(self._planning, checkpoint, scored, predictions, keys, own)
         return cast("Mapping[str, float]", self._score(wanted))
 
     def predict(
-        self, checkpoint: str, out: str, data: Dataset | None = None, columns: Sequence[str] = ()
+        self,
+        checkpoint: str,
+        out: str,
+        data: Dataset | None = None,
+        columns: Sequence[str] = (),
+        scorer: RowScorer | None = None,
     ) -> Predicted:
         """Write the scores of rows by a checkpoint, of any number of ranks and any plan.
 
@@ -198,11 +203,12 @@ class Driver:
             data: files whose labels are not read; by default the driver's eval_data. A data set
                 made with `with_labels=False` needs no labels.
             columns: columns of the data that are copied beside the scores.
+            scorer: gives the scores of rows, of a model whose forward gives no logits.
         Raises:
             RayrecError, RunInterrupted: the errors of `evaluate`; nothing is left of the files.
         """
         scored = data or self._eval_data
-        wanted = prediction(self._planning, self._run, checkpoint, scored, out, columns)
+        wanted = prediction(self._planning, checkpoint, scored, out, columns, scorer)
         return cast("Predicted", self._score(wanted))
 
     def export(
@@ -226,9 +232,7 @@ class Driver:
             RayrecError: the errors of `rayrec.serve.export`.
         """
         known = (data, self._eval_data, self._data)
-        return export_checkpoint(
-            self._run, self._model, checkpoint, out, types, known, bounds, compiled
-        )
+        return export_checkpoint(self._planning, checkpoint, out, types, known, bounds, compiled)
 
     def request_stop(self) -> None:
         """End a running `fit` early, after a last checkpoint; any thread may call it."""
@@ -249,7 +253,6 @@ class Driver:
             ConfigError: the number is outside of them, the run has one number of ranks or no
                 storage path, or no `fit` runs.
         """
-        check_resize(num_workers, self._run, self._scaling)
         self._ranks.resize(num_workers)
 
     def _score(self, wanted: ScoreRequest) -> Any:
@@ -257,11 +260,11 @@ class Driver:
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             plan = self._planning.plan(topology)
-            spec = train_spec(self._run, self._model, plan, eval_data=wanted.data)
+            spec = train_spec(self._planning, plan, eval_data=wanted.data)
             return Prepared(wanted.task(spec=spec), plan)
 
-        display = Display(self._run.progress)
-        ran = self._ranks.do(display, prepare, RunLog(None), None, wanted.files)
+        display = Display(self._planning.run.progress)
+        ran = self._ranks.do(display, prepare, files=wanted.files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:
             raise RunInterrupted(ran.signal_number or signal.SIGTERM)

@@ -6,15 +6,17 @@ process must leave the world that failed; one that does not is ended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from rayrec.driver.blame import Blame, Observation, silence, stoppage
-from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Reply, Tell, View
+from rayrec.driver.blame import Blame, Kind, Observation
+from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Tell
 from rayrec.driver.policies import LEAVE_S, answer, never_came_s, to_replace
 from rayrec.driver.roster import Role, Seat, Stage, numbered
 from rayrec.driver.run import Run
 from rayrec.driver.states import Ended, Filling, Gathering
+from rayrec.driver.views import Reply, View
 from rayrec.train.progress import RankPoll
 
 
@@ -119,18 +121,14 @@ def ailing(
         seen = view.processes.get(seat.process) if seat.process is not None else None
         if seat.process is None or seen is None:
             continue
-        reply = broken.get(seat.process)
-        limit_s = run.silence_s
+        limit_s = run.silence_s if seen.is_awake else math.inf
         if seen.poll is None:
             limit_s = min(run.setup_s, never_came_s(run.silence_s))
-        if seen.death:
-            return _blame(rank, seat, seen.death, what, "died")
+        if (loss := seen.loss(run.rules.heartbeat_s, limit_s)) is not None:
+            return _blame(rank, seat, *loss, what if seen.death else "")
+        reply = broken.get(seat.process)
         if reply is not None and reply.cause:
             return _told(rank, seat, reply, what)
-        if seen.stopped_s >= run.rules.heartbeat_s:
-            return _blame(rank, seat, stoppage(seen.stopped_s), "", "stopped")
-        if seen.silent_s >= limit_s and (seen.is_awake or seen.poll is None):
-            return _blame(rank, seat, silence(seen.silent_s), "", "silent")
     return None
 
 
@@ -141,15 +139,14 @@ def late(run: Run, seats: Sequence[Seat], waiting: Collection[int], what: str) -
         waiting: processes without an answer.
     """
     rank = next(rank for rank, seat in enumerate(seats) if seat.process in waiting)
-    return _blame(rank, seats[rank], f"no answer in {run.setup_s:.0f} s", what, "silent")
+    return _blame(rank, seats[rank], "silent", f"no answer in {run.setup_s:.0f} s", what)
 
 
-def _blame(rank: int, seat: Seat, cause: str, what: str, kind: str) -> Blame:
+def _blame(rank: int, seat: Seat, kind: Kind, cause: str, what: str) -> Blame:
     host = seat.address.host if seat.address else ""
-    return Blame(rank=rank, host=host, cause=cause, what=what, kind=kind)  # type: ignore[arg-type]
+    return Blame(rank=rank, host=host, cause=cause, what=what, kind=kind)
 
 
 def _told(rank: int, seat: Seat, reply: Reply, what: str) -> Blame:
-    blame = _blame(rank, seat, reply.cause, what, "error")
-    mistake, final = reply.mistake, reply.mistake is not None
-    return replace(blame, traceback=reply.traceback, mistake=mistake, final=final)
+    blame = _blame(rank, seat, "error", reply.cause, what)
+    return replace(blame, traceback=reply.traceback, mistake=reply.mistake, final=reply.final)

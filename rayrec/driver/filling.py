@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell, View
+from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell
 from rayrec.driver.failing import ailing, failed, late
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
@@ -18,12 +18,13 @@ from rayrec.driver.placement import (
     too_much,
     why_waiting,
 )
-from rayrec.driver.roster import BASE, Place, Role, Seat, Stage, choose, surplus
+from rayrec.driver.roster import BASE, Place, Role, Stage, choose, surplus
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve
 from rayrec.driver.states import Ended, Filling, Planning
+from rayrec.driver.views import View
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.train.events import Milestone
 
@@ -94,9 +95,6 @@ def _begin(run: Run, view: View) -> Iterator[Command]:
     group = run.roster.new_group()
     assert group == BASE
     yield Ask(group=BASE, bundles=scaling.least, strategy=scaling.placement_strategy)
-    if not scaling.is_elastic:
-        for bundle in range(scaling.least):
-            run.roster.seats.append(Seat(role=Role.RANK, place=Place(BASE, bundle)))
     # what was said before knows of no place
     run.state = Filling(since=view.now)
 
@@ -129,15 +127,17 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
 
 def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
     """Return the places that ranks may have, or None while nobody knows them."""
-    scaling, rooms = run.rules.scaling, view.rooms
-    ranks = run.roster.ranks
-    if not scaling.is_elastic and all(seat.process is not None for seat in ranks):
-        return run.places
+    ranks, held = run.roster.ranks, list[Place]()
+    if not run.rules.scaling.is_elastic:
+        # processes that live keep their places, whatever the cluster says of them
+        held = [seat.place for seat in ranks if seat.process is not None]
+        if ranks and len(held) == len(ranks):
+            return held
     assert state.since is not None
     # places that were told of before may be lost with the rank
-    if rooms is None or rooms.asked_at < state.since:
+    if view.rooms is None or view.rooms.asked_at < state.since:
         return None
-    return there(run, view)
+    return held + [place for place in there(run, view) if place not in held]
 
 
 def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator[Command]:
@@ -152,18 +152,11 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             return
     since = state.room_since = view.now if state.room_since is None else state.room_since
     wanted = len(run.former) if run.goes_back else sizing.wanted
-    if scaling.is_elastic:
-        # a run that leaves a node in time does not stand still for another one
-        at_once = len(places) >= ranks or sizing.leaving
-        shrink_s = 0.0 if at_once else _shrink_after_s(run, view, ranks)
-        found = seats(ranks, wanted, scaling.least, len(places), view.now - since, shrink_s)
-        chosen = None
-        if found is not None:
-            chosen = choose(places, run.former if run.goes_back else run.places, found)
-    else:
-        have = set(places) | {seat.place for seat in roster.ranks if seat.process is not None}
-        chosen = run.places if have.issuperset(run.places) else None
-    if chosen is None:
+    # a run that leaves a node in time does not stand still for another one
+    at_once = len(places) >= ranks or sizing.leaving
+    shrink_s = 0.0 if at_once else _shrink_after_s(run, view, ranks)
+    found = seats(ranks, wanted, scaling.least, len(places), view.now - since, shrink_s)
+    if found is None:
         nodes = view.rooms.nodes if view.rooms is not None else {}
         given = sum(place.group == BASE for place in nodes)
         if scaling.is_elastic and (roster.ranks or given == scaling.least):
@@ -173,6 +166,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             yield from ask(run, view, wanted + lacks)
         yield from _wait(run, state, view, len(places), ranks)
         return
+    chosen = choose(places, run.former if run.goes_back else run.places, found)
     state.room_since, state.is_told = None, False
     first, lost = not roster.ranks, set(roster.vacant)
     gone, unused = roster.reseat(chosen, keep=run.handed_over)
@@ -183,13 +177,12 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         dropped = set(sorted(lost & set(gone))[: max(0, ranks - len(chosen))])
         run.recovery.went(dropped, "dropped")
         state.replaced = lost - dropped - state.relieved
-    if scaling.is_elastic:
-        yield from ask(run, view, wanted)
-        if first and len(chosen) < scaling.most:
-            yield Tell(
-                event=f"starts with {len(chosen)} of at most {scaling.most} ranks; the cluster is "
-                "asked for the rest"
-            )
+    yield from ask(run, view, wanted)
+    if first and len(chosen) < scaling.most:
+        yield Tell(
+            event=f"starts with {len(chosen)} of at most {scaling.most} ranks; the cluster is "
+            "asked for the rest"
+        )
     yield At(where="starting the ranks' actors")
     for seat in roster.ranks:
         if seat.process is None:

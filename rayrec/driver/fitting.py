@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rayrec.driver.attempts import Attempts, fit_task
-from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
 from rayrec.driver.planning import RunPlanner
 from rayrec.driver.rank_group import Prepared
@@ -14,9 +13,8 @@ from rayrec.driver.ranks import Ranks
 from rayrec.driver.result import Result, called, result_of
 from rayrec.driver.run_folder import held
 from rayrec.driver.run_log import RunLog
-from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.scaling_checks import check_run
 from rayrec.driver.specs import (
-    check_run,
     check_shape,
     check_values,
     local_files,
@@ -29,27 +27,21 @@ from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology
 from rayrec.layout.tables import refuse_growth
 from rayrec.observe.profile_summary import check_folder
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rayrec.train.own_loop import TrainLoop
     from rayrec.train.tasks import Scorer
 
 
 def fit(
-    model: Callable[[], nn.Module],
-    data: Dataset,
-    held_out: Dataset | None,
-    run: RunConfig,
-    scaling: ScalingConfig,
-    scorer: Scorer | None,
-    loop: TrainLoop | None,
-    *,
     planning: RunPlanner,
     ranks: Ranks,
+    data: TrainData,
+    held_out: Dataset | None,
+    scorer: Scorer | None,
+    loop: TrainLoop | None,
 ) -> Result:
     """Train, save, and score `held_out`; see `rayrec.Driver`, which has the arguments.
 
@@ -59,12 +51,12 @@ def fit(
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
     """
+    run = planning.run
     check_values(data, run.tasks)
     check_values(held_out, run.tasks)
-    check_run(run, scaling)
+    check_run(run, ranks.scaling)
     check_shape(run, held_out, scorer, loop)
     display = Display(run.progress)
-    log = RunLog(run.run_path, run.name)
     # The folder is taken before its checkpoints are looked at, so that no other driver changes
     # them in between.
     with (
@@ -91,13 +83,21 @@ def fit(
             display.line(plan.report())
             info = run_info(run, plan, predicted, hosts, start, steps)
             spec = train_spec(
-                run, model, plan, data=data, eval_data=held_out, steps=steps, start=start
+                planning, plan, data=data, eval_data=held_out, steps=steps, start=start
             )
             return Prepared(fit_task(spec, scorer, loop), plan, predicted, info)
 
         files = [*local_files(data), *local_files(held_out)]
         try:
-            ran = ranks.do(display, prepare, log, folder, {"data": files}, hooks, attempts)
+            ran = ranks.do(
+                display,
+                prepare,
+                log=RunLog(run.run_path, run.name),
+                folder=folder,
+                files={"data": files},
+                hooks=hooks,
+                attempts=attempts,
+            )
         finally:
             attempts.end()
         result = result_of(ran, display)

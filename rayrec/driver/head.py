@@ -20,7 +20,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from rayrec.driver.commands import Resources
+from rayrec.driver.views import Resources
 from rayrec.errors import ClusterError
 from rayrec.storage import one_line
 from rayrec.train.seat import RankAddress

@@ -6,12 +6,11 @@ is waited for, with a bound, and Ray's own word for its state is in the error. N
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.commands import Resources
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
+from rayrec.driver.views import Resources
 from rayrec.errors import ClusterError, ConfigError, RayrecError
 
 NOTICE_AFTER_S = 3.0
@@ -101,11 +100,13 @@ def crowding(
     """
     least = scaling.least if ranks is None else ranks
     strategy, bundle = scaling.placement_strategy, scaling.bundle
-    # sums of fractions of a CPU may be off in their last digits
-    fits = sorted(
-        (int(min((node.get(name, 0.0) + 1e-6) / each for name, each in bundle.items())), i)
-        for i, node in enumerate(nodes)
-    )[::-1]
+
+    def fitting(node: Mapping[str, float]) -> int:
+        """Return the number of ranks that fit the node."""
+        # sums of fractions of a CPU may be off in their last digits
+        return int(min((node.get(name, 0.0) + 1e-6) / each for name, each in bundle.items()))
+
+    fits = sorted(((fitting(node), i) for i, node in enumerate(nodes)), reverse=True)
     room = sum(fit for fit, _ in fits)
     strict = ""
     if strategy == "STRICT_PACK" and fits:
@@ -119,14 +120,17 @@ def crowding(
         )
     if room >= least:
         return ""
-    amounts = (
-        " and ".join(f"{nodes[i].get(name, 0.0):g} {name}" for name in bundle) for _, i in fits
-    )
-    listed = ", ".join(islice(amounts, MOST_LISTED)) + (", ..." if len(fits) > MOST_LISTED else "")
+    amounts = [amounts_of(bundle, nodes[i], " and ") for _, i in fits[:MOST_LISTED]]
+    listed = ", ".join(amounts) + (", ..." if len(fits) > MOST_LISTED else "")
     return (
         f"{room} of {least} ranks have room now; free by node: {listed or 'nothing'}. End what "
         "holds the rest, or give fewer or smaller ranks (num_workers, cpus_per_worker)."
     )
+
+
+def amounts_of(names: Iterable[str], amounts: Mapping[str, float], between: str = ", ") -> str:
+    """Return amounts of resources as words, such as "2 CPU, 1 GPU"."""
+    return between.join(f"{amounts.get(name, 0.0):g} {name}" for name in names)
 
 
 def _fraction(value: float) -> str:

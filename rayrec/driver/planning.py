@@ -125,14 +125,14 @@ class RunPlanner:
         tables: Sequence[BaseEmbeddingConfig] | None,
         measured: Topology | None,
     ) -> None:
-        self._model, self._run, self._plan, self._constraints = model, run, plan, constraints
+        self.model, self.run, self._plan, self._constraints = model, run, plan, constraints
         self._tables = list(tables) if tables is not None else None
         self.measured = measured
 
     def tables(self) -> list[BaseEmbeddingConfig]:
         """Return the model's tables, in module order; the model is built for them once."""
         if self._tables is None:
-            self._tables = find_tables(self._model)
+            self._tables = find_tables(self.model)
         return self._tables
 
     def plan(self, topology: Topology) -> ShardingPlan:
@@ -156,7 +156,7 @@ class RunPlanner:
         return estimates * (topology.world_size // len(estimates))  # groups are alike
 
     def _request(self, topology: Topology) -> PlanRequest:
-        run = self._run
+        run = self.run
         group = run.sharding_group_size
         return PlanRequest(
             **run.exchange(),

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rayrec.driver.commands import Begin, Call, Pause, ProcessView, Reply, StartProcess, Verb
+from rayrec.driver.commands import Begin, Call, StartProcess
 from rayrec.driver.head import head, lost_calls
 from rayrec.driver.rank_process import LONGEST_TURN_S, death_line, end_process, start_process, told
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import BEAT_S
 from rayrec.driver.stop_watch import StopWatch
+from rayrec.driver.views import Pause, ProcessView, Reply, Verb
 from rayrec.train.events import Event
 from rayrec.train.outcome import FitOutcome
 from rayrec.train.progress import RankPoll

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayrec.driver.blame import Blame, RankTrouble, silence, stoppage
+from rayrec.driver.blame import Blame, Kind, RankTrouble
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
@@ -39,10 +39,10 @@ class RankGroup:
         self,
         processes: Processes,
         numbers: Sequence[int],
-        check: Callable[[], None] = lambda: None,
-        silence_s: float = math.inf,
+        check: Callable[[], None],
+        silence_s: float,
         *,
-        handed_over: bool = False,
+        handed_over: bool,
     ) -> None:
         self._processes, self._numbers, self.check = processes, tuple(numbers), check
         self._silence_s, self.handed_over = silence_s, handed_over
@@ -149,30 +149,27 @@ class RankGroup:
         values = []
         for rank, reference in asked.items():
             if reference in waiting:
-                raise self._trouble(rank, f"no answer in {timeout_s:.0f} s", what, "silent")
+                raise self._trouble(rank, "silent", f"no answer in {timeout_s:.0f} s", what)
             try:
                 values.append(ray.get(reference))
             except ray.exceptions.RayTaskError as error:
                 raised = told(error)
                 if raised["mistake"] is not None:
                     raise raised["mistake"] from error
-                raise self._trouble(rank, raised["cause"], what, "error") from error
+                raise self._trouble(rank, "error", raised["cause"], what) from error
             except ray.exceptions.RayError as error:
                 # it died after the last look
-                raise self._trouble(rank, death_line(error), what, "died") from error
+                raise self._trouble(rank, "died", death_line(error), what) from error
         return values
 
     def _find_trouble(self, what: str) -> None:
         for rank, number in enumerate(self._numbers):
             view = self._processes[number].view
-            if view.death:
-                raise self._trouble(rank, view.death, what, "died")
-            if view.stopped_s >= self._silence_s:
-                raise self._trouble(rank, stoppage(view.stopped_s), "", "stopped")
-            if view.is_awake and view.silent_s >= self._silence_s:
-                raise self._trouble(rank, silence(view.silent_s), "", "silent")
+            loss = view.loss(self._silence_s, self._silence_s if view.is_awake else math.inf)
+            if loss is not None:
+                raise self._trouble(rank, *loss, what if view.death else "")
 
-    def _trouble(self, rank: int, cause: str, what: str, kind: Any) -> RankTrouble:
+    def _trouble(self, rank: int, kind: Kind, cause: str, what: str) -> RankTrouble:
         host = self.addresses[rank].host
         return RankTrouble(Blame(rank=rank, host=host, cause=cause, what=what, kind=kind))
 

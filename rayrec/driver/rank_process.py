@@ -80,7 +80,8 @@ def told(error: Any) -> dict[str, Any]:
     words = str(raised).strip()
     cause = f"{type(raised).__name__}: {(words.splitlines() or [''])[0]}"
     mistake = as_user_mistake(raised, words)
-    return {"cause": cause, "traceback": str(error), "mistake": mistake}
+    final = mistake is not None
+    return {"cause": cause, "traceback": str(error), "mistake": mistake, "final": final}
 
 
 def stacks_of(actors: Sequence[Any], addresses: Sequence[RankAddress], timeout_s: float) -> str:

@@ -16,6 +16,7 @@ from rayrec.driver.run import Rules
 from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.scaling_checks import check_resize
 from rayrec.errors import ConfigError
 from rayrec.layout import Topology
 from rayrec.train.callbacks import Hooks
@@ -37,7 +38,7 @@ class Ranks:
     """
 
     def __init__(self, scaling: ScalingConfig, run: RunConfig) -> None:
-        self._scaling, self._run = scaling, run
+        self.scaling, self._run = scaling, run
         self._stop = threading.Event()
         self._controller: Controller | None = None
 
@@ -49,8 +50,9 @@ class Ranks:
         """Change the number of ranks of the running training, for `Driver.resize`.
 
         Raises:
-            ConfigError: none is running.
+            ConfigError: none is running, or the number may not change, or not to this one.
         """
+        check_resize(ranks, self._run, self.scaling)
         controller = self._controller
         if controller is None or not controller.rules.resizes:
             raise ConfigError(
@@ -63,7 +65,8 @@ class Ranks:
         self,
         display: Display,
         prepare: Callable[[Topology, Sequence[str]], Prepared],
-        log: RunLog,
+        *,
+        log: RunLog | None = None,
         folder: RunFolder | None = None,
         files: Files | None = None,
         hooks: Hooks | None = None,
@@ -79,7 +82,7 @@ class Ranks:
             attempts: prepares each attempt after a failure; without it the first one is the end.
         """
         calls = hooks or Hooks((), "the driver")
-        run, scaling = self._run, self._scaling
+        run, scaling = self._run, self.scaling
         # A stop that was asked for belongs to the run of that time.
         self._stop.clear()
 
@@ -136,7 +139,7 @@ class Ranks:
         """Return the rules of a run; what does not train has nothing to go on from."""
         run = self._run
         return Rules(
-            scaling=self._scaling,
+            scaling=self.scaling,
             timeout_s=run.timeout_s,
             heartbeat_s=run.heartbeat_timeout_s,
             setup_timeout_s=run.setup_timeout_s,

@@ -21,11 +21,9 @@ from rayrec.driver.commands import (
     EndProcess,
     GiveBack,
     Plan,
-    Planned,
     Save,
     StartProcess,
     Stop,
-    View,
     Which,
 )
 from rayrec.driver.head import head
@@ -35,6 +33,7 @@ from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.views import Planned, View
 from rayrec.errors import USER_MISTAKES
 from rayrec.machine.signals import Signals
 from rayrec.train.events import Event
@@ -62,7 +61,7 @@ class RayCluster:
         scaling: ScalingConfig,
         prepare: Callable[[RankGroup], Prepared],
         signals: Signals,
-        say: Callable[[Event], None] = lambda event: None,
+        say: Callable[[Event], None],
     ) -> None:
         self._prepare, self._signals, self._say = prepare, signals, say
         self.prepared = Prepared(None)

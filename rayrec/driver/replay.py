@@ -10,30 +10,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from glob import escape, glob
 from pathlib import Path
 from typing import TypeVar
 
-from rayrec.driver.commands import (
-    At,
-    Command,
-    Log,
-    Planned,
-    ProcessView,
-    Reply,
-    ReportStep,
-    Resources,
-    Rooms,
-    Tell,
-    View,
-)
+from rayrec.driver.commands import At, Command, Log, ReportStep, Tell
 from rayrec.driver.decide import decide
-from rayrec.driver.roster import Place
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.states import name_of
+from rayrec.driver.views import View
 from rayrec.errors import InputError
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of
@@ -45,93 +33,27 @@ PREFIX = "decisions-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Nodes:
-    """`Rooms` with its mappings as lists, since JSON has no keys but texts."""
-
-    asked_at: float
-    alive: tuple[str, ...]
-    draining: tuple[tuple[str, float | None], ...]
-    nodes: tuple[tuple[int, int, str], ...]
-    base: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
     """A view as a line of the log, and what followed from it.
 
     Attributes:
+        view: the view, with the events that decide something.
         state: state of the run after the decision.
         commands: commands to the cluster, as text.
-        others: fields of `View`.
     """
 
-    now: float
-    wall: float
-    state: str = ""
-    commands: tuple[str, ...] = ()
-    processes: tuple[tuple[int, ProcessView], ...] = ()
-    replies: tuple[Reply, ...] = ()
-    rooms: Nodes | None = None
-    total: Mapping[str, float] = field(default_factory=dict)
-    free: tuple[Mapping[str, float], ...] | None = None
-    began: tuple[Began, ...] = ()
-    planned: Planned | None = None
-    stops: bool = False
-    signal: int | None = None
-    wish: int | None = None
+    view: View
+    state: str
+    commands: tuple[str, ...]
 
     @classmethod
     def of(cls, view: View, run: Run, commands: Sequence[Command]) -> Look:
         """Return the line for a view, the run after it, and the commands that followed."""
-        rooms, told = view.rooms, view.resources
+        began = tuple(event for event in view.events if isinstance(event, Began))
         return cls(
-            now=view.now,
-            wall=view.wall,
+            view=replace(view, events=began),
             state=name_of(run.state),
             commands=told_commands(commands),
-            processes=tuple(view.processes.items()),
-            replies=view.replies,
-            rooms=None
-            if rooms is None
-            else Nodes(
-                asked_at=rooms.asked_at,
-                alive=tuple(sorted(rooms.alive)),
-                draining=tuple(rooms.draining.items()),
-                nodes=tuple((*place, node) for place, node in rooms.nodes.items()),
-                base=rooms.base,
-            ),
-            total=told.total if told is not None else {},
-            free=told.free if told is not None else None,
-            began=tuple(event for event in view.events if isinstance(event, Began)),
-            planned=view.planned,
-            stops=view.stops,
-            signal=view.signal,
-            wish=view.wish,
-        )
-
-    def view(self) -> View:
-        """Return the view again."""
-        rooms = self.rooms
-        return View(
-            now=self.now,
-            wall=self.wall,
-            processes=dict(self.processes),
-            replies=self.replies,
-            rooms=None
-            if rooms is None
-            else Rooms(
-                asked_at=rooms.asked_at,
-                alive=frozenset(rooms.alive),
-                draining=dict(rooms.draining),
-                nodes={Place(group, bundle): node for group, bundle, node in rooms.nodes},
-                base=rooms.base,
-            ),
-            resources=None if self.free is None else Resources(self.total, self.free),
-            events=self.began,
-            planned=self.planned,
-            stops=self.stops,
-            signal=self.signal,
-            wish=self.wish,
         )
 
 
@@ -168,10 +90,10 @@ def timelines(run_path: str) -> Iterator[str]:
         began, state = None, ""
         yield f"{path}: the same commands follow again"
         for look in looks:
-            began = look.now if began is None else began
+            began = look.view.now if began is None else began
             if look.state != state:
                 state = look.state
-                yield f"  {look.now - began:9.1f} s  {state}"
+                yield f"  {look.view.now - began:9.1f} s  {state}"
 
 
 def read_log(path: str) -> tuple[Rules, Iterator[Look]]:
@@ -207,7 +129,7 @@ def replay(path: str) -> Run:
     rules, looks = read_log(path)
     run = Run.of(rules)
     for number, look in enumerate(looks, 2):
-        commands = told_commands(decide(run, look.view()))
+        commands = told_commands(decide(run, look.view))
         if commands != look.commands:
             raise InputError(
                 f"{path}, line {number}: {list(look.commands)} was decided, and {list(commands)} "

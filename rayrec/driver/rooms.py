@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rayrec.driver.commands import Ask, Rooms
+from rayrec.driver.commands import Ask
 from rayrec.driver.head import alive_nodes, bundles, draining, head, resources
 from rayrec.driver.roster import BASE, Place
+from rayrec.driver.views import Rooms
 
 WAIT_TURN_S = 0.25
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.commands import Need, ProcessView, StartProcess, View
+from rayrec.driver.commands import Need, StartProcess
 from rayrec.driver.progress import RunProgress
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.states import Ended, Filling, State
+from rayrec.driver.views import ProcessView, View
 
 UNKNOWN = ProcessView()
 PRIVATE = Cluster(private=True, fixed=True)
@@ -74,14 +75,14 @@ class Run:
     """A run as it stands.
 
     Attributes:
-        roster: its seats. base: the first placement group was asked for.
+        roster: its seats.
         generation: number of worlds that the ranks have formed.
         handed_over: the ranks keep the tables of a world that has ended.
         former: places of the ranks when they paused for a change, and `goes_back`: True if they go
             back there.
         calls: number of calls of processes.
-        needs: what the next look shall ask the cluster's head. asked_at, looked_at: when it was
-            asked, and its answers were last looked at, while the ranks worked.
+        needs: what the next look shall ask the cluster's head. asked_at: when it was asked last
+            while the ranks worked.
         short_s, short_told: seconds for which spares had no room; the user knows.
         wanted_since: the number of ranks that has no room, and since when; no time once that was
             told.
@@ -102,7 +103,6 @@ class Run:
     calls: int = 0
     needs: frozenset[Need] = frozenset({"rooms", "resources"})
     asked_at: float = 0.0
-    looked_at: float = 0.0
     short_s: float = 0.0
     short_told: bool = False
     wanted_since: tuple[int, float | None] = (0, None)

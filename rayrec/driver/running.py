@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from rayrec.driver.blame import Observation
-from rayrec.driver.commands import Command, Stop, Tell, View
+from rayrec.driver.commands import Command, Stop, Tell
 from rayrec.driver.failing import dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
@@ -21,11 +21,10 @@ from rayrec.driver.roster import Role, Seat, Stage, choose
 from rayrec.driver.run import Run
 from rayrec.driver.spares import keep, warm
 from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
+from rayrec.driver.views import View
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 
-# between two looks at the places of the cluster
-LOOK_S = 1.0
 # how long new ranks may take to come before the others pause without them
 COMING_S = 60.0
 
@@ -136,11 +135,10 @@ def _look_ahead(
 ) -> Iterator[Command]:
     """Keep spares, and have the ranks pause for a change that is due, or save."""
     leave = False
-    if view.now - run.looked_at >= LOOK_S:
-        turn_s, run.looked_at = min(view.now - run.looked_at, 2 * LOOK_S), view.now
+    if run.needs:
         # a process that starts beside ranks on their way slows them
         if run.rules.scaling.spares and run.progress.trains and not run.recovery.under_way:
-            yield from keep(run, view, turn_s)
+            yield from keep(run, view)
         if run.sizing.paused_since is None:
             leave = yield from notice(run, view, ranks)
     if run.sizing.paused_since is not None:

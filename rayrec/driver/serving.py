@@ -13,22 +13,20 @@ from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checks import is_uri, lasting_path
 from rayrec.data import FileDataset, RowDataset
 from rayrec.data.scored import scored_folder
-from rayrec.driver.config import RunConfig
 from rayrec.driver.planning import RunPlanner
 from rayrec.driver.ranks import Files
 from rayrec.driver.specs import check_values, local_files
 from rayrec.driver.start import check_scored
 from rayrec.errors import ConfigError
 from rayrec.storage import probe_output
+from rayrec.streams import schema_of
 from rayrec.train.bulk import outputs_of
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankTask
-from rayrec.train.tasks import EvaluateTask, PredictTask
+from rayrec.train.tasks import EvaluateTask, PredictTask, RowScorer, Scorer
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rayrec.quant.types import Types
     from rayrec.serve import Manifest, ParityBounds
 
@@ -50,39 +48,45 @@ class ScoreRequest:
 
 def evaluation(
     planning: RunPlanner,
-    run: RunConfig,
     checkpoint: str | None,
     data: Dataset | None,
     predictions: str | None,
     keys: Sequence[str],
+    scorer: Scorer | None,
 ) -> ScoreRequest:
     """Check what `Driver.evaluate` is given.
 
     Raises:
-        ConfigError: there are no data, or predictions of them cannot be written there.
+        ConfigError: there are no data, or predictions of them cannot be written there, or by a
+            scorer.
         InputError: the metadata of the files tell of a bad value, or lack a column.
         CheckpointError: it is missing, damaged, or of another model.
     """
     if data is None:
         raise ConfigError("Driver.evaluate needs data: pass it, or make the driver with eval_data.")
+    if scorer is not None and predictions is not None:
+        raise ConfigError(
+            "the Driver has a scorer, which gives no score of a row, and predictions are wanted; "
+            "leave them out, or use Driver.predict."
+        )
     wanted = _predictions(predictions, keys, data)
-    check_values(data, run.tasks)
+    check_values(data, planning.run.tasks)
     files = {"data": local_files(data)}
     if checkpoint is not None:
         checkpoint = checkpoint_path("checkpoint", checkpoint)
         check_scored(checkpoint, planning.tables())
         files["checkpoint"] = manifest_file(checkpoint)
-    task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted)
+    task = partial(EvaluateTask, checkpoint=checkpoint, predictions=wanted, scorer=scorer)
     return ScoreRequest(data=data, task=task, files=files)
 
 
 def prediction(
     planning: RunPlanner,
-    run: RunConfig,
     checkpoint: str,
     data: Dataset | None,
     out: str,
     columns: Sequence[str],
+    scorer: RowScorer | None,
 ) -> ScoreRequest:
     """Check what `Driver.predict` is given.
 
@@ -99,12 +103,13 @@ def prediction(
             "need a ParquetDataset or an ArrowDataset."
         )
     data = data.without_labels()
-    folder = scored_folder(out, data, columns, outputs_of(run.tasks))
+    outputs = outputs_of(planning.run.tasks) if scorer is None else scorer.outputs
+    folder = scored_folder(out, data, columns, outputs)
     check_values(data)
     path = checkpoint_path("checkpoint", checkpoint)
     files = {"data": local_files(data), "checkpoint": manifest_file(path)}
     check_scored(path, planning.tables())
-    task = partial(PredictTask, checkpoint=path, folder=folder)
+    task = partial(PredictTask, checkpoint=path, folder=folder, scorer=scorer)
     return ScoreRequest(data=data, task=task, files=files)
 
 
@@ -144,12 +149,11 @@ def manifest_file(checkpoint: str) -> list[tuple[str, int]]:
 
 
 def export_checkpoint(
-    run: RunConfig,
-    model: Callable[[], nn.Module],
+    planning: RunPlanner,
     checkpoint: str,
     out: str,
     types: Types,
-    known: tuple[Dataset | None, ...],
+    known: tuple[TrainData | None, ...],
     bounds: ParityBounds | None,
     compiled: bool,
 ) -> Manifest:
@@ -172,17 +176,17 @@ def export_checkpoint(
         )
     path = checkpoint_path("checkpoint", checkpoint)
     # The recipe in a checkpoint lets a predictor build the model without code of the user's.
-    is_known = has_recipe(model, read_manifest(path).extras)
-    schemas = [data.schema for data in known if isinstance(data, RowDataset)]
+    is_known = has_recipe(planning.model, read_manifest(path).extras)
+    schemas = [schema for schema in map(schema_of, known) if schema is not None]
     rows = next((data for data in known[:2] if isinstance(data, FileDataset)), None)
     return export(
         path,
         out,
         types=types,
         data=rows,
-        model=None if is_known else model,
+        model=None if is_known else planning.model,
         schema=schemas[0] if schemas else None,
-        tasks=run.tasks,
+        tasks=planning.run.tasks,
         bounds=bounds,
         compiled=compiled,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rayrec.train.events import Began, Resized
 
-# the cluster needs a moment to make room that is asked for
+# between two looks at the places of the cluster, which needs a moment to make room
 LOOK_S = 1.0
 
 

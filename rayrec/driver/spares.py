@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell, View
-from rayrec.driver.placement import NOTICE_AFTER_S
+from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell
+from rayrec.driver.placement import NOTICE_AFTER_S, amounts_of
 from rayrec.driver.policies import pause_s
 from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.run import Run
+from rayrec.driver.sizing import LOOK_S
+from rayrec.driver.views import View
 
 # a spare that waits answers so often; it hardly wakes for it
 BEAT_S = 5.0
@@ -100,12 +102,8 @@ def relieve(run: Run, view: View, mute: Collection[int]) -> set[int]:
     return relieved
 
 
-def keep(run: Run, view: View, turn_s: float) -> Iterator[Command]:
-    """Keep the spares up beside ranks that train.
-
-    Args:
-        turn_s: seconds since the last call, without those in which the driver slept.
-    """
+def keep(run: Run, view: View) -> Iterator[Command]:
+    """Keep the spares up beside ranks that train; called about every `LOOK_S` seconds."""
     roster, wanted = run.roster, run.rules.scaling.spares
     spares = roster.of(Role.SPARE)
     waiting = sum(seat.stage is Stage.ASKED for seat in spares)
@@ -122,7 +120,7 @@ def keep(run: Run, view: View, turn_s: float) -> Iterator[Command]:
             yield from _place(run, view, seat, places)
         else:
             yield from _hear(run, view, seat)
-    yield from _tell_shortage(run, view, turn_s)
+    yield from _tell_shortage(run, view)
 
 
 def _place(run: Run, view: View, seat: Seat, nodes: Mapping[Place, str]) -> Iterator[Command]:
@@ -139,8 +137,7 @@ def _hear(run: Run, view: View, seat: Seat) -> Iterator[Command]:
     seen = view.processes.get(seat.process)
     ready = seat.stage is Stage.READY
     limit_s = BEAT_S + run.rules.heartbeat_s if ready else run.rules.setup_timeout_s
-    stopped = seen is not None and seen.stopped_s >= run.rules.heartbeat_s
-    if stopped or (seen is not None and (seen.death or seen.silent_s >= limit_s)):
+    if seen is not None and seen.loss(run.rules.heartbeat_s, limit_s) is not None:
         yield from lose(seat, view.now)
     else:
         yield from warm(run, seat)
@@ -167,18 +164,19 @@ def _is_dead(view: View, seat: Seat) -> bool:
     return seen is not None and bool(seen.death)
 
 
-def _tell_shortage(run: Run, view: View, turn_s: float) -> Iterator[Command]:
+def _tell_shortage(run: Run, view: View) -> Iterator[Command]:
     """Tell the user once that spares have no room, which the run does not wait for."""
     spares, scaling = run.roster.of(Role.SPARE), run.rules.scaling
     short = scaling.spares - sum(seat.stage is not Stage.ASKED for seat in spares)
-    run.short_s = run.short_s + turn_s if short else 0.0
+    # seconds in which the driver slept are none of them
+    run.short_s = run.short_s + LOOK_S if short else 0.0
     if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
         return
     run.short_told = True
-    each = ", ".join(f"{amount:g} {name}" for name, amount in scaling.bundle.items())
-    left = {name: sum(n.get(name, 0.0) for n in view.resources.free) for name in scaling.bundle}
-    free = ", ".join(f"{amount:g} {name}" for name, amount in left.items())
+    free = {name: view.resources.free_of(name) for name in scaling.bundle}
     yield Tell(
-        event=f"no room for {short} of {scaling.spares} spares of {each} each (free "
-        f"now: {free}); the run goes on without, and takes the room when it comes"
+        event=f"no room for {short} of {scaling.spares} spares of "
+        f"{amounts_of(scaling.bundle, scaling.bundle)} each (free now: "
+        f"{amounts_of(scaling.bundle, free)}); the run goes on without, and takes the room when it "
+        "comes"
     )

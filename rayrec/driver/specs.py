@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
-from rayrec.checks import whole_number
 from rayrec.data import FileDataset, WindowedDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.driver.config import RunConfig
-from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.planning import RunPlanner
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
 from rayrec.fields.writing import json_data
-from rayrec.layout import KINDS, ShardingPlan
+from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
+from rayrec.spec.schedule import ScheduleConfig
 from rayrec.spec.task import Task
+from rayrec.streams import StreamDataset
 from rayrec.train.callbacks import RunInfo
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.config import ENDLESS, Dataset, TrainData, TrainSpec
 from rayrec.train.evaluation_schedule import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import binary_labels, check_columns_of_metrics, check_tasks
 from rayrec.train.tasks import Scorer
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def check_shape(
@@ -77,113 +74,7 @@ def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:
         )
 
 
-def check_run(run: RunConfig, scaling: ScalingConfig) -> None:
-    """Check the options of a training against those of its ranks, before anything is started.
-
-    Raises:
-        ConfigError: the run is to recover where no process can be replaced or nothing be undone; or
-            it could not save when its number of ranks changes; or the one rank is this very
-            process, and an option is about the processes of ranks.
-    """
-    _check_recovery(run, scaling)
-    _check_pauses(run, scaling)
-    if scaling.num_workers:
-        return
-    for what in ("heartbeat_timeout_s", "setup_timeout_s", "stop_timeout_s"):
-        value = getattr(run, what)
-        if value != RunConfig.__dataclass_fields__[what].default:
-            raise ConfigError(
-                f"RunConfig has {what}={value:g}, which bounds the processes of ranks, and "
-                "num_workers=0 runs the one rank in this process; leave it out, or give "
-                "num_workers."
-            )
-
-
-def _check_recovery(run: RunConfig, scaling: ScalingConfig) -> None:
-    """Refuse recovery where no process can be replaced, or nothing can be undone."""
-    points = run.failure.sync_every_n_steps
-    if points is not None and scaling.use_gpu:
-        raise ConfigError(
-            f"FailureConfig has sync_every_n_steps={points}, which keeps rows in the memory of "
-            "hosts, and use_gpu=True keeps them on GPUs; leave it out and save more often."
-        )
-    if scaling.spares and not run.failure.max_failures:
-        raise ConfigError(
-            f"ScalingConfig has spares={scaling.spares} and FailureConfig has max_failures=0: a "
-            "run that recovers from nothing needs no spares. Give max_failures, "
-            "or leave spares out."
-        )
-    if run.failure.max_failures and not scaling.num_workers:
-        raise ConfigError(
-            f"FailureConfig has max_failures={run.failure.max_failures}, and num_workers=0 runs "
-            "the one rank in this process, which cannot be replaced; leave it out, or give "
-            "num_workers."
-        )
-
-
-def check_sizes(plan: str | ShardingPlan, run: RunConfig, scaling: ScalingConfig) -> None:
-    """Check that what a user says fits every number of ranks that a run may have.
-
-    Raises:
-        ConfigError: a plan is for one number of ranks; or groups of ranks do not part all of them.
-    """
-    if not scaling.is_elastic:
-        return
-    words = f"num_workers={scaling.num_workers}"
-    if isinstance(plan, ShardingPlan) or (plan != "auto" and plan not in KINDS):
-        raise ConfigError(
-            f"a plan is for one number of ranks, and {words} lets the run change it; give "
-            "plan='auto' or a sharding kind, so that every number gets its own plan, or one number "
-            "of ranks."
-        )
-    group = run.sharding_group_size
-    for ranks in range(scaling.least, scaling.most + 1):
-        if group is not None and (ranks % group or ranks == group):
-            raise ConfigError(
-                f"sharding_group_size={group} does not part {ranks} ranks into two or more equal "
-                f"groups, and {words} lets the run have so many; leave it out, or give one number "
-                "of ranks."
-            )
-
-
-def _check_pauses(run: RunConfig, scaling: ScalingConfig) -> None:
-    """Refuse a training that could not save when its number of ranks changes."""
-    if not scaling.is_elastic:
-        return
-    words = (
-        f"num_workers={scaling.num_workers} lets the number of ranks change, which goes through a "
-        "checkpoint where ranks are lost or leave a node"
-    )
-    if run.storage_path is None:
-        raise ConfigError(f"{words}; give RunConfig(storage_path=...), or one number of ranks.")
-    if not run.checkpoint.at_end:
-        raise ConfigError(
-            f"{words}, and CheckpointConfig(at_end=False) saves none when ranks pause; leave it "
-            "out, or give one number of ranks."
-        )
-
-
-def check_resize(ranks: int, run: RunConfig, scaling: ScalingConfig) -> None:
-    """Check that a run may go on with so many ranks.
-
-    Raises:
-        ConfigError: it may not; says between which numbers it may.
-    """
-    whole_number("Driver.resize(num_workers)", ranks)
-    if not scaling.is_elastic:
-        raise ConfigError(
-            f"Driver.resize({ranks}): this driver has num_workers={scaling.num_workers}; give "
-            "ScalingConfig(num_workers=(least, most)) to change it during a run."
-        )
-    _check_pauses(run, scaling)
-    if not scaling.least <= ranks <= scaling.most:
-        raise ConfigError(
-            f"Driver.resize({ranks}) is outside of num_workers={scaling.num_workers}; give a "
-            f"number from {scaling.least} to {scaling.most}."
-        )
-
-
-def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
+def check_values(data: TrainData | None, tasks: Sequence[Task] = ()) -> None:
     """Refuse ids and labels that the files' metadata show to be bad, and data without columns that
     metrics need, before ranks start.
 
@@ -197,12 +88,49 @@ def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
         check_statistics(data, binary_labels(tasks, data))
 
 
-def total_steps(run: RunConfig, data: Dataset, start: Start) -> int:
+def check_stream(run: RunConfig, data: StreamDataset) -> None:
+    """Refuse what does not go with a stream, whose windows lie in the run's folder.
+
+    Raises:
+        ConfigError: the run keeps nothing, sums gradients over windows, or needs to know its end.
+    """
+    if run.run_path is None or not run.checkpoint.at_end:
+        raise ConfigError(
+            f"the run reads {data.config.source_name} as a stream, whose place is kept with its "
+            "checkpoints; give RunConfig(storage_path=...) and leave CheckpointConfig(at_end=True)."
+        )
+    if run.epochs not in (None, 1):
+        raise ConfigError(
+            f"RunConfig has epochs={run.epochs}, and a stream is walked once; leave it out."
+        )
+    if run.accumulate > 1:
+        raise ConfigError(
+            f"RunConfig has accumulate={run.accumulate}, and windows of a stream begin at any "
+            "step, also amid a sum of gradients; leave one of them out."
+        )
+    for what in ("sparse_schedule", "dense_schedule"):
+        said = getattr(run, what)
+        if run.steps is None and isinstance(said, ScheduleConfig) and said.decay != "constant":
+            raise ConfigError(
+                f"RunConfig has {what} with decay={said.decay!r}, which falls until the last step, "
+                "and a stream has none; give steps, or leave the decay out."
+            )
+    if any(one.history is not None for one in data.schema.features):
+        raise ConfigError(
+            "the schema cuts histories from an event log, which is sorted by user, and a stream "
+            "comes by time; give lists of the past with each row."
+        )
+
+
+def total_steps(run: RunConfig, data: TrainData, start: Start) -> int:
     """Global steps until the run ends, counted from the first step of the model's life.
 
     Raises:
         ConfigError: the data make no batch.
     """
+    if isinstance(data, StreamDataset):
+        check_stream(run, data)
+        return run.steps or ENDLESS
     per_epoch = data.num_batches(run.global_batch_size, drop_last=run.drop_last)
     if per_epoch < 1:
         raise ConfigError(
@@ -233,19 +161,19 @@ def _check_windows(run: RunConfig, most: int) -> None:
 
 
 def train_spec(
-    run: RunConfig,
-    model: Callable[[], nn.Module],
+    planning: RunPlanner,
     plan: ShardingPlan,
     *,
-    data: Dataset | None = None,
+    data: TrainData | None = None,
     eval_data: Dataset | None = None,
     steps: int = 0,
     start: Start | None = None,
 ) -> TrainSpec:
     """Return the spec that every rank of a run is given."""
+    run = planning.run
     return TrainSpec(
         **run.shared(),
-        model=model,
+        model=planning.model,
         data=data,
         plan=plan,
         steps=steps,
@@ -256,7 +184,7 @@ def train_spec(
     )
 
 
-def local_files(data: Dataset | None) -> list[tuple[str, int]]:
+def local_files(data: TrainData | None) -> list[tuple[str, int]]:
     """Path and size of the data's files on this machine's disks; empty if there are none."""
     return data.local_files() if isinstance(data, FileDataset) else []
 

@@ -16,7 +16,7 @@ from rayrec.checkpoint import CheckpointManager, Manifest, check_tables, check_w
 from rayrec.driver.config import AUTO, LATEST, RunConfig
 from rayrec.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
-from rayrec.train.config import Dataset
+from rayrec.train.config import TrainData
 from rayrec.train.data_cursor import check_cursor, cursor_meaning
 from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.table_optimizers import optimizers_of
@@ -48,15 +48,33 @@ class Start:
     fits: Callable[[str], Manifest] = whole
 
 
-def passed_over(path: str, error: CheckpointError) -> str:
-    """Return a line about a checkpoint of the run's folder that was skipped as unusable."""
-    why = "is damaged" if isinstance(error, DamagedCheckpointError) else "does not fit this run"
-    return f"passed over {path}, which {why}: {error}"
+def fitting(
+    manager: CheckpointManager,
+    steps: Sequence[int],
+    fits: Callable[[str], Manifest],
+    say: Callable[[str], None],
+) -> tuple[tuple[str, Manifest], ...]:
+    """Return the checkpoints of a run that it can go on from, newest first.
+
+    Args:
+        steps: steps of the checkpoints to look at, in order.
+        say: receives a line for every other one, which is passed over.
+    """
+    found = []
+    for step in reversed(steps):
+        path = manager.path(step)
+        try:
+            found.append((path, fits(path)))
+        except CheckpointError as error:
+            is_damaged = isinstance(error, DamagedCheckpointError)
+            why = "is damaged" if is_damaged else "does not fit this run"
+            say(f"passed over {path}, which {why}: {error}")
+    return tuple(found)
 
 
 def find_start(
     run: RunConfig,
-    data: Dataset,
+    data: TrainData,
     tables: Callable[[], Sequence[BaseEmbeddingConfig]],
     say: Callable[[str], None],
 ) -> Start:
@@ -112,31 +130,24 @@ def check_scored(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Manifest:
 
 
 def _latest(
-    run: RunConfig, data: Dataset, fits: Callable[[str], Manifest], say: Callable[[str], None]
+    run: RunConfig, data: TrainData, fits: Callable[[str], Manifest], say: Callable[[str], None]
 ) -> Start:
     assert run.run_path is not None, "checked when the RunConfig was made"
     manager = CheckpointManager(run.run_path)
-    fitting: list[tuple[str, Manifest]] = []
-    trouble: CheckpointError | None = None
     # Older whole checkpoints are kept as well: damage inside the newest is found by the ranks.
-    for step in reversed(manager.steps()):
-        path = manager.path(step)
-        try:
-            fitting.append((path, fits(path)))
-        except CheckpointError as error:
-            say(passed_over(path, error))
-            trouble = trouble or error
-    if not fitting:
-        if trouble is not None:
-            raise trouble
+    found = fitting(manager, manager.steps(), fits, say)
+    if not found:
+        if (newest := manager.latest()) is not None:
+            # its error says more than that there is none
+            fits(newest)
         raise ConfigError(
             f"{run.run_path} holds no complete checkpoint to resume from. Leave out resume_from to "
             "start the run, or correct the path."
         )
-    newest, manifest = fitting[0]
+    newest, manifest = found[0]
     # other data or another batch size are what this run is told, and no reason to go back
     _check_place(run, manifest, newest, data)
-    return Start(tuple(path for path, _ in fitting), manifest.step, fits)
+    return Start(tuple(path for path, _ in found), manifest.step, fits)
 
 
 def _has_checkpoints(run: RunConfig) -> bool:
@@ -155,7 +166,7 @@ def _check_no_checkpoints(run: RunConfig) -> None:
         )
 
 
-def _check_place(run: RunConfig, manifest: Manifest, path: str, data: Dataset) -> None:
+def _check_place(run: RunConfig, manifest: Manifest, path: str, data: TrainData) -> None:
     if not run.new_data:
         meaning = cursor_meaning(data, run.global_batch_size, run.seed, run.shuffle, run.drop_last)
         check_cursor(manifest.cursor, meaning, path)

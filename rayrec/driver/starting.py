@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from rayrec.driver.commands import At, Begin, Call, Command, Tell, Verb, View, Which
+from rayrec.driver.commands import At, Begin, Call, Command, Tell, Which
 from rayrec.driver.failing import ailing, failed, late
 from rayrec.driver.roster import Seat, Stage, numbered
 from rayrec.driver.run import Run
 from rayrec.driver.states import Handing, Running, Starting
+from rayrec.driver.views import Verb, View
 from rayrec.train.events import Milestone
 from rayrec.train.seat import Seat as RankSeat
 from rayrec.train.seat import places_on_machines

@@ -17,7 +17,10 @@ def chosen(
     """The class that a table means, and the table without the key that says so."""
     known = {one: set(kinds.field_types(one)) for one in classes}
     if not notation.lends:
-        return max(classes, key=lambda one: len(known[one] & set(table))), table
+        # the one that knows most of the keys, and of those one that needs no other
+        return max(
+            classes, key=lambda one: (len(known[one] & set(table)), _takes(one, table))
+        ), table
     by_name = {one.__name__: one for one in classes}
     if TYPE in table and not any(TYPE in names for names in known.values()):
         name = table[TYPE]

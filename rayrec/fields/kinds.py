@@ -126,6 +126,13 @@ def mapping_types(kind: Any) -> tuple[Any, Any] | None:
     return get_args(kind) or (str, Any)
 
 
+def pairs_type(pair: tuple[Any, Any]) -> Any:
+    """Return the type of the list that stands for a mapping; None where its keys are texts."""
+    if pair[0] in (str, Any) or get_origin(pair[0]) is Literal:
+        return None
+    return types.GenericAlias(tuple, (types.GenericAlias(tuple, pair), ...))
+
+
 def is_enum(kind: Any) -> bool:
     """Return True if the type is an enum."""
     return isinstance(kind, type) and issubclass(kind, Enum)

@@ -4,7 +4,8 @@ What a type takes is worked out once, from its annotation, as a function from th
 Run files and JSON are read by the same functions; what they say differently is a `Notation`: a
 table of a run file overrides the value which its field has without it, where the default is a
 dataclass, and "none" is None; null in JSON is None, or a key that is not given. Beside what people
-write, a `range` is [start, stop], and a NamedTuple the list of its fields.
+write, a `range` is [start, stop], a NamedTuple the list of its fields, and a mapping whose keys are
+no texts the list of its items.
 """
 
 from __future__ import annotations
@@ -130,6 +131,9 @@ def _reader_of_one(kind: Any, whole: Any, notation: Notation) -> Read:
         items = (int, int) if kind is range else items
         reads = [_reader(one, notation) for one in items if one is not ...]
         return reader_of_items(kind, items, reads, whole, notation)
+    if pair is not None and (pairs := kinds.pairs_type(pair)) is not None:
+        read = _reader(pairs, notation)
+        return lambda given, base: dict(read(given, base))
     if pair is not None:
         return reader_of_mapping(pair[1], _reader(pair[1], notation), whole, notation)
     return reader_of_scalar(kind, whole, notation)

@@ -68,6 +68,7 @@ def _reader_of_numbers(whole: Any, notation: Notation) -> Read:
 
 
 def is_table(value: Any) -> bool:
+    """Return True if data are a table of a run file, or an object of JSON."""
     return isinstance(value, Mapping)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from rayrec.errors import ConfigError
 from rayrec.fields import kinds
@@ -114,7 +114,11 @@ def _writer(kind: Any) -> Callable[[Any], Any] | None:
         return None if not any(map(_writer, ones)) else _written
     items, pair = kinds.item_types(ones[0]), kinds.mapping_types(ones[0])
     if items is not None and ones[0] is not range:
-        return _writer_of_items(items)
+        is_set = (get_origin(ones[0]) or ones[0]) in (set, frozenset)
+        return sorted if is_set else _writer_of_items(items)
+    if pair is not None and (pairs := kinds.pairs_type(pair)) is not None:
+        write = _writer(pairs) or list
+        return lambda table: write(table.items())
     if pair is not None:
         return _writer_of_mapping(_writer(pair[1]))
     if dataclasses.is_dataclass(ones[0]) or kinds.is_enum(ones[0]) or ones[0] in (range, Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,47 +77,16 @@ def check_pooled(schema: FeatureSchema, user: str) -> None:
         )
 
 
-def candidates_of(schema: FeatureSchema) -> dict[str, str]:
-    """Return the histories of a schema, each with the candidate that attends to it.
+def candidates_of(schema: FeatureSchema) -> dict[str, str | None]:
+    """Return the histories of a schema, each with its candidate.
 
     In a table of pooling none, features with `history` or `most_recent` are histories, and the one
-    other feature is their candidate.
+    other feature is their candidate. A table without one has histories alone, such as what a user
+    did at each event: they have None.
 
     Raises:
-        ConfigError: there is no history, a table has no candidate or several, or ids have weights.
-    """
-    found: dict[str, str] = {}
-    for table, past, others in _histories_of(schema):
-        if not past or len(others) != 1:
-            raise ConfigError(
-                f"table {table!r} of pooling none has the histories {past} and beside them "
-                f"{others}; it needs at least one feature with history or most_recent, and one "
-                "other, the candidate that attends to it."
-            )
-        found |= dict.fromkeys(past, others[0])
-    if not found:
-        raise ConfigError(
-            "the schema has no table of pooling none, whose candidate could attend to a history; "
-            "give it one, or train dlrm or dcn."
-        )
-    return found
-
-
-def aligned_histories(
-    schema: FeatureSchema, times: str | None = None, candidate_time: str | None = None
-) -> tuple[dict[str, str | None], int]:
-    """Return the histories of a schema that together are one sequence of events.
-
-    Tables are read as `candidates_of` reads them, but one may have no candidate.
-
-    Args:
-        times: sequence with the time of each event, or None.
-        candidate_time: sequence with one time for each row, or None.
-    Returns:
-        History -> its candidate or None; and the number of events of the longest.
-    Raises:
-        ConfigError: there is no candidate, a table has several or no history, ids have weights,
-            or histories and times have not equally many events.
+        ConfigError: there is no history with a candidate, a table has several candidates or no
+            history, or ids have weights.
     """
     found: dict[str, str | None] = {}
     for table, past, others in _histories_of(schema):
@@ -130,9 +99,54 @@ def aligned_histories(
         found |= dict.fromkeys(past, others[0] if others else None)
     if not any(found.values()):
         raise ConfigError(
-            "the schema has no table of pooling none with a history and a candidate, which a "
-            "ranking model is about; give it one, or train dlrm or dcn."
+            "the schema has no table of pooling none with a history and a candidate; give it one, "
+            "or train dlrm or dcn."
         )
+    return found
+
+
+def targets_of(schema: FeatureSchema) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the histories that a candidate attends to, and those that stand beside them.
+
+    Returns:
+        History -> its candidate; history -> histories alone that are aligned with it.
+    Raises:
+        ConfigError: the errors of `candidates_of`; or a history alone is aligned with none that has
+            a candidate.
+    """
+    found, groups = candidates_of(schema), aligned_groups(schema)
+    targets = {name: candidate for name, candidate in found.items() if candidate is not None}
+    beside: dict[str, list[str]] = {}
+    for name in found.keys() - targets.keys():
+        aligned = [one for one in targets if groups[one] == groups[name]]
+        if not aligned:
+            raise ConfigError(
+                f"{name!r} is a history without a candidate, and has not one entry for each of a "
+                f"history that has one, {sorted(targets)}; give them the same history, or "
+                "aligned_with, or give its table a candidate."
+            )
+        for one in aligned:
+            beside.setdefault(one, []).append(name)
+    return targets, {name: sorted(own) for name, own in beside.items()}
+
+
+def aligned_histories(
+    schema: FeatureSchema, times: str | None = None, candidate_time: str | None = None
+) -> tuple[dict[str, str | None], int]:
+    """Return the histories of a schema that together are one sequence of events.
+
+    Tables are read as `candidates_of` reads them.
+
+    Args:
+        times: sequence with the time of each event, or None.
+        candidate_time: sequence with one time for each row, or None.
+    Returns:
+        History -> its candidate or None; and the number of events of the longest.
+    Raises:
+        ConfigError: the errors of `candidates_of`; or histories and times have not equally many
+            events.
+    """
+    found = candidates_of(schema)
     sequences = {one.name: one for one in schema.sequences}
     for option, name in (("times", times), ("candidate_time", candidate_time)):
         if name is not None and name not in sequences:
@@ -195,16 +209,46 @@ def _histories_of(schema: FeatureSchema) -> Iterator[tuple[str, list[str], list[
         yield table.name, past, [one.name for one in own if one.name not in past]
 
 
+def without_feature(schema: FeatureSchema, name: str) -> FeatureSchema:
+    """Return the schema without a feature; a table that no other feature looks up goes with it."""
+    rest = [(t, [one for one in t.feature_names if one != name]) for t in schema.tables]
+    return replace(
+        schema,
+        features=tuple(one for one in schema.features if one.name != name),
+        tables=tuple(replace(table, feature_names=names) for table, names in rest if names),
+    )
+
+
+def with_sequences(schema: FeatureSchema, names: Collection[str]) -> FeatureSchema:
+    """Return the schema with these sequences alone; what was aligned with another stands alone."""
+    gone = {one.name for one in schema.sequences if one.name not in names}
+
+    def alone(one: Listed) -> Listed:
+        return replace(one, aligned_with=None) if one.aligned_with in gone else one
+
+    return replace(
+        schema,
+        features=tuple(map(alone, schema.features)),
+        sequences=tuple(alone(one) for one in schema.sequences if one.name not in gone),
+    )
+
+
 def schema_of_lists(schema: FeatureSchema) -> FeatureSchema:
     """Return the schema of rows that bring their histories as lists, as requests do.
 
-    A list has a column that is named like its history, and its most recent entries count.
+    A list has a column that is named like its history, and its most recent entries count. Histories
+    of one length, which a log has from the same rows, are aligned.
     """
+    first: dict[int, str] = {}
 
     def listed(one: Listed) -> Listed:
         if one.history is None:
             return one
-        return replace(one, column=one.name, most_recent=one.history, history=None)
+        other = first.setdefault(one.history, one.name)
+        beside = other if one.aligned_with is None and other != one.name else one.aligned_with
+        return replace(
+            one, column=one.name, most_recent=one.history, history=None, aligned_with=beside
+        )
 
     return replace(
         schema,

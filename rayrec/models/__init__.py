@@ -17,7 +17,7 @@ from rayrec.models.dlrm_parts import (
     OverArch,
     SparseArch,
 )
-from rayrec.models.full_ranking import ItemPlaces, Lists, rank_items, rank_scores
+from rayrec.models.full_ranking import ItemPlaces, Lists, best_items, rank_items, rank_scores
 from rayrec.models.hstu_ranking import HSTURanking
 from rayrec.models.mmoe import MMoE
 from rayrec.models.multi_task import MultiTaskTrain
@@ -56,6 +56,7 @@ __all__ = [
     "SparseArch",
     "TwoTower",
     "TwoTowerTrain",
+    "best_items",
     "rank_items",
     "rank_scores",
 ]

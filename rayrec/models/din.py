@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, InputError
 from rayrec.models.dlrm_parts import Device, OverArch, dense_arch_of, pooled_columns
 from rayrec.modules import (
     EmbeddingBagCollection,
@@ -40,11 +41,14 @@ class DIN(nn.Module):
         dense_arch_layer_sizes: layers of an MLP of the dense columns; empty takes them as they are.
         attention_layer_sizes: hidden layers of the attention's MLP; empty for dot products.
         softmax: True divides the weights of a history by their sum.
+        beside: history -> outputs of the collection with as many events, such as what the user did
+            at each. Their rows stand beside those of the history, and zeros beside the candidate.
     Raises:
         ConfigError: there is no history, or it or its candidate is not looked up.
     Source: Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
-    Differences: ReLU takes the place of PReLU and Dice in the MLP, and histories of several tables,
-    such as items and their categories, are attended to each on their own.
+    Differences: actions may stand beside the items of a history; ReLU takes the place of PReLU and
+    Dice in the MLP; and histories of several tables, such as items and their categories, are
+    attended to each on their own.
     """
 
     def __init__(
@@ -58,11 +62,15 @@ class DIN(nn.Module):
         attention_layer_sizes: Sequence[int] = (80, 40),
         softmax: bool = False,
         dense_device: Device = None,
+        beside: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
+        self.beside = {name: list(own) for name, own in (beside or {}).items()}
         names = get_embedding_names_by_table(embedding_collection.embedding_configs())
         known = {name for own in names for name in own}
         missing = [n for pair in histories.items() for n in pair if n not in known]
+        missing += [n for own in self.beside.values() for n in own if n not in known]
+        missing += [n for n in self.beside if n not in histories]
         if missing or not histories:
             what = f"histories name {missing[0]!r}" if missing else "there is no history"
             raise ConfigError(
@@ -77,18 +85,23 @@ class DIN(nn.Module):
             dense_in_features, dense_arch_layer_sizes, dense_device
         )
         width = embedding_collection.embedding_dim()
+        widths = [width * (1 + len(self.beside.get(name, ()))) for name in self.histories]
         # a name of a feature may not name a module, so they are numbered
         self.attentions = nn.ModuleList(
-            TargetAttention(width, attention_layer_sizes, softmax, dense_device)
-            for _ in self.histories
+            TargetAttention(own, attention_layer_sizes, softmax, dense_device) for own in widths
         )
-        columns += width * (len(self.candidates) + len(self.histories))
+        columns += width * len(self.candidates) + sum(widths)
         if embedding_bag_collection is not None:
             columns += pooled_columns(embedding_bag_collection)
         self.over_arch = OverArch(columns, over_arch_layer_sizes, dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """(B, I) and B rows of ids -> (B, over_arch_layer_sizes[-1]) logits. B may be 0."""
+        """(B, I) and B rows of ids -> (B, over_arch_layer_sizes[-1]) logits. B may be 0.
+
+        Raises:
+            InputError: what stands beside a history has not as many events (seen on CPU; elsewhere
+                where their sums differ).
+        """
         rows = self.embedding_collection(sparse_features)
         candidates = {name: summed(rows[name]) for name in self.candidates}
         parts = [] if self.dense_arch is None else [self.dense_arch(dense_features)]
@@ -98,8 +111,12 @@ class DIN(nn.Module):
         for attention, (history, candidate) in zip(
             self.attentions, self.histories.items(), strict=True
         ):
-            own = rows[history]
-            parts.append(attention(candidates[candidate], own.values(), own.offsets()))
+            own = {name: rows[name] for name in (history, *self.beside.get(history, ()))}
+            offsets = aligned_offsets(own)
+            events = torch.cat([one.values() for one in own.values()], dim=1)
+            query = candidates[candidate]
+            query = functional.pad(query, (0, events.shape[1] - query.shape[1]))
+            parts.append(attention(query, events, offsets))
         return self.over_arch(torch.cat(parts, dim=1))
 
 
@@ -107,3 +124,23 @@ def summed(rows: JaggedTensor) -> Tensor:
     """Return the sum of the rows of each bag, (B, D)."""
     values = rows.values()
     return sum_rows(values, JaggedOffsets(rows.offsets(), len(values)))
+
+
+def aligned_offsets(jagged: Mapping[str, JaggedTensor]) -> Tensor:
+    """Return the offsets of all of these.
+
+    Raises:
+        InputError: they differ.
+    """
+    (name, first), *others = jagged.items()
+    offsets, values = first.offsets(), len(first.values())
+    for other, one in others:
+        same = len(one.values()) == values
+        if offsets.device.type == "cpu":
+            same = same and torch.equal(one.offsets().long(), offsets.long())
+        if not same:
+            raise InputError(
+                f"{name!r} and {other!r} have not as many events in each row; histories of a "
+                "ranking model are aligned: give them the same history, or aligned_with."
+            )
+    return offsets

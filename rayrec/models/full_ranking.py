@@ -6,21 +6,25 @@ items. THE RULE FOR TIES is pessimistic: an item that is not wanted stands befor
 the same score. Wanted items of one query stand behind each other. Scores of wanted items come from
 the same product as those of the others, so that equal rows tie exactly. Places count from 0.
 
-Cost: queries x items / ranks products on each rank, and three small exchanges.
+Cost: queries x items / ranks products on each rank, and three small exchanges. `best_items` sends
+the best items of each slice home in the same way; there a lower id stands first among equals.
 
     # Q queries of this rank, N of all ranks, P wanted items, K items of this rank's slice, D width
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rayrec.comm.differentiable import counts_by_rank, gather_rows, send_home
 from rayrec.comm.exchange import Exchange, LocalExchange
 
+NOBODY = -1  # the id at the places of a list for which no item is left
 CHUNK_SCORES = 1 << 24  # of wanted items beside all items of a slice, that are compared at a time
 
 
@@ -100,6 +104,59 @@ def rank_scores(scores: Tensor, wanted: Lists, seen: Lists, known: Tensor) -> It
     return ItemPlaces(*(above + behind).unbind(1))
 
 
+@torch.no_grad()
+def best_items(
+    queries: Tensor,
+    left_out: Sequence[Lists],
+    items: Tensor,
+    biases: Tensor,
+    first: int,
+    known: Tensor,
+    k: int,
+    exchange: Exchange,
+) -> tuple[Tensor, Tensor]:
+    """Return the ids and the scores of the best items of each query, both (Q, k), best first.
+
+    Every rank calls it with queries of its own. Of equal scores the lower id stands first. Where no
+    item is left, the id is NOBODY and the score -inf.
+
+    Args:
+        queries, items, biases, first, known, exchange: as of `rank_items`.
+        left_out: items that are in no list of each query.
+        k: length of the lists; that of all items at most.
+    Raises:
+        CommError: a peer is gone.
+    """
+    counts = len(queries), *(len(lists.ids) for lists in left_out)
+    sizes, *counted = counts_by_rank(counts, exchange, queries.device)
+    scores = torch.addmm(biases, gather_rows(queries, sizes, exchange), items.t())
+    scores.masked_fill_(scores.isnan() | ~known, -torch.inf)
+    for lists, own in zip(left_out, counted, strict=True):
+        scores[_cells(_gathered(lists, sizes, own, first, exchange), scores)] = -torch.inf
+    places, best = best_of(scores, k)
+    found = (places + first).masked_fill(best == -torch.inf, NOBODY)
+    # the slices stand in the order of their ids, and a stable sort keeps it among equals
+    ids, scores = (torch.cat([*send_home(one, sizes, exchange)], 1) for one in (found, best))
+    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return ids.gather(1, order), scores.gather(1, order)
+
+
+def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the columns and the values of the largest k scores of each row, both (Q, k).
+
+    Of equal scores the lower column stands first. A row of fewer columns is filled up with -inf.
+    """
+    if scores.shape[1] < k:
+        scores = functional.pad(scores, (0, k - scores.shape[1]), value=-torch.inf)
+    columns, values = scores.new_empty(len(scores), k, dtype=torch.int64), scores[:, :k].clone()
+    for number, row in enumerate(scores):
+        # sorted by score, and where these are equal by column
+        found = (row >= row.topk(k).values[-1]).nonzero().squeeze(1)
+        order = row[found].argsort(descending=True, stable=True)[:k]
+        columns[number], values[number] = found[order], row[found[order]]
+    return columns, values
+
+
 def _gathered(
     lists: Lists, queries: list[int], ids: list[int], first: int, exchange: Exchange
 ) -> Lists:
@@ -118,16 +175,11 @@ def _places(
         wanted, seen: ids less the first of this slice.
     """
     scores[:, ~known] = -torch.inf
-    query, seen_query = (
-        torch.arange(len(scores), device=scores.device).repeat_interleave(lists.lengths.long())
-        for lists in (wanted, seen)
-    )
-    inside = (wanted.ids >= 0) & (wanted.ids < scores.shape[1])
-    visible = (seen.ids >= 0) & (seen.ids < scores.shape[1])
+    query, inside = _queries(wanted), (wanted.ids >= 0) & (wanted.ids < scores.shape[1])
     above, behind = [], []
     for masks in (False, True):
         if masks:
-            scores[seen_query[visible], seen.ids[visible]] = -torch.inf
+            scores[_cells(seen, scores)] = -torch.inf
         own = scores.new_full((len(query),), -torch.inf)
         own[inside] = scores[query[inside], wanted.ids[inside]]
         if exchange.world_size > 1:
@@ -138,6 +190,18 @@ def _places(
         above.append(_at_least(others, query, own))
         behind.append(_before(query, own))
     return torch.stack(above, 1), torch.stack(behind, 1)
+
+
+def _queries(lists: Lists) -> Tensor:
+    """Return the number of the query of each item."""
+    numbers = torch.arange(len(lists.lengths), device=lists.ids.device)
+    return numbers.repeat_interleave(lists.lengths.long())
+
+
+def _cells(lists: Lists, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and column of those items that have a column of the scores."""
+    inside = (lists.ids >= 0) & (lists.ids < scores.shape[1])
+    return _queries(lists)[inside], lists.ids[inside]
 
 
 def _at_least(scores: Tensor, query: Tensor, own: Tensor) -> Tensor:

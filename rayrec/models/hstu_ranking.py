@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayrec.data.batch import keys_of
 from rayrec.errors import ConfigError, InputError
-from rayrec.models.din import summed
+from rayrec.models.din import aligned_offsets, summed
 from rayrec.models.dlrm_parts import ClickBatch, DenseArch, Device, OverArch
 from rayrec.modules import (
     EmbeddingBagCollection,
@@ -27,7 +28,6 @@ from rayrec.modules import (
     HSTUEncoder,
     SwishLayerNorm,
     get_embedding_names_by_table,
-    row_keys,
 )
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -135,12 +135,8 @@ class HSTURanking(nn.Module):
         """Return the logits of a batch, with its times, and dropout by its place in the run."""
         names = self.times, self.candidate_time
         events, own = (None if name is None else batch.sequences[name] for name in names)
-        place, keys = getattr(batch, "place", None), None
-        ids = batch.sparse_features
-        if place is not None and self.training:
-            of_step = place.seed, place.step, place.first_row
-            keys = row_keys(*of_step, ids.stride(), ids.device())
-        logits: Tensor = self(batch.dense_features, ids, events, own, keys)
+        keys = keys_of(batch) if self.training else None
+        logits: Tensor = self(batch.dense_features, batch.sparse_features, events, own, keys)
         return logits
 
     def forward(
@@ -168,7 +164,7 @@ class HSTURanking(nn.Module):
         for collection in self.embedding_collections:
             rows |= collection(sparse_features)
         past = {name: rows[name] for name in self.histories}
-        offsets = _aligned(past | ({} if times is None else {"times": times}))
+        offsets = aligned_offsets(past | ({} if times is None else {"times": times}))
         candidates = {name: summed(rows[name]) for name in self.candidates}
         events = torch.cat([one.values() for one in past.values()], dim=1)
         context = self._context(dense_features, sparse_features)
@@ -176,7 +172,8 @@ class HSTURanking(nn.Module):
         tokens = self.event_arch(torch.cat([events, self._last(candidates, events, places)]))
         # the encoder multiplies by the root of D, which is meant for the small rows of tables
         sequence = places.join(torch.cat([*context, tokens * self.encoder.dim**-0.5]))
-        seconds = None if times is None else _seconds(places, times, candidate_times)
+        own = candidate_times, self.candidate_time
+        seconds = None if times is None else _seconds(places, times, *own)
         states = self.encoder(sequence, places.offsets, seconds, keys)
         alone = self.candidate_arch(torch.cat(list(candidates.values()), dim=1))
         return self.over_arch(states.index_select(0, places.last) * alone)
@@ -233,7 +230,9 @@ def _places(offsets: Tensor, events: int, contexts: int) -> _Places:
     return _Places(own, joined, contexts, torch.cat([*of_context, of_events, last]), last)
 
 
-def _seconds(places: _Places, times: JaggedTensor, candidate_times: JaggedTensor | None) -> Tensor:
+def _seconds(
+    places: _Places, times: JaggedTensor, candidate_times: JaggedTensor | None, name: str | None
+) -> Tensor:
     """The time of each token."""
     events, rows = times.values(), len(places.last)
     if candidate_times is None:
@@ -245,29 +244,10 @@ def _seconds(places: _Places, times: JaggedTensor, candidate_times: JaggedTensor
         own, lengths = candidate_times.values(), candidate_times.lengths()
         if len(own) != rows or (own.device.type == "cpu" and not bool((lengths == 1).all())):
             raise InputError(
-                f"the candidates of {rows} rows have {len(own)} times; each row needs one."
+                f"the candidates of {rows} rows have {len(own)} times, in {name!r}; each row needs "
+                "one."
             )
     return places.join(torch.cat([*[own] * places.contexts, events, own]))
-
-
-def _aligned(jagged: Mapping[str, JaggedTensor]) -> Tensor:
-    """Return the offsets of all of these.
-
-    Raises:
-        InputError: they differ.
-    """
-    (name, first), *others = jagged.items()
-    offsets, values = first.offsets(), len(first.values())
-    for other, one in others:
-        same = len(one.values()) == values
-        if offsets.device.type == "cpu":
-            same = same and torch.equal(one.offsets().long(), offsets.long())
-        if not same:
-            raise InputError(
-                f"{name!r} and {other!r} have not as many events in each row; histories of a "
-                "ranking model are aligned: give them the same history, or aligned_with."
-            )
-    return offsets
 
 
 def _widths(collections: Sequence[EmbeddingCollection]) -> dict[str, int]:

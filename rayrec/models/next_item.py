@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.comm.exchange import Exchange, LocalExchange
-from rayrec.data.batch import Batch
-from rayrec.data.candidates import ROW_KEYS
+from rayrec.data.batch import Batch, keys_of
 from rayrec.errors import ConfigError, InputError
 from rayrec.models.softmax import FullSoftmax, SampledSoftmax
 from rayrec.modules import EmbeddingCollection
@@ -119,10 +118,17 @@ class NextItem(nn.Module):
         candidates = item[:0] if self.candidates is None else found[self.candidates].values()
         return Looked(found[self.history], item, candidates)
 
+    def of_items(self, ids: Tensor) -> KeyedJaggedTensor:
+        """Return a batch of one row without a history, whose item is several: it looks them up."""
+        names = [name for name in (self.history, self.item, self.candidates) if name is not None]
+        counts = [0, len(ids), 0][: len(names)]
+        lengths = torch.tensor(counts, dtype=torch.int32, device=ids.device)
+        return KeyedJaggedTensor(names, ids, lengths=lengths, stride=1)
+
     def encode(self, history: JaggedTensor, batch: HistoryBatch) -> Tensor:
         """Rows of the histories of a batch -> (T, D), a vector of each position."""
         times = None if self.times is None else batch.sequences[self.times].values()
-        keys = getattr(batch, "groups", {}).get(ROW_KEYS)
+        keys = keys_of(batch) if self.training else None
         encoded: Tensor = self.encoder(history.values(), history.offsets(), times, keys)
         return encoded
 

@@ -77,8 +77,9 @@ class PLE(nn.Module):
         tower_layer_sizes: hidden layers of each task's tower.
     Raises:
         ConfigError: there is no task, layer or expert, or an expert has no layer.
-    Source: Tang et al., Progressive Layered Extraction, RecSys 2020. Two layers and experts of one
-    layer are its own; it tunes the numbers of experts, and its widths are those of its data.
+    Source: Tang et al., Progressive Layered Extraction, RecSys 2020. Two layers, and experts of one
+    layer, are its own; it tunes the numbers of experts. The widths are MMoE's, where the paper has
+    layers of 256, 128 and 64 for each task.
     """
 
     def __init__(

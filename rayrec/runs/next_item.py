@@ -22,8 +22,7 @@ from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs
 from rayrec.runs.next_item_options import check_schema
-from rayrec.runs.next_item_scores import RANKERS, NextItemScorer
-from rayrec.runs.ranked_queries import PROTOCOLS
+from rayrec.runs.next_item_scores import NextItemScorer, by_ranker, score_lines
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
 from rayrec.runs.training import FileRun
 
@@ -93,24 +92,9 @@ def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
 
 
 def _outcome(result: Result) -> ResultReport:
-    scores: dict[str, dict[str, float]] = {}
-    for name, value in result.metrics.items():
-        # names are "model masked hr@10" and the like; "queries" is one word
-        who, _, score = name.rpartition(" ")
-        if who:
-            scores.setdefault(who, {})[score] = value
-    lines = []
-    for protocol in PROTOCOLS:
-        for ranker in RANKERS:
-            shown = scores.get(f"{ranker} {protocol}", {})
-            if shown:
-                values = "  ".join(f"{score} {value:.4f}" for score, value in shown.items())
-                lines.append(f"seen {protocol}, {ranker}: {values}")
-    queries = int(result.metrics.get("queries", 0))
-    lines += [f"{queries} queries"] if scores else []
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.4f}"
     return ResultReport(
         done=f"{result.rows} rows in {result.seconds:.1f} s{loss}",
-        lines=lines,
-        fields={**scores, "queries": queries},
+        lines=score_lines(result.metrics),
+        fields={**by_ranker(result.metrics), "queries": int(result.metrics.get("queries", 0))},
     )

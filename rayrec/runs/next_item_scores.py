@@ -2,32 +2,84 @@
 
 Every held-out row is a query: its history, and the item that is wanted. There are two protocols,
 and figures of one say nothing of the other: items that the query has seen are kept in the list, or
-masked. Ties are pessimistic (`rayrec.models.full_ranking`), for the baselines, too. Items that no
-row holds are in no list. Rank 0 writes the place of every query into the run's folder, for a paired
-comparison of two runs.
+masked. Ties are pessimistic (`rayrec.models.full_ranking`), for the baselines, too. Items that
+follow no other in a training row, and that no held-out row holds, are in no list. Rank 0 writes the
+place of every query into the run's folder, for a paired comparison of two runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rayrec.next_item_recipe import CANDIDATES
 from rayrec.runs.item_pairs import Pairs, markov_scores
 from rayrec.runs.ranked_queries import PROTOCOLS, of_markov, write_places
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from rayrec.data import Batch, RowDataset
     from rayrec.models import ItemPlaces, Lists, NextItem
+    from rayrec.models.next_item import Looked
     from rayrec.train.loop import RankTrainer
 
 SCORES = 1 << 24  # of queries of all ranks with all items, that are in memory at a time
-RANKERS = ("model", "popularity", "markov")
+MODEL, BASELINES = "model", ("popularity", "markov")
+RANKERS = (MODEL, *BASELINES)
+
+
+class ItemSlice(NamedTuple):
+    """The items that a rank scores.
+
+    Attributes:
+        first: id of the first of them.
+        rows: (K, D).
+        biases: (K,).
+    """
+
+    first: int
+    rows: Tensor
+    biases: Tensor
+
+    def part(self, of_items: Tensor) -> Tensor:
+        """Return the slice's part of what is known of all items."""
+        return of_items[self.first : self.first + len(self.biases)]
+
+
+def slice_of(model: NextItem, device: torch.device) -> ItemSlice:
+    """Look up this rank's slice of all items; all ranks call it together."""
+    import torch
+
+    from rayrec.data import ItemSlices
+
+    # in 2D groups the ranks of each group hold all items, and rank the queries of their own
+    share = model.exchange.rank, model.exchange.world_size
+    found = ItemSlices(num_items=model.table.num_embeddings).ids(0, 0, *share)
+    ids = torch.from_numpy(found).to(device)
+    rows = model.look_up(model.of_items(ids)).item
+    return ItemSlice(int(found[0]) if len(found) else 0, rows, model.biases(ids))
+
+
+def look_up(model: NextItem, batch: Batch) -> Looked:
+    """Return the rows of a batch, also where it has no candidates or no items; all ranks call it
+    together.
+    """
+    from rayrec.data.candidates import with_bag
+
+    features = batch.sparse_features
+    for name in (model.item, model.candidates):
+        if name is not None and name not in features.keys():  # noqa: SIM118
+            features = with_bag(features, name, features.values()[:0])
+    return model.look_up(features)
+
+
+def queries_at_a_time(items: int) -> int:
+    """Return how many queries of all ranks are scored together with all items."""
+    return max(1, min(1024, SCORES // items))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,14 +88,15 @@ class NextItemScorer:
 
     Attributes:
         held_out: the rows.
-        pairs: the counted pairs of the training rows.
+        pairs: the counted pairs of the training rows; None where they are not at hand, and then
+            there are no baselines.
         seen: sequence of the schema with all items that the user of a row has seen; None takes the
             history.
         ks: lengths of the lists.
     """
 
     held_out: RowDataset
-    pairs: Pairs
+    pairs: Pairs | None
     seen: str | None
     ks: tuple[int, ...]
 
@@ -58,15 +111,15 @@ class NextItemScorer:
         calls: dict[tuple[str, str], list[Tensor]] = {}
         with torch.no_grad():
             for placed in self._placed(trainer, model):
-                for ranker, places in zip(RANKERS, placed, strict=True):
+                for ranker, places in placed.items():
                     for protocol in PROTOCOLS:
                         own = getattr(places, protocol)
                         calls.setdefault((ranker, protocol), []).append(own)
         scores: dict[str, float] = {}
         for (ranker, protocol), parts in calls.items():
             scores |= self._scores(f"{ranker} {protocol}", torch.cat(parts))
-        told = {p: ("model", p) for p in PROTOCOLS}
-        told |= {of_markov(p): ("markov", p) for p in PROTOCOLS}
+        told = {p: (MODEL, p) for p in PROTOCOLS}
+        told |= {of_markov(p): ("markov", p) for p in PROTOCOLS if ("markov", p) in calls}
         ranks = gather_objects(
             {name: [part.tolist() for part in calls[key]] for name, key in told.items()}
         )
@@ -84,61 +137,43 @@ class NextItemScorer:
             write_places(trainer.spec.run_path, joined)
         return {**scores, "queries": float(len(joined["kept"]))}
 
-    def _placed(
-        self, trainer: RankTrainer, model: NextItem
-    ) -> Iterator[tuple[ItemPlaces, ItemPlaces, ItemPlaces]]:
-        """Yield the places of this rank's queries by model, popularity and chain, call by call."""
+    def _placed(self, trainer: RankTrainer, model: NextItem) -> Iterator[dict[str, ItemPlaces]]:
+        """Yield the places of this rank's queries by each ranker, call by call."""
         import torch
 
-        from rayrec.data import ItemSlices
-        from rayrec.data.candidates import with_bag
         from rayrec.models import Lists, rank_items, rank_scores
         from rayrec.models.next_item import item_ids
 
-        device, rank, world = trainer.device, trainer.rank, trainer.world_size
-        # in 2D groups the ranks of each group hold all items, and rank the queries of their own
-        exchange, items = model.exchange, len(self.pairs.counts)
-        share = exchange.rank, exchange.world_size
+        device, items = trainer.device, model.table.num_embeddings
         known = self._known(model).to(device)
-        counts = torch.from_numpy(self.pairs.counts).to(device).double()
-        slices = ItemSlices(num_items=items)
-        ids = torch.from_numpy(slices.ids(0, 0, *share)).to(device)
-        first = int(ids[0]) if len(ids) else 0
-        rows: Tensor | None = None
-        for batch in self._batches(rank, world):
+        own = slice_of(model, device)
+        for batch in self._batches(trainer.rank, trainer.world_size, items):
             batch = batch.to(device)
-            # the rows of the slice are looked up with the first queries
-            features = with_bag(batch.sparse_features, CANDIDATES, ids if rows is None else ids[:0])
-            looked = model.look_up(features)
-            rows = looked.candidates if rows is None else rows
-            queries = model.queries(looked.history, batch)
+            queries = model.queries(look_up(model, batch).history, batch)
             ones = item_ids(batch, model.item)
             wanted, seen = Lists(ones, torch.ones_like(ones)), self._seen(batch, model)
-            found = rank_items(
-                queries,
-                wanted,
-                seen,
-                rows,
-                model.biases(ids),
-                first,
-                known[first : first + len(ids)],
-                exchange,
-            )
-            past = batch.sparse_features[model.history]
-            histories = np.split(past.values().cpu().numpy(), past.offsets().cpu().numpy()[1:-1])
-            chain = torch.from_numpy(markov_scores(self.pairs, histories[: len(ones)]))
-            popular = counts.repeat(len(ones), 1)
-            yield (
-                found,
-                rank_scores(popular, wanted, seen, known),
-                rank_scores(chain.to(device), wanted, seen, known),
-            )
+            of_slice = own.rows, own.biases, own.first, own.part(known)
+            placed = {MODEL: rank_items(queries, wanted, seen, *of_slice, model.exchange)}
+            for name, scores in self._baselines(batch, model):
+                placed[name] = rank_scores(scores.to(device), wanted, seen, known)
+            yield placed
 
-    def _batches(self, rank: int, world: int) -> Iterator[Batch]:
-        queries = max(1, min(1024, SCORES // len(self.pairs.counts)))
+    def _baselines(self, batch: Batch, model: NextItem) -> Iterator[tuple[str, Tensor]]:
+        """Yield the baselines with their scores of all items for each query."""
+        import torch
+
+        if self.pairs is None:
+            return
+        past = batch.sparse_features[model.history]
+        histories = np.split(past.values().cpu().numpy(), past.offsets().cpu().numpy()[1:-1])
+        counts = torch.from_numpy(self.pairs.counts).double()
+        chain = torch.from_numpy(markov_scores(self.pairs, histories[: batch.rows]))
+        yield from zip(BASELINES, (counts.repeat(batch.rows, 1), chain), strict=True)
+
+    def _batches(self, rank: int, world: int, items: int) -> Iterator[Batch]:
         # in the order of the rows, so that two runs can be compared query by query
         with self.held_out.loader(
-            rank, world, queries, shuffle=False, ordered=True, threaded=False
+            *(rank, world, queries_at_a_time(items)), shuffle=False, ordered=True, threaded=False
         ) as batches:
             yield from batches
 
@@ -152,12 +187,11 @@ class NextItemScorer:
         return Lists(bags.values(), bags.lengths())
 
     def _known(self, model: NextItem) -> Tensor:
-        """Return the items that a training row or a held-out row holds, (N,) bool."""
-        import torch
-
-        followed = np.diff(self.pairs.ends) > 0
-        known = torch.from_numpy(followed | (self.pairs.counts > 0))
-        for batch in self._batches(0, 1):
+        """Return the items that may be found, (N,) bool."""
+        items = model.table.num_embeddings
+        assert model.listed is not None, "a recipe lists the items that follow others"
+        known = model.listed.cpu().clone()
+        for batch in self._batches(0, 1, items):
             for feature in (model.history, model.item):
                 known[batch.sparse_features[feature].values()] = True
         return known
@@ -178,3 +212,26 @@ class NextItemScorer:
         scores = {f"{name} hr@{k}": value for k, value in total.recall.items()}
         scores |= {f"{name} ndcg@{k}": value for k, value in total.ndcg.items()}
         return {**scores, f"{name} mrr": total.mrr}
+
+
+def by_ranker(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the scores of each ranker and protocol, such as "model masked", by their names."""
+    scores: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        # names are "model masked hr@10" and the like; "queries" is one word
+        who, _, score = name.rpartition(" ")
+        if who:
+            scores.setdefault(who, {})[score] = value
+    return scores
+
+
+def score_lines(metrics: Mapping[str, float]) -> list[str]:
+    """Return the scores for people, a line for each protocol and ranker."""
+    scores, lines = by_ranker(metrics), []
+    for protocol in PROTOCOLS:
+        for ranker in RANKERS:
+            shown = scores.get(f"{ranker} {protocol}", {})
+            if shown:
+                values = "  ".join(f"{score} {value:.4f}" for score, value in shown.items())
+                lines.append(f"seen {protocol}, {ranker}: {values}")
+    return [*lines, f"{int(metrics.get('queries', 0))} queries"] if scores else []

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rayrec.recipe import ModelRecipe
+from rayrec.errors import ConfigError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_sequences import without_feature
+from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.runs.inputs import open_data, read_text
-from rayrec.runs.reporting import scores_beside_truth, truth_beside
+from rayrec.runs.next_item_options import check_schema
+from rayrec.runs.next_item_predictions import BestItems, ItemScores
+from rayrec.runs.next_item_scores import NextItemScorer, by_ranker, queries_at_a_time, score_lines
+from rayrec.runs.reporting import scores_beside_truth, scores_lines, truth_beside
 
 if TYPE_CHECKING:
+    from rayrec.data import FileDataset
     from rayrec.data.scored import Predicted
     from rayrec.driver import Driver, ScalingConfig
+    from rayrec.serve.recipes import Recipe
+    from rayrec.spec.task import Task
 
 ROWS = 16_384  # scored at a time where nothing else is said
 
@@ -33,6 +42,9 @@ class ScoringOptions:
         predictions: absolute path for the score of every row, or None: of a Parquet file beside
             the scores of the model, of a folder for `predict_checkpoint`.
         keys: columns of the data that are copied into it.
+        k: predict the best k items of each row in place of a score, of a next-item model; None
+            predicts the score of the row's item.
+        masked: leave out of these what the row has seen.
     """
 
     checkpoint: str
@@ -45,14 +57,32 @@ class ScoringOptions:
     timeout_s: float = 300.0
     predictions: str | None = None
     keys: Sequence[str] = ()
+    k: int | None = None
+    masked: bool = False
 
 
 class Scored(NamedTuple):
-    """Step of the checkpoint, number of ranks that scored it, and scores by name."""
+    """Scores of a checkpoint.
+
+    Attributes:
+        step: of the checkpoint.
+        ranks: number of those that scored it.
+        scores: by name; of a next-item model those of each protocol by name.
+        lines: the same for people.
+    """
 
     step: int
     ranks: int
-    scores: Mapping[str, float]
+    scores: Mapping[str, Any]
+    lines: Sequence[str]
+
+
+class _Opened(NamedTuple):
+    """A checkpoint and the rows to score."""
+
+    step: int
+    recipe: Recipe
+    driver: Driver
 
 
 def score_checkpoint(scoring: ScoringOptions) -> Scored:
@@ -62,15 +92,25 @@ def score_checkpoint(scoring: ScoringOptions) -> Scored:
         the scores, beside those of the data's planted truth where that is known.
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.evaluate`.
-        ConfigError: the checkpoint does not say how to build its model.
+        ConfigError: the checkpoint does not say how to build its model, or its scores have no
+            labels to stand beside.
     """
-    step, driver = _opened(scoring)
-    truth = truth_beside(scoring.data, scoring.where)
-    metrics = driver.evaluate(
+    opened, ranks = _opened(scoring), max(1, scoring.scaling.most)
+    ranks_items = isinstance(opened.recipe, NextItemRecipe)
+    if ranks_items and scoring.predictions is not None:
+        raise ConfigError(
+            f"--out {scoring.predictions} is a file with a label beside each score, and a "
+            "next-item model reads no labels; name a folder."
+        )
+    truth = None if ranks_items else truth_beside(scoring.data, scoring.where)
+    metrics = opened.driver.evaluate(
         scoring.checkpoint, predictions=scoring.predictions, keys=scoring.keys
     )
-    ranks = max(1, scoring.scaling.most)
-    return Scored(step, ranks, scores_beside_truth(metrics, truth))
+    if ranks_items:
+        queries = {"queries": int(metrics["queries"])}
+        return Scored(opened.step, ranks, by_ranker(metrics) | queries, score_lines(metrics))
+    scores = scores_beside_truth(metrics, truth)
+    return Scored(opened.step, ranks, scores, scores_lines(scores))
 
 
 def predict_checkpoint(scoring: ScoringOptions) -> Predicted:
@@ -78,34 +118,77 @@ def predict_checkpoint(scoring: ScoringOptions) -> Predicted:
 
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.predict`.
-        ConfigError: the checkpoint does not say how to build its model.
+        ConfigError: the checkpoint does not say how to build its model, or lists of items are
+            asked of a model that ranks none.
     """
     assert scoring.predictions is not None
-    _, driver = _opened(scoring, with_labels=False)
-    return driver.predict(scoring.checkpoint, scoring.predictions, columns=scoring.keys)
+    opened = _opened(scoring, with_labels=False)
+    scorer: ItemScores | BestItems | None = None
+    if isinstance(opened.recipe, NextItemRecipe):
+        seen = opened.recipe.model.seen
+        scorer = ItemScores()
+        if scoring.k is not None:
+            scorer = BestItems(k=scoring.k, masked=scoring.masked, seen=seen)
+    return opened.driver.predict(
+        scoring.checkpoint, scoring.predictions, columns=scoring.keys, scorer=scorer
+    )
 
 
-def _opened(scoring: ScoringOptions, with_labels: bool = True) -> tuple[int, Driver]:
-    """Return the step of the checkpoint, and a driver with its model and the rows."""
+def _opened(scoring: ScoringOptions, with_labels: bool = True) -> _Opened:
     from rayrec.checkpoint import read_manifest
     from rayrec.driver import CheckpointConfig, Driver, RunConfig
+    from rayrec.serve.recipes import recipe_in
 
     checkpoint = scoring.checkpoint
     manifest = read_manifest(checkpoint)
-    recipe = ModelRecipe.from_extras(manifest.extras, checkpoint)
+    recipe = recipe_in(manifest.extras, checkpoint)
     if scoring.schema:
         recipe = replace(recipe, schema=read_text("--schema", scoring.schema))
     source = scoring.schema or f"the schema of {checkpoint}"
-    data = open_data(scoring.data, recipe.schema, source, scoring.where, with_labels)
+    rows, scorer = scoring.global_batch_size, None
+    tasks: tuple[Task, ...] = ()
+    if isinstance(recipe, NextItemRecipe):
+        items = recipe.table().num_embeddings
+        data = _histories(scoring, recipe, source, items)
+        said = recipe.model
+        scorer = NextItemScorer(held_out=data, pairs=None, seen=said.seen, ks=said.ks)
+        rows = min(rows, queries_at_a_time(items))
+    elif scoring.k is not None:
+        raise ConfigError(
+            f"--k is for next-item models, which rank items, and {checkpoint} is of model "
+            f"{recipe.model!r}; leave it out."
+        )
+    else:
+        data = open_data(scoring.data, recipe.schema, source, scoring.where, with_labels)
+        tasks = recipe.tasks
     # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
     # same.
     run = RunConfig(
-        global_batch_size=scoring.global_batch_size,
+        global_batch_size=rows,
         epochs=1,
-        tasks=recipe.tasks,
+        tasks=tasks,
         timeout_s=scoring.timeout_s,
         checkpoint=CheckpointConfig(at_end=False),
     )
-    return manifest.step, Driver(
-        recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan
+    driver = Driver(
+        recipe, None, scoring.scaling, run, eval_data=data, plan=scoring.plan, scorer=scorer
     )
+    return _Opened(manifest.step, recipe, driver)
+
+
+def _histories(
+    scoring: ScoringOptions, recipe: NextItemRecipe, source: str, items: int
+) -> FileDataset:
+    """Open the rows of a next-item model, whose labels are not read.
+
+    Raises:
+        ConfigError: the schema lacks what the model reads, or a list is longer than all items.
+    """
+    schema = FeatureSchema.from_json(recipe.schema, source)
+    check_schema(recipe.model, schema)
+    if scoring.k is not None:
+        if scoring.k > items:
+            raise ConfigError(f"--k {scoring.k} is longer than a list of all {items} items.")
+        # the items are asked for
+        schema = without_feature(schema, recipe.model.item)
+    return open_data(scoring.data, schema.to_json(), source, scoring.where, with_labels=False)

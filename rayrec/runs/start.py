@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayrec.driver.planning import check_plan_word
-from rayrec.driver.specs import check_run, check_sizes
+from rayrec.driver.scaling_checks import check_run, check_sizes
 from rayrec.errors import ConfigError
 from rayrec.next_item_recipe import NextItemModel
 from rayrec.recipe import SEVERAL_TASKS, ModelRecipe

@@ -15,10 +15,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from rayrec.checks import positive, whole_number
+from rayrec.checks import MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
-from rayrec.recipe import MAX_SIZE
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
 from rayrec.runs.retrieval import RetrievalPaths, TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer

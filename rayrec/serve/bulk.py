@@ -221,3 +221,10 @@ def _check_same_features(predictor: Predictor, data: FileDataset) -> None:
                 f"the {what} of the artifact and of the data differ: {wanted} and {own}. Give the "
                 "data the artifact's schema, but for names of columns."
             )
+    held = {sequence.name for sequence in given.sequences}
+    for sequence in trained.sequences:
+        if sequence.name not in held:
+            raise ConfigError(
+                f"the model reads the sequence {sequence.name!r}, and the schema of the data has "
+                f"{sorted(held)}. Give the data the artifact's schema, but for names of columns."
+            )

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from rayrec.data import Batch
 from rayrec.models import NextItem
+from rayrec.models.full_ranking import NOBODY, best_of
 from rayrec.quant import mark_checked
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor
 
-NOBODY = -1  # the id at the places of a list for which no item is left
 CHUNK_SCORES = 1 << 24  # that are in memory at a time
 CHUNK_ITEMS = 1 << 16  # whose rows are unpacked at a time
 
@@ -48,22 +48,19 @@ def top_items(model: NextItem, batch: Batch, top: Top) -> tuple[Tensor, Tensor]:
     """Return the ids and the scores of the best k items of each row, both (B, k), best first."""
     queries = model.queries(model.look_up(batch.sparse_features).history, batch)
     items, rows = model.table.num_embeddings, batch.rows
-    ids, scores = [], []
+    ids: list[Tensor] = []
+    scores: list[Tensor] = []
     step = max(1, CHUNK_SCORES // items)
     for start in range(0, rows, step):
         part = _all_scores(model, queries[start : start + step])
         for lists in top.left_out:
             _leave_out(part, lists, start)
-        for row in part:
-            # sorted by score, and where these are equal by id
-            found = (row >= row.topk(top.k).values[-1]).nonzero().squeeze(1)
-            order = row[found].argsort(descending=True, stable=True)[: top.k]
-            ids.append(found[order])
-            scores.append(row[found[order]])
+        for found, own in zip((ids, scores), best_of(part, top.k), strict=True):
+            found.append(own)
     if not rows:
         return torch.empty(0, top.k, dtype=torch.int64), torch.empty(0, top.k)
-    best = torch.stack(scores)
-    return torch.stack(ids).masked_fill(best == -torch.inf, NOBODY), best
+    best = torch.cat(scores)
+    return torch.cat(ids).masked_fill(best == -torch.inf, NOBODY), best
 
 
 def _all_scores(model: NextItem, queries: Tensor) -> Tensor:
@@ -72,9 +69,7 @@ def _all_scores(model: NextItem, queries: Tensor) -> Tensor:
     scores = queries.new_empty(len(queries), items)
     for start in range(0, items, CHUNK_ITEMS):
         ids = torch.arange(start, min(items, start + CHUNK_ITEMS))
-        whole = KeyedJaggedTensor(
-            [model.history, model.item], ids, lengths=torch.tensor([0, len(ids)]), stride=1
-        )
+        whole = model.of_items(ids)
         mark_checked(whole)
         rows = model.look_up(whole).item
         scores[:, ids] = torch.addmm(model.biases(ids), queries, rows.t())

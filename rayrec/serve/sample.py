@@ -72,10 +72,9 @@ def _random(trained: TrainedModel, rows: int, keys: Mapping[str, Tensor]) -> Par
             if table.dynamic is None:
                 known[feature] = _NONE  # its ids have to lie in that table
     drawn = torch.randint(0, len(_LENGTHS), (len(limits), rows), generator=generator)
-    if trained.schema is not None:
-        groups, names = aligned_groups(trained.schema), list(limits)
-        shared = [groups.get(name, name) for name in names]
-        drawn = drawn[[shared.index(group) for group in shared]]
+    groups = {} if trained.schema is None else aligned_groups(trained.schema)
+    shared = [groups.get(name, name) for name in limits]
+    drawn = drawn[[shared.index(group) for group in shared]]
     lengths = _LENGTHS[drawn]
     ids = [
         torch.randint(0, limit, (int(own.sum()),), generator=generator)
@@ -88,10 +87,10 @@ def _random(trained: TrainedModel, rows: int, keys: Mapping[str, Tensor]) -> Par
     values = torch.cat(ids)
     columns = 0 if trained.schema is None else len(trained.schema.dense)
     sequences: dict[str, JaggedTensor] = {}
-    of_feature = dict(zip(limits, lengths, strict=True))
+    of_group = dict(zip(shared, lengths, strict=True))
     for sequence in () if trained.schema is None else trained.schema.sequences:
-        # times of a history ascend; any list will do for what is aligned with nothing
-        own = of_feature[sequence.aligned_with or next(iter(limits))]
+        # times of a history ascend; what is beside no feature has one number in each row
+        own = of_group.get(groups[sequence.name], torch.ones(rows, dtype=torch.int64))
         times = torch.randint(0, 1 << 30, (int(own.sum()),), generator=generator)
         sequences[sequence.name] = JaggedTensor(times.sort().values, lengths=own.int())
     batch = Batch(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rayrec.data import Batch
 from rayrec.errors import ConfigError
 from rayrec.models import DeepFMTrain, DLRMTrain, MultiTaskTrain, NextItemTrain, TwoTowerTrain
+from rayrec.models.dlrm_parts import logits_of_batch
 from rayrec.serve.next_item import Top, item_scores, top_items
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -68,17 +69,26 @@ class Scorer(nn.Module):
             ConfigError: the output of the module is not that of a training module.
         """
         if self._is_click:
-            model: Any = self.model.model
-            return (model(dense, ids).squeeze(-1),)
+            return (self._logits(dense, ids, sequences).squeeze(-1),)
         if isinstance(self.model, MultiTaskTrain):
             sizes = [task.outputs for task in self.model.tasks]
-            parts = self.model.model(dense, ids).split(sizes, dim=1)
+            parts = self._logits(dense, ids, sequences).split(sizes, dim=1)
             tasks = zip(self.model.tasks, parts, strict=True)
             return tuple(p if task.classes is not None else p.squeeze(1) for task, p in tasks)
         batch = self._batch(dense, ids, sequences or {})
         if isinstance(self.model, NextItemTrain):
             return (item_scores(self.model.model, batch),)
         return self._by_training(batch)
+
+    def _logits(
+        self, dense: Tensor, ids: KeyedJaggedTensor, sequences: Mapping[str, JaggedTensor] | None
+    ) -> Tensor:
+        """Return the logits of the model below the loss, (B, outputs)."""
+        model: Any = self.model.model
+        if hasattr(model, "forward_batch"):
+            return logits_of_batch(model, self._batch(dense, ids, sequences or {}))
+        logits: Tensor = model(dense, ids)  # an exported program has no batch
+        return logits
 
     def top(
         self, dense: Tensor, ids: KeyedJaggedTensor, sequences: Mapping[str, JaggedTensor], top: Top

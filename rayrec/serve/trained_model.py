@@ -19,6 +19,7 @@ from rayrec.checkpoint import (
 from rayrec.dynamic.clock import clocks_in
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.layout.schema_sequences import with_sequences
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.next_item_recipe import NextItemRecipe
@@ -112,6 +113,8 @@ def open_trained(
             own = replace(own, schema=schema.to_json())
         model, recipe = own, fields_of_recipe(own)
         schema = schema or FeatureSchema.from_json(own.schema, f"the schema of {checkpoint}")
+        # a request has no more columns than the model reads
+        schema = with_sequences(schema, own.sequences())
     with torch.random.fork_rng(devices=[]):
         module = model().eval()
     collections = reference_collections(module)
@@ -130,11 +133,11 @@ def open_trained(
         tasks=tasks,
     )
     check_tables(restored.manifest, trained.tables(), {}, checkpoint, may_resize=False)
-    if schema is not None and schema.sequences and not isinstance(model, NextItemRecipe):
+    if recipe is None and schema is not None and schema.sequences:
         raise ConfigError(
-            f"the schema reads the sequence {schema.sequences[0].name!r}, and what is served takes "
-            "ids and dense columns alone. Export a model without sequences of numbers, or score "
-            "files with Driver.evaluate(predictions=...)."
+            f"the schema reads the sequence {schema.sequences[0].name!r}, and a model of your code "
+            "is served by ids and dense columns alone. Export a model without sequences of "
+            "numbers, or score files with Driver.evaluate(predictions=...)."
         )
     if schema is not None and (trouble := schema_trouble(schema, trained.tables())):
         raise ConfigError(trouble)

@@ -20,7 +20,7 @@ from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.quant.ids import PackedIds
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
-from rayrec.serve.program import Program, load_program
+from rayrec.serve.program import MODEL, Program, load_program
 from rayrec.serve.recipes import Recipe, recipe_of
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
@@ -156,11 +156,9 @@ class Weights:
         """
         try:
             return self._run(request)
-        except RayrecError:
-            raise
         # with a schema all shapes were checked, so it is a defect
         except Exception as error:
-            if self._artifact.schema is not None:
+            if isinstance(error, RayrecError) or self._artifact.schema is not None:
                 raise
             raise InputError(
                 f"the model does not take dense {tuple(request.dense.shape)} beside the keys "
@@ -199,11 +197,10 @@ def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str)
     """Return a copy of an exported dense part with other parameters."""
     assert isinstance(program, nn.Module)
     twin: nn.Module = copy.deepcopy(program)
-    prefix = "scorer.model."
     live = {
-        key.removeprefix(prefix): tensor.detach()
+        key.removeprefix(MODEL): tensor.detach()
         for key, tensor in twin.state_dict(keep_vars=True).items()
-        if key.startswith(prefix)
+        if key.startswith(MODEL)
     }
     # a program keeps what it uses; the rest of the dense part is not read
     load_dense(live, {key: dense[key] for key in live if key in dense}, name)

@@ -8,9 +8,12 @@ equal numbers of rows, whatever the ranks are. Labels are not read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from rayrec.comm import plain
 from rayrec.data import FileDataset
@@ -20,7 +23,7 @@ from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
 from rayrec.distributed import DistributedModelParallel
 from rayrec.spec.task import Task
 from rayrec.train.evaluation import STOP_EVERY, BatchPart, any_rank, on_device
-from rayrec.train.scoring import ONE_BINARY, Outputs, by_task
+from rayrec.train.scoring import ONE_BINARY, by_task
 from rayrec.train.step import forward
 
 
@@ -42,6 +45,7 @@ def predict(
     *,
     tasks: Sequence[Task] = (),
     autocast: torch.dtype | None = None,
+    scores: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> Predicted | None:
     """Write the scores of all rows of `data`; all ranks call it together.
 
@@ -54,6 +58,7 @@ def predict(
         on_batch: called after every batch.
         tasks: tasks of the model; none means one binary task.
         autocast: dtype of the dense layers' products, as in training.
+        scores: (batch) -> the columns of its rows; None takes the logits of the model.
     Returns:
         a summary of the files, the same on every rank; None when it was stopped.
     Raises:
@@ -67,18 +72,17 @@ def predict(
     columns = tuple(folder.columns.names)
     batches = data.loader(*part, shuffle=False, ordered=True, with_rows=True, keep_columns=columns)
     dense_dtype = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
+    own = scores or partial(_of_logits, model, tasks)
     writer = _Writer(folder, parts) if part.rank == 0 else None
     try:
         for number, batch in enumerate(batches):
             # all ranks stop at the same batch, or those that go on would wait for the others
             if number % STOP_EVERY == 0 and any_rank(should_stop(), device):
                 return None
-            with dense_dtype:
-                _, logits, labels = forward(model, on_device(batch, device))
             # A rank whose part is empty still calls the model: its tables answer the other ranks.
-            mine = None
-            if batch.rows:
-                mine = _table(folder, tasks, by_task(tasks, logits, labels), batch.origin)
+            with dense_dtype:
+                found = own(on_device(batch, device))
+            mine = _table(folder, found, batch.origin) if batch.rows else None
             rows = _gathered(mine, part)
             if writer is not None:
                 writer.add(rows)
@@ -94,15 +98,21 @@ def predict(
     return Predicted(path=folder.path, rows=data.num_rows, parts=parts)
 
 
-def _table(
-    folder: ScoredFolder, tasks: Sequence[Task], outputs: Outputs, origin: RowOrigin | None
-) -> pa.Table:
-    """Return the scores of this rank's rows of a batch, beside their columns."""
+def _of_logits(
+    model: DistributedModelParallel, tasks: Sequence[Task], batch: Any
+) -> Sequence[Tensor]:
+    """Return the predictions of a batch, one tensor for each task; none of a batch of no rows."""
     from rayrec.serve.scorer import probabilities
 
-    kinds = [kind for _, kind in outputs_of(tasks)]
-    logits = [own for own, _ in outputs.values()]
-    scores = [probabilities(kind, own) for kind, own in zip(kinds, logits, strict=True)]
+    _, logits, labels = forward(model, batch)
+    if not batch.rows:
+        return []
+    outputs = zip(outputs_of(tasks), by_task(tasks, logits, labels).values(), strict=True)
+    return [probabilities(kind, own) for (_, kind), (own, _) in outputs]
+
+
+def _table(folder: ScoredFolder, scores: Sequence[Tensor], origin: RowOrigin | None) -> pa.Table:
+    """Return the scores of this rank's rows of a batch, beside their columns."""
     assert origin is not None, "the loader was asked for the rows"
     return scored_rows(folder, scores, [] if origin.columns is None else [origin.columns])
 

@@ -94,15 +94,11 @@ def hold(live: LiveRun) -> None:
 
 def _on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
     """Copy shard states to the CPU, since the next model needs the memory of a GPU."""
-    return [
-        ShardState(
-            state.shard,
-            state.weight.detach().cpu(),
-            {name: tensor.detach().cpu() for name, tensor in state.optimizer.items()},
-            state.ids,
-        )
-        for state in states
-    ]
+    copies = []
+    for state in states:
+        optimizer = {name: tensor.detach().cpu() for name, tensor in state.optimizer.items()}
+        copies.append(ShardState(state.shard, state.weight.detach().cpu(), optimizer, state.ids))
+    return copies
 
 
 def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int | None) -> int:

@@ -7,10 +7,11 @@ the checkpoints, sync points and publications. `RankTrainer` takes the steps thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
@@ -152,6 +153,7 @@ class RankRun:
             self._loop.publisher = Publisher(
                 self.spec, self.model, self.tables, self.rank, self.world_size, self._live.on_phase
             )
+            self._loop.publisher.newest = self._loop.starts.newest
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, from a checkpoint, from a sync point, or with the
@@ -216,6 +218,7 @@ class RankRun:
         folder: ScoredFolder,
         should_stop: Callable[[], bool] = _never,
         on_batch: Callable[[], None] = lambda: None,
+        scores: Callable[[Any], Sequence[Tensor]] | None = None,
     ) -> Predicted | None:
         """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
         return bulk.predict(
@@ -228,6 +231,7 @@ class RankRun:
             on_batch,
             tasks=self.spec.tasks,
             autocast=self._autocast,
+            scores=scores,
         )
 
     @property

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from rayrec.data import FileDataset
 from rayrec.data.scored import Predicted, ScoredFolder
@@ -14,6 +18,17 @@ from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankContext
 
 Scorer = Callable[[RankTrainer], Mapping[str, float]]
+
+
+class RowScorer(Protocol):
+    """Scores of rows, of a model whose forward gives none."""
+
+    @property
+    def outputs(self) -> Sequence[tuple[str, str]]:
+        """Name and kind of each column of scores."""
+
+    def __call__(self, trainer: RankTrainer) -> Callable[[Any], Sequence[Tensor]]:
+        """Return a function of a batch, which gives the columns; all ranks call both together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +100,13 @@ class EvaluateTask:
         spec: spec of the run, whose `eval_data` are scored.
         checkpoint: directory of the weights; None scores the untrained model.
         predictions: file for the score of every row, or None.
+        scorer: gives the scores, on every rank alike; None scores `spec.eval_data`.
     """
 
     spec: TrainSpec
     checkpoint: str | None
     predictions: PredictionConfig | None = None
+    scorer: Scorer | None = None
 
     def run(self, context: RankContext) -> dict[str, float] | None:
         """Score on this rank, together with all ranks; return None when it was stopped."""
@@ -100,6 +117,8 @@ class EvaluateTask:
                 context.phase("reading the checkpoint")
                 trainer.restore(self.checkpoint, weights_only=True)
             context.phase("evaluating")
+            if self.scorer is not None:
+                return dict(self.scorer(trainer))
             return trainer.evaluate(
                 self.spec.eval_data, self.predictions, context.should_stop, context.beat
             )
@@ -113,11 +132,13 @@ class PredictTask:
         spec: spec of the run, whose `eval_data` are scored; they lie in files.
         checkpoint: directory of the weights.
         folder: folder that receives the scores.
+        scorer: gives the scores of rows; None takes the model's logits.
     """
 
     spec: TrainSpec
     checkpoint: str
     folder: ScoredFolder
+    scorer: RowScorer | None = None
 
     def run(self, context: RankContext) -> Predicted | None:
         """Write the scores, together with all ranks; return None when it was stopped."""
@@ -128,7 +149,13 @@ class PredictTask:
             context.phase("reading the checkpoint")
             trainer.restore(self.checkpoint, weights_only=True)
             context.phase("predicting")
-            return trainer.predict(data, self.folder, context.should_stop, context.beat)
+            own = (context.should_stop, context.beat)
+            if self.scorer is None:
+                return trainer.predict(data, self.folder, *own)
+            trainer.model.eval()
+            with torch.no_grad():
+                scores = self.scorer(trainer)
+            return trainer.predict(data, self.folder, *own, scores)
 
 
 def _device(context: RankContext) -> str:

@@ -8,124 +8,30 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from rayrec.cli.main import main
 from rayrec.data import ItemSlices, NextItemDataset, SharedNegatives
-from rayrec.driver.planning import find_tables
+from rayrec.data.batch import keys_of
 from rayrec.errors import InputError
-from rayrec.layout import Topology
 from rayrec.metrics.bootstrap import gains, paired_bootstrap
-from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
-from rayrec.planner import manual_plan
+from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.next_item_options import run_options
-from rayrec.runs.next_item_scores import NextItemScorer
 from rayrec.runs.ranked_queries import comparison, read_places
 from rayrec.serve import Predictor
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.train import PublishConfig
-from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.config import TrainSpec
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
-from rayrec.train.tasks import FitOutcome, FitTask
+from tests.gloo.songs import ITEMS, SCHEMA, SMALL, options, rows_of, run_task, task_for, write_songs
 from tests.ranks import RankPool
-from tests.words import sets
-
-ITEMS = 40
-SCHEMA = {
-    "label": "label",
-    "features": [
-        {"name": "history", "column": "past", "most_recent": 12},
-        {"name": "item", "column": "item"},
-    ],
-    "sequences": [
-        {"name": "times", "column": "at", "most_recent": 12, "aligned_with": "history"},
-        {"name": "seen", "column": "past"},
-    ],
-    "tables": [
-        {
-            "name": "song",
-            "num_embeddings": ITEMS,
-            "embedding_dim": 16,
-            "features": ["history", "item"],
-            "pooling": "none",
-        }
-    ],
-}
-SMALL = NextItemModel(model="sasrec", seen="seen", length=12, negatives=16, ks=(1, 5))
-
-
-def rows_of(users: int, seed: int) -> pa.Table:
-    """Users who go on to the next item four times of five, and else jump."""
-    rng = np.random.default_rng(seed)
-    past, item = [], []
-    for user in range(users):
-        length = 0 if user == 0 else int(rng.integers(3, 15))
-        jumps = rng.random(length + 1) < 0.2
-        jumps[0] = True
-        walk = np.where(jumps, rng.integers(0, ITEMS, length + 1), 1).cumsum()
-        past.append((walk[:-1] % ITEMS).tolist())
-        item.append(int(walk[-1]) % ITEMS)
-    at = [np.cumsum(rng.integers(1, 1000, len(one))).tolist() for one in past]
-    lists = pa.list_(pa.int64())
-    columns = {"past": pa.array(past, lists), "item": item, "at": pa.array(at, lists)}
-    return pa.table(columns)
 
 
 @pytest.fixture(scope="module")
 def songs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("songs")
-    for part, users in (("train", 600), ("eval", 101)):
-        (folder / part).mkdir()
-        pq.write_table(rows_of(users, users), folder / part / "a.parquet", row_group_size=100)
-    (folder / "schema.json").write_text(json.dumps(SCHEMA))
-    return folder
-
-
-def options(folder: Path, *changes: str) -> list[str]:
-    usual = [
-        "model.model=sasrec",
-        "model.seen=seen",
-        "model.negatives=16",
-        "model.ks=[1,5]",
-        "run.progress=off",
-        "scaling.num_workers=0",
-    ]
-    return ["train", "--data", str(folder), *sets(*usual, *changes)]
-
-
-def task_for(
-    folder: Path, model: NextItemModel, ranks: int, kind: str, group_size: int | None = None
-) -> FitTask:
-    schema = (folder / "schema.json").read_text()
-    train = open_data(str(folder / "train"), schema, with_labels=False)
-    held_out = open_data(str(folder / "eval"), schema, with_labels=False)
-    pairs = Pairs.of_rows(train, "history", "item")
-    recipe = NextItemRecipe(schema=schema, model=model, counts=pairs.counts)
-    spec = TrainSpec(
-        **{**run_options(model), "global_batch_size": 50},
-        model=recipe,
-        data=NextItemDataset(data=train, candidates=recipe.candidates()),
-        plan=manual_plan(find_tables(recipe), kind, Topology.local(group_size or ranks)),
-        sharding_group_size=group_size,
-        steps=20,
-        checkpoint=CheckpointConfig(at_end=False),
-    )
-    scorer = NextItemScorer(held_out=held_out, pairs=pairs, seen=model.seen, ks=model.ks)
-    return FitTask(spec=spec, scorer=scorer)
-
-
-def run_task(rank: int, ranks: int, task: FitTask) -> FitOutcome:
-    seat = Seat(rank=rank, world_size=ranks, host="localhost", store_host="localhost", store_port=0)
-    outcome = task.run(RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False))
-    return replace(outcome, seconds=0.0, times=())
+    return write_songs(tmp_path_factory.mktemp("songs"))
 
 
 @pytest.mark.parametrize("loss", ["sampled", "full"])
@@ -168,9 +74,7 @@ def test_a_run_learns_what_follows_what(
     assert places["kept"][0] == places["masked"][0] > 0
 
 
-def test_a_run_goes_on_as_if_it_had_never_stopped(
-    songs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_as_if_it_had_never_stopped(songs: Path, tmp_path: Path) -> None:
     results = {}
     for name, words in (
         ("whole", ("run.steps=30",)),
@@ -188,10 +92,6 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(
     same = list(comparison([str(tmp_path / "whole"), str(tmp_path / "half")]))
     none = "+0.0000 [+0.0000, +0.0000]"
     assert same[-2] == f"  seen kept: hr@10 {none}  ndcg@10 {none}"
-    whole = str(tmp_path / "whole" / "step-00000030")
-    for words in (["evaluate"], ["predict", "--out", str(tmp_path / "scores")]):
-        assert main([words[0], whole, "--data", str(songs / "eval"), "--local", *words[1:]]) == 2
-        assert "is of kind 'next_item'" in capsys.readouterr().err
 
 
 SERVED = [
@@ -323,7 +223,7 @@ def read(data: NextItemDataset, ranks: int, epoch: int = 0, start: int = 0) -> R
     return [
         (
             [i for b in batch for i in b.sparse_features["item"].values().tolist()],
-            [k for b in batch for k in b.groups["row_keys"].tolist()],
+            [k for b in batch for k in keys_of(b).tolist()],
             [b.sparse_features["candidates"].values().tolist() for b in batch],
         )
         for batch in zip(*loaders, strict=True)
@@ -339,7 +239,7 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
     assert data.num_rows == 600 and data.num_batches(64) == 10
     assert data.fingerprint() == rows.fingerprint()
     one, later = read(data, 1), read(data, 1, epoch=1)
-    # steps go on over epochs, so that every row and step has keys of its own
+    # every row of every step of every epoch has a key of its own
     assert len({key for _, keys, _ in [*one, *later] for key in keys}) == 1200
     assert read(data, 1, start=7) == one[7:]
     for ranks in (2, 4):

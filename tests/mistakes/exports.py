@@ -1,4 +1,4 @@
-"""Mistakes at `rayrec export` and `rayrec serve`."""
+"""Mistakes at `rayrec export`, `rayrec serve`, `rayrec doctor` and `rayrec forget`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,35 @@ SERVES = [
     (SERVE + "--workers 2", "No such option '--workers'"),
 ]
 
+RUN = "doctor {data}/runs/clicks "
+DOCTOR = [
+    ("doctor", "RUN|CHECKPOINT|ARTIFACT"),
+    ("doctor ''", "is no path"),
+    ("doctor {own}/nothing", "nothing is neither a run"),
+    ("doctor {data}/clicks", "clicks is neither a run"),
+    ("doctor {data}/runs/clicks@newest", "clicks@newest is neither a run"),
+    ("doctor {data}/runs/nothing@latest", "no complete checkpoint"),
+    (RUN + "more", "unexpected extra argument (more)"),
+    (RUN + "--html {own}", "--html|it is a folder"),
+    (RUN + "--html", "Option '--html' requires an argument"),
+    (RUN + "--arrow /proc/no/t.arrow", "--arrow|/proc/no/t.arrow"),
+    (RUN + "--html {own}/one --arrow {own}/one", "--arrow|--html|name another file"),
+]
+
+FORGETS = [
+    ("forget {data}/runs/clicks", "--keys"),
+    ("forget --keys {own}/nothing.csv", "RUN"),
+    ("forget --keys {own}/nothing.csv {data}/runs/clicks", "nothing.csv cannot be read"),
+    ("forget --keys {data}/clicks/schema.json {data}/runs/clicks", "no known kind|.parquet"),
+    ("forget --keys {own}/nothing.csv {own}/nothing", "nothing is no folder"),
+    ("forget --keys {own}/nothing.csv s3://b/run", "another file system"),
+    ("forget --keys {own}/nothing.csv --signing-key {own}/key {data}/runs/clicks", "nothing.csv"),
+]
+
 MISTAKES = [
+    *mistakes("rayrec", "", DOCTOR),
     *mistakes("rayrec serve", "", SERVES),
+    *mistakes("rayrec forget", "", FORGETS),
     *mistakes("rayrec export", "export", EXPORTS),
     *mistakes(
         "rayrec export",

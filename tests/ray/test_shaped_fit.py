@@ -98,7 +98,7 @@ def test_a_run_is_shaped_and_watched(clicks: SyntheticPaths, tmp_path: Path) -> 
 def test_a_loop_of_the_users_own_is_driven(clicks: SyntheticPaths) -> None:
     own = worlds.driver(clicks, 2, steps=STEPS)
     ended = Driver(
-        own._planning._model,
+        own._planning.model,
         own._data,
         own._scaling,
         own._run,

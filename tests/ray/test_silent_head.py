@@ -23,12 +23,13 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig
-from rayrec.driver.commands import Ask, View
+from rayrec.driver.commands import Ask
 from rayrec.driver.head import RECONNECT, head
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.run import Run
+from rayrec.driver.views import View
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.events import Failure, Recovered

@@ -16,10 +16,10 @@ import pytest
 
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
-from rayrec.driver.commands import View
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.run import Run
+from rayrec.driver.views import View
 from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
 from tests.ray.acting import Act, acting, pids

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.modules import TargetAttention
+from rayrec.modules import GRUEncoder, SASRecEncoder, TargetAttention
 
 
 def random_offsets(seed: int) -> Tensor:
@@ -98,3 +98,28 @@ def padded_target(
         # a sequence without values has weights that are no numbers, and no values to weigh
         scores = scores.masked_fill(~is_value, -torch.inf).softmax(1).nan_to_num()
     return (scores.masked_fill(~is_value, 0).unsqueeze(2) * keys).sum(1)
+
+
+def plain_states(encoder: nn.Module, values: Tensor, times: Tensor) -> Tensor:
+    """One sequence through the layers of an encoder, in plain torch."""
+    length = len(values)
+    offsets = torch.tensor([0, length])
+    if isinstance(encoder, GRUEncoder):
+        return encoder.output(encoder.gru(values.unsqueeze(1))[0].squeeze(1))
+    places = torch.arange(length)
+    if encoder.positions == "newest":
+        places = places.flip(0)
+    states = values * values.shape[1] ** 0.5 + encoder.position.weight[places]
+    for block in encoder.layers:
+        if isinstance(encoder, SASRecEncoder):
+            query, key, value = block.query_key_value(block.attention_norm(states)).chunk(3, dim=1)
+            states = states + block.output(padded_causal(query, key, value, offsets, 2))
+            hidden = functional.gelu(block.inner(block.forward_norm(states)))
+            states = states + block.outer(hidden)
+        else:
+            projected = functional.silu(block.gate_value_query_key(block.input_norm(states)))
+            gate, value, query, key = projected.chunk(4, dim=1)
+            biases = block.position_bias, block.time_bias
+            attended = padded_pointwise(query, key, value, offsets, *biases, times, 2)
+            states = states + block.output(block.output_norm(attended) * gate)
+    return encoder.norm(states)

@@ -22,19 +22,11 @@ from rayrec.driver.commands import (
     Command,
     EndProcess,
     GiveBack,
-    Pause,
     Plan,
-    Planned,
-    ProcessView,
-    Reply,
-    Resources,
-    Rooms,
     Save,
     StartProcess,
     Stop,
     Tell,
-    Verb,
-    View,
 )
 from rayrec.driver.decide import decide
 from rayrec.driver.policies import COLLECT_S
@@ -43,6 +35,7 @@ from rayrec.driver.roster import Place, Role
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Filling, Planning
+from rayrec.driver.views import Pause, Planned, ProcessView, Reply, Resources, Rooms, Verb, View
 from rayrec.errors import InputError, JoinError, PlanError
 from rayrec.shards.undo import Point, common_point
 from rayrec.train.events import Began, Event

@@ -10,7 +10,7 @@ import pytest
 from rayrec.errors import ArtifactError
 from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication, place_of
 from rayrec.serve.chain.version_policy import Position, Verdict, judge
-from rayrec.serve.manifest import StoredFile
+from rayrec.serve.files import StoredFile
 
 
 def chain(rng: random.Random, run: str, length: int) -> list[Publication]:
@@ -103,6 +103,26 @@ def test_a_damaged_publication_is_refused(seed):
         assert Publication.from_bytes(bytes(text), "here") == whole  # blank space, or a digit alike
     except ArtifactError as error:
         assert str(error).startswith("here") and "\n" not in str(error)
+
+
+def test_a_record_is_written_last_and_whole_or_not_at_all(tmp_path, monkeypatch):
+    whole = chain(random.Random(0), "own", 1)[0]
+
+    def refuses(*_):
+        raise OSError("no space")
+
+    for name in ("os.replace", "sync"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(f"rayrec.serve.sealed.{name}", refuses)
+            whole.write(tmp_path, None)
+        with pytest.raises(ArtifactError, match="has no file"):
+            Publication.read_file(tmp_path)
+    missing = replace(whole, kind=DELTA, dense=DENSE).sealed()
+    with pytest.raises(FileNotFoundError):
+        missing.write(tmp_path, None)
+    whole.write(tmp_path, None)
+    assert Publication.read_file(tmp_path) == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["publication.json"]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../else", "tables/../../else"])

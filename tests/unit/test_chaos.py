@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.chaos import cluster
-from rayrec.chaos.account import Account, InjectedFault, Run, account, table
+from rayrec.chaos.account import Account, InjectedFault, RunRecord, account, table
 from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.moments import DOING, Moments, doing, moment_words
 from rayrec.chaos.outcome_file import check_out, read_out, write_out
@@ -132,8 +132,8 @@ def test_a_window_of_the_life_that_was_struck_ends_no_fault() -> None:
     assert account(story, [InjectedFault(at=4.0, kind="KILL", pids=(1,))]).waits == ()
 
 
-def run(**changes: object) -> Run:
-    return Run(**{"seed": 3, "end": "done", "digests": EXPECTED, **changes})  # type: ignore[arg-type]
+def run(**changes: object) -> RunRecord:
+    return RunRecord(**{"seed": 3, "end": "done", "digests": EXPECTED, **changes})  # type: ignore[arg-type]
 
 
 def test_only_a_run_that_ends_with_the_same_tables_is_good() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.driver.policies import GRACE_S
-from rayrec.driver.replay import line, replay
+from rayrec.driver.replay import line, read_log, replay
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Gathering, Running, name_of
 from rayrec.errors import (
@@ -20,6 +20,7 @@ from rayrec.errors import (
     RunInterrupted,
     TrainingFailed,
 )
+from rayrec.train.events import Noticed
 from tests.unit.simulated_cluster import ROOM_S, STEPS, Node, Simulation
 
 KINDS = ("fixed", "spares", "elastic", "preempted", "task")
@@ -95,14 +96,39 @@ def test_a_log_of_what_was_seen_leads_to_the_same_commands_again(kind: str, tmp_
         world = simulation(kind, random.Random(f"{kind} again {seed}"))
         world.records = True
         world.play()
-        path = tmp_path / f"{seed}.jsonl"
-        path.write_text("".join(line(one) + "\n" for one in (world.run.rules, *world.log)))
+        path = write_log(world, tmp_path)
+        rules, looks = read_log(str(path))
+        assert rules == world.run.rules and [*looks] == world.log
         again = replay(str(path))
         assert name_of(again.state) == "ended"
         assert again.recovery.recoveries == world.run.recovery.recoveries
         assert [str(s.place) for s in again.roster.seats] == [
             str(s.place) for s in world.run.roster.seats
         ]
+
+
+def write_log(world: Simulation, folder: Path) -> Path:
+    """Write the log of a run that was played."""
+    path = folder / "log.jsonl"
+    path.write_text("".join(line(one) + "\n" for one in (world.run.rules, *world.log)))
+    return path
+
+
+def test_a_mistake_that_a_rank_tells_when_it_starts_ends_the_run_in_its_log_too(
+    tmp_path: Path,
+) -> None:
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=2), 0.0)
+    world.records, world.nodes["n0"].slots = True, 6
+    while not any(reply.verb == "take" for _, reply in world.pending):
+        world.look_once()
+    mistake, cause = InputError("bad id"), "InputError: bad id"
+    world.pending = [
+        (at, replace(reply, cause=cause, mistake=mistake, final=True))
+        for at, reply in world.pending
+    ]
+    end = world.play()
+    assert end.blame is not None and end.blame.mistake is mistake
+    assert name_of(replay(str(write_log(world, tmp_path))).state) == "ended"
 
 
 def test_a_log_that_was_changed_is_refused(tmp_path: Path) -> None:
@@ -200,3 +226,16 @@ def test_nodes_that_fewer_ranks_have_left_are_not_told_of_again() -> None:
     world.nodes["goes"].draining, world.nodes["goes"].goes_at = True, world.now + 40.0
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
     assert not world.run.preemption.left
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_run_of_one_number_of_ranks_is_told_of_a_node_that_will_go(keeps: bool) -> None:
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=2), 0.0)
+    world.run.rules = replace(world.run.rules, keeps=keeps)
+    world.nodes = {"goes": Node(slots=2)}
+    while world.run.progress.step < 7:
+        world.look_once()
+    world.nodes["goes"].draining = True
+    assert world.play() == Ended()
+    notices = [event for event in world.told if isinstance(event, Noticed)]
+    assert [(n.answer, n.ranks) for n in notices] == [("save" if keeps else "none", (0, 1))]

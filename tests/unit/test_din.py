@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayrec.data import DenseColumn, Feature, FeatureSchema, to_batch
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.models import DIN
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
@@ -21,7 +22,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
 from tests.unit.sequence_reference import padded_target, random_offsets
 
-KEYS = ["item", "before", "shop", "shops", "user"]
+KEYS = ["item", "before", "shop", "shops", "user", "done"]
 HISTORIES = {"before": "item", "shops": "shop"}
 
 
@@ -31,13 +32,15 @@ def din(seed: int) -> DIN:
         [
             EmbeddingConfig(20, 4, name="goods", feature_names=["item", "before"]),
             EmbeddingConfig(9, 4, name="shops", feature_names=["shop", "shops"]),
+            EmbeddingConfig(5, 4, name="actions", feature_names=["done"]),
         ]
     )
     bags = None
     if seed % 2:
         bags = EmbeddingBagCollection([EmbeddingBagConfig(7, 3, "users", feature_names=["user"])])
     sizes = [[6, 1], bags, 2, [[], [5]][seed % 2], [[], [5], [6, 3]][seed % 3], seed % 2 == 0]
-    return DIN(sequences, HISTORIES, *sizes)
+    beside = {"before": ["done"]} if seed % 4 < 2 else None
+    return DIN(sequences, HISTORIES, *sizes, beside=beside)
 
 
 def ids(seed: int) -> KeyedJaggedTensor:
@@ -46,10 +49,10 @@ def ids(seed: int) -> KeyedJaggedTensor:
     lengths = random_offsets(seed).diff().numpy()
     rows = len(lengths)
     counts = rng.choice([1, 1, 1, 0, 2], rows) if seed % 3 == 0 else np.ones(rows, np.int64)
-    per_key = [counts, lengths, counts, np.minimum(lengths, 3), rng.integers(0, 3, rows)]
+    per_key = [counts, lengths, counts, np.minimum(lengths, 3), rng.integers(0, 3, rows), lengths]
     values = [
         rng.integers(0, most, own.sum())
-        for most, own in zip([20, 20, 9, 9, 7], per_key, strict=True)
+        for most, own in zip([20, 20, 9, 9, 7, 5], per_key, strict=True)
     ]
     return KeyedJaggedTensor(
         KEYS,
@@ -64,7 +67,7 @@ def twin(model: DIN, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
     tables = {name: p.double() for name, p in model.named_parameters()}
 
     def looked_up(feature: str) -> Tensor:
-        table = "goods" if feature in ("item", "before") else "shops"
+        table = {"item": "goods", "before": "goods", "done": "actions"}.get(feature, "shops")
         weight = tables[f"embedding_collection.embeddings.{table}.weight"]
         return weight[features[feature].values()]
 
@@ -86,8 +89,12 @@ def twin(model: DIN, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
     candidates = {name: summed(looked_up(name), name) for name in ("item", "shop")}
     parts += candidates.values()
     for attention, (history, candidate) in zip(model.attentions, HISTORIES.items(), strict=True):
-        offsets = features[history].offsets().long()
-        parts.append(padded_target(attention, candidates[candidate], looked_up(history), offsets))
+        offsets, query = features[history].offsets().long(), candidates[candidate]
+        events = looked_up(history)
+        for other in model.beside.get(history, ()):
+            events = torch.cat([events, looked_up(other)], 1)
+            query = torch.cat([query, torch.zeros(len(query), 4)], 1)
+        parts.append(padded_target(attention, query, events, offsets))
     return mlp(torch.cat(parts, 1), "over_arch", ["model.0._mlp.0._linear", "model.1"])
 
 
@@ -102,6 +109,9 @@ def test_din_equals_its_padded_twin(seed):
     got = torch.autograd.grad(ours.sum(), parameters, allow_unused=True)
     wanted = torch.autograd.grad(reference.sum(), parameters, allow_unused=True)
     for one, want in zip(got, wanted, strict=True):
+        if one is None:  # the table of actions in a model that reads none
+            assert want is None and not model.beside
+            continue
         want = torch.zeros_like(one) if want is None else want
         scale = max(1.0, float(want.abs().max()))
         torch.testing.assert_close(one / scale, want / scale, atol=1e-5, rtol=1e-5)
@@ -113,10 +123,30 @@ def test_a_history_without_its_candidate_is_refused():
         DIN(collection, {"before": "gone"}, [1])
     with pytest.raises(ConfigError, match="there is no history"):
         DIN(collection, {}, [1])
+    for beside in ({"before": ["gone"]}, {"gone": ["done"]}):
+        with pytest.raises(ConfigError, match="histories name 'gone'"):
+            DIN(collection, {"before": "item"}, [1], beside=beside)
 
 
-def a_schema(**changes: object) -> FeatureSchema:
-    """A candidate, its history as lists of the last ten, a pooled user and a dense column."""
+def test_actions_that_are_not_one_for_each_item_are_refused():
+    model, features = din(0), ids(0)
+    bags = {key: features[key] for key in KEYS} | {"done": features["shops"]}
+    other = KeyedJaggedTensor(
+        KEYS,
+        torch.cat([bag.values() % 5 for bag in bags.values()]),
+        lengths=torch.cat([bag.lengths() for bag in bags.values()]),
+        stride=features.stride(),
+    )
+    with pytest.raises(InputError, match="'before' and 'done' have not as many events"):
+        model(torch.randn(features.stride(), 2), other)
+
+
+def a_schema(actions: bool = False, **changes: object) -> FeatureSchema:
+    """A candidate, its history as lists of the last ten, with or without what was done with each
+    item; a pooled user and a dense column.
+    """
+    done = Feature(name="done", column="done", most_recent=10, aligned_with="before")
+    of_actions = EmbeddingConfig(5, 4, name="actions", feature_names=["done"])
     before = {"name": "before", "column": "before", "most_recent": 10} | changes
     return FeatureSchema(
         label="click",
@@ -125,9 +155,11 @@ def a_schema(**changes: object) -> FeatureSchema:
             Feature(name="item", column="item"),
             Feature(**before),
             Feature(name="user", column="user", hash_buckets=8),
+            *([done] if actions else []),
         ),
         tables=(
             EmbeddingConfig(20, 4, name="goods", feature_names=["item", "before"]),
+            *([of_actions] if actions else []),
             EmbeddingBagConfig(8, 6, name="users", feature_names=["user"]),
         ),
     )
@@ -142,6 +174,7 @@ def rows(count: int) -> pa.Table:
             "price": rng.normal(size=count),
             "item": rng.integers(0, 20, count),
             "before": pa.array(before, pa.list_(pa.int64())),
+            "done": pa.array([[i % 5 for i in one] for one in before], pa.list_(pa.int64())),
             "user": [f"u{k}" for k in rng.integers(0, 99, count)],
         }
     )
@@ -150,7 +183,12 @@ def rows(count: int) -> pa.Table:
 def test_a_recipe_builds_it_from_a_schema():
     recipe = ModelRecipe(model="din", schema=a_schema().to_json(), attention_layers=(5,))
     assert ModelRecipe.from_extras(recipe.to_extras(), "x") == recipe
-    assert recipe().model.histories == {"before": "item"}
+    assert recipe().model.histories == {"before": "item"} and not recipe().model.beside
+    schema = a_schema(actions=True)
+    assert ModelRecipe(model="din", schema=schema.to_json())().model.beside == {"before": ["done"]}
+    alone = [replace(one, aligned_with=None) for one in schema.features]
+    with pytest.raises(ConfigError, match=r"'done' is a history without a candidate.*\['before'\]"):
+        ModelRecipe(model="din", schema=replace(schema, features=tuple(alone)).to_json())()
     with pytest.raises(ConfigError, match=r"'goods' .*beside them \['item', 'before'\]"):
         ModelRecipe(model="din", schema=a_schema(most_recent=None).to_json())()
     with pytest.raises(ConfigError, match="'before' has weights"):
@@ -166,8 +204,9 @@ def test_a_recipe_builds_it_from_a_schema():
     assert ModelRecipe.from_extras({"recipe": old}, "x").attention_layers == (80, 40)
 
 
-def test_it_is_exported_and_scores_as_it_was_trained(tmp_path):
-    schema = a_schema()
+@pytest.mark.parametrize("actions", [False, True])
+def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, actions):
+    schema = a_schema(actions)
     recipe = ModelRecipe(model="din", schema=schema.to_json(), attention_layers=(5,))
     module = recipe().eval()
     tables = [*schema.embedding_configs(), *schema.embedding_bag_configs()]
@@ -181,8 +220,9 @@ def test_it_is_exported_and_scores_as_it_was_trained(tmp_path):
     sequences = EmbeddingCollection(schema.embedding_configs())
     bags = EmbeddingBagCollection(schema.embedding_bag_configs())
     with torch.no_grad():
-        sequences.embeddings["goods"].weight.copy_(truths[0].weight)
-        bags.embedding_bags["users"].weight.copy_(truths[1].weight)
+        for table, truth in zip(tables, truths, strict=True):
+            held = bags.embedding_bags if table.name == "users" else sequences.embeddings
+            held[table.name].weight.copy_(truth.weight)
     module.model.embedding_collection = sequences
     module.model.embedding_bag_collection = bags
     manifest = export(tmp_path / "ck", tmp_path / "out", types="fp32")
@@ -191,8 +231,10 @@ def test_it_is_exported_and_scores_as_it_was_trained(tmp_path):
     table = rows(40)
     wanted = module(to_batch(table, schema))[1][1]
     torch.testing.assert_close(predictor.logits(table), wanted, rtol=1e-5, atol=1e-5)
-    asked = {"price": 0.3, "before": [1, 2, 3], "user": "u1"}
+    asked = {"price": 0.3, "before": [1, 2, 3], "done": [4, 0, 1], "user": "u1"}
     items = [{"item": item} for item in (4, 5)]
     both = predictor.predict_candidates(asked, items)
     alone = predictor.predict([asked | item for item in items])
     torch.testing.assert_close(both, alone)
+    others = predictor.predict([asked | item | {"done": [0, 0, 0]} for item in items])
+    assert torch.allclose(others, alone) != actions

@@ -50,12 +50,6 @@ from rayrec.train.seat import RankAddress, places_on_machines
             lambda: RunConfig(global_batch_size=8, steps=1, init_optimizer_state=True),
             "give init_from",
         ),
-        (
-            lambda: RunConfig(
-                global_batch_size=8, steps=1, checkpoint=CheckpointConfig(num_to_keep=2)
-            ),
-            "a run that has none",
-        ),
         (lambda: RunConfig(global_batch_size=8, steps=1, qcomms_forward="fp7"), "'fp7' is unknown"),
         (
             lambda: RunConfig(
@@ -166,7 +160,13 @@ from rayrec.train.seat import RankAddress, places_on_machines
                 ),
                 "that has no storage; give RunConfig",
             )
-            for options in ({"every_s": 60}, {"asynchronous": True}, {"incremental": True})
+            for options in (
+                {"num_to_keep": 2},
+                {"every_n_steps": 1},
+                {"every_s": 60},
+                {"asynchronous": True},
+                {"incremental": True},
+            )
         ),
         (lambda: OptimizerConfig(name="adam", lr=float("nan")), "lr=nan"),
         (

@@ -29,7 +29,7 @@ from rayrec.driver import (
     RunConfig,
     ScalingConfig,
 )
-from rayrec.driver.specs import check_run
+from rayrec.driver.scaling_checks import check_run
 from rayrec.errors import (
     CheckpointError,
     ConfigError,

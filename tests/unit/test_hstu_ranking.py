@@ -414,17 +414,29 @@ def of_log(schema: FeatureSchema) -> FeatureSchema:
     ]
     columns = {"items": "item", "makers": "maker", "actions": "action"}
     features = [replace(one, column=columns.get(one.name, one.column)) for one in features]
-    return replace(schema, features=tuple(features), user="user")
+    sequences = [
+        one if one.most_recent is None else replace(one, column="now", most_recent=None, **LOG)
+        for one in schema.sequences
+    ]
+    return replace(
+        schema, features=tuple(features), sequences=tuple(sequences), user="user", time="now"
+    )
 
 
 LOG: dict[str, Any] = {"history": 10, "aligned_with": None}
 
 
-@pytest.mark.parametrize("make", [a_schema, lambda: of_log(a_schema())], ids=["lists", "log"])
-def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, make):
-    schema = make()
-    recipe = a_recipe(schema)
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"times": "times"}, {"times": "times", "candidate_time": "now"}]
+)
+def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, log, options):
+    schema = a_schema(times=bool(options))
+    schema = of_log(schema) if log else schema
+    recipe = a_recipe(schema, **options)
     module = recipe().eval()
+    for layer in module.model.encoder.layers if options else ():
+        torch.nn.init.normal_(layer.time_bias)
     tables = [*schema.embedding_configs(), *schema.embedding_bag_configs()]
     rng = random.Random(4)
     truths = [make_truth(rng, t.name, t.num_embeddings, t.embedding_dim, "row") for t in tables]
@@ -450,10 +462,29 @@ def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, make):
     wanted = module(to_batch(table, schema_of_lists(schema)))[1][1]
     assert wanted.std() > 0.01
     torch.testing.assert_close(predictor.logits(table), wanted, rtol=1e-5, atol=1e-5)
+    # a request needs the times that the model reads, and no others
+    assert {one.name for one in predictor.schema.sequences} == set(options.values())
+    for name in options.values():
+        moved = table.set_column(table.schema.get_field_index(name), name, later(table[name]))
+        assert not torch.allclose(predictor.logits(moved), wanted, atol=1e-3), name
+        with pytest.raises(InputError, match=f"column '{name}' is missing"):
+            predictor.logits(table.drop_columns([name]))
     asked = {"price": 0.3, "items": [1, 2, 3], "makers": [1, 2, 0], "actions": [0, 3, 3]}
+    asked |= {"times": [5, 5, 900], "now": 1000} if options else {}
     candidates = [{"item": item, "maker": item % 9} for item in (4, 15)]
     both = predictor.predict_candidates(asked | {"user": "u1"}, candidates)
     alone = predictor.predict([asked | {"user": "u1"} | one for one in candidates])
     torch.testing.assert_close(both, alone)
     with pytest.raises(InputError, match=r"not as many events in each row|they are aligned"):
         predictor.predict([asked | {"user": "u1", "makers": [1]} | candidates[0]])
+    if options:
+        with pytest.raises(InputError, match=r"'times' has 2 entries|they are aligned"):
+            predictor.predict([asked | {"user": "u1", "times": [1, 2]} | candidates[0]])
+
+
+def later(column: pa.ChunkedArray) -> pa.Array:
+    """Every time, or list of times, spread out."""
+    spread = [
+        [9 * t for t in one] if isinstance(one, list) else 9 * one for one in column.to_pylist()
+    ]
+    return pa.array(spread)

@@ -116,8 +116,11 @@ def test_a_damaged_truth_is_found_before_training(
     [
         ("scaling.pin_cores=true", "pin_cores is about ranks on a cluster"),
         ("run.epochs=1", "steps=1 and epochs=1"),
-        ("run.checkpoint.num_to_keep=1", "num_to_keep=1.* of a run that has none"),
-        ("run.checkpoint.every_n_steps=1", "checkpoints every 1 steps need run.storage_path"),
+        ("run.checkpoint.num_to_keep=1", "num_to_keep=1.* a run saves that has no storage"),
+        (
+            "run.checkpoint.every_n_steps=1",
+            "every_n_steps=1.* that has no storage; give run.storage_path",
+        ),
         ("run.checkpoint.every_s=60", "every_s=60.* a run saves that has no storage"),
         ("run.checkpoint.asynchronous=true", "asynchronous=True.* a run saves that has no storage"),
         ("run.checkpoint.incremental=true", "incremental=True.* a run saves that has no storage"),

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rayrec.driver import RunConfig, ScalingConfig
-from rayrec.driver.specs import check_run
+from rayrec.driver.scaling_checks import check_run
 from rayrec.errors import CheckpointError, ConfigError
 from rayrec.runs.key_words import in_key_words, key_words
 from rayrec.runs.run_file import RunFile

@@ -14,6 +14,7 @@ from rayrec.models import (
     FullSoftmax,
     Lists,
     NextItem,
+    best_items,
     full_ranking,
     rank_items,
     rank_scores,
@@ -212,6 +213,46 @@ def test_places_are_those_of_a_sort_with_ties_before(
     pairs = [pair for p in found for pair in zip(p.kept.tolist(), p.masked.tolist(), strict=True)]
     # one that cannot be found stands behind all items, in whatever order
     assert [tuple(min(place, items) for place in pair) for pair in pairs] == expected
+
+
+@pytest.mark.seeds(range(50))
+def test_the_best_items_are_those_of_a_sort_with_lower_ids_before(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks, items = int(rng.integers(1, 5)), int(rng.integers(2, 20))
+    k = int(rng.integers(1, items + 1))
+    rows = torch.from_numpy(rng.integers(-1, 2, (items, 3))).float()
+    biases = torch.from_numpy(rng.integers(0, 2, items)).float()
+    # a row that is no number is in no list
+    rows[rng.random(items) < 0.1] = torch.nan
+    known = torch.from_numpy(rng.random(items) < 0.8)
+    asked, expected = [], []
+    for _ in range(ranks):
+        count = int(rng.integers(0, 4))
+        queries = torch.from_numpy(rng.integers(-1, 2, (count, 3))).float()
+        left_out = [
+            [rng.integers(0, items, int(rng.integers(0, 5))).tolist() for _ in range(count)]
+            for _ in range(2)
+        ]
+        asked.append((queries, left_out))
+        for n, query in enumerate(queries):
+            scores = (rows @ query + biases).masked_fill(~known, torch.nan).tolist()
+            there = {i: score for i, score in enumerate(scores) if score == score}
+            for past in left_out:
+                there = {i: score for i, score in there.items() if i not in past[n]}
+            best = sorted(there, key=lambda i: (-there[i], i))[:k]
+            none = k - len(best)
+            found = [there[i] for i in best] + [-np.inf] * none
+            expected.append((best + [-1] * none, found))
+
+    def body(exchange):
+        queries, left_out = asked[exchange.rank]
+        mine = slice(items * exchange.rank // ranks, items * (exchange.rank + 1) // ranks)
+        own = rows[mine], biases[mine], mine.start, known[mine]
+        return best_items(queries, [lists(one) for one in left_out], *own, k, exchange)
+
+    found = SimulatedWorld(ranks).run(body)
+    pairs = [pair for ids, own in found for pair in zip(ids.tolist(), own.tolist(), strict=True)]
+    assert pairs == expected
 
 
 def lists(rows: list[list[int]]) -> Lists:

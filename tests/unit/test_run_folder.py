@@ -101,8 +101,12 @@ def test_an_owner_elsewhere_holds_the_folder_until_its_beat_is_old(tmp_path: Pat
         pass
 
 
-def test_a_damaged_lock_holds_nothing(tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text("{")
+OWNER = {"token": "x", "host": "h", "machine": "m", "pid": 7, "started": 1}
+
+
+@pytest.mark.parametrize("lock", ["{", "7", json.dumps(OWNER), json.dumps({**OWNER, "beat": "?"})])
+def test_a_damaged_lock_holds_nothing(tmp_path: Path, lock: str) -> None:
+    (tmp_path / LOCK).write_text(lock)
     with held(str(tmp_path), print):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     assert not list(tmp_path.iterdir())
@@ -115,15 +119,7 @@ def test_a_driver_that_lost_its_folder_is_told(
     with held(str(tmp_path), print) as folder:
         assert folder is not None
         folder.check()
-        thief = {
-            "token": "x",
-            "host": "h",
-            "machine": "m",
-            "pid": 7,
-            "started": 1,
-            "beat": time.time(),
-        }
-        (tmp_path / LOCK).write_text(json.dumps(thief))
+        (tmp_path / LOCK).write_text(json.dumps({**OWNER, "beat": time.time()}))
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             try:

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rayrec.errors import ConfigError, InputError
 from rayrec.modules import GRUEncoder, HSTUEncoder, JaggedDropout, SASRecEncoder, row_keys
 from rayrec.modules.jagged_dropout import mix, value_keys
 from rayrec.modules.jagged_rows import JaggedOffsets
-from tests.unit.sequence_reference import padded_causal, padded_pointwise, random_offsets
+from tests.unit.sequence_reference import plain_states, random_offsets
 
 # sums of float64 in another order, through two layers
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
@@ -42,31 +41,6 @@ def world(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     values = torch.randn(total, 8, generator=generator, dtype=torch.float64).requires_grad_()
     times = torch.randint(0, 5000, (total,), generator=generator).cumsum(0) + 1_700_000_000
     return values, offsets, times
-
-
-def plain_states(encoder: nn.Module, values: Tensor, times: Tensor) -> Tensor:
-    """One sequence through the layers of an encoder, in plain torch."""
-    length = len(values)
-    offsets = torch.tensor([0, length])
-    if isinstance(encoder, GRUEncoder):
-        return encoder.output(encoder.gru(values.unsqueeze(1))[0].squeeze(1))
-    places = torch.arange(length)
-    if encoder.positions == "newest":
-        places = places.flip(0)
-    states = values * values.shape[1] ** 0.5 + encoder.position.weight[places]
-    for block in encoder.layers:
-        if isinstance(encoder, SASRecEncoder):
-            query, key, value = block.query_key_value(block.attention_norm(states)).chunk(3, dim=1)
-            states = states + block.output(padded_causal(query, key, value, offsets, 2))
-            hidden = functional.gelu(block.inner(block.forward_norm(states)))
-            states = states + block.outer(hidden)
-        else:
-            projected = functional.silu(block.gate_value_query_key(block.input_norm(states)))
-            gate, value, query, key = projected.chunk(4, dim=1)
-            biases = block.position_bias, block.time_bias
-            attended = padded_pointwise(query, key, value, offsets, *biases, times, 2)
-            states = states + block.output(block.output_norm(attended) * gate)
-    return encoder.norm(states)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

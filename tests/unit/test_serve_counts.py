@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from rayrec.serve.server import supervisor
 from rayrec.serve.server.http_service import HttpService
+from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.restarts import wait_before
-from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.settings import METRICS_FOLDER, ServerSettings
 
 TOO_LARGE = web.HTTPRequestEntityTooLarge(max_size=10, actual_size=11)
 
@@ -54,6 +56,18 @@ def test_a_body_that_does_not_come_is_counted_once(error, outcome, raised, capfd
         assert "failed with RuntimeError; its log has" in said["message"]
         assert "RuntimeError: a defect" in capfd.readouterr().err
     assert counted == [("http", outcome, 0.0)]
+
+
+def test_numbers_are_read_while_a_replica_has_an_empty_file(tmp_path, monkeypatch):
+    monkeypatch.setenv(METRICS_FOLDER, str(tmp_path))
+    metrics = Metrics("7-ab")
+    started = MmapedDict(str(tmp_path / "counter_1.db"))
+    key = mmap_key("starts", "starts_total", (), (), "replicas that were started")
+    started.write_value(key, 2.0, 0.0)
+    started.close()
+    (tmp_path / "counter_2.db").touch()
+    (tmp_path / "gauge_livesum_3.db").symlink_to(tmp_path / "gone")  # listed, and deleted then
+    assert b"\nstarts_total 2.0\n" in metrics.text()
 
 
 def test_waits_double_up_to_ten_seconds():

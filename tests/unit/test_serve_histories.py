@@ -16,7 +16,7 @@ from rayrec.recipe import ModelRecipe
 from rayrec.runs.held_out import IdColumn
 from rayrec.runs.retrieval import TwoTowerRecipe
 from rayrec.serve import Predictor, export
-from tests.unit.serve_worlds import a_schema, a_world, rows
+from tests.unit.serve_worlds import a_model, a_schema, a_world, rows
 
 
 def with_history(schema: FeatureSchema) -> FeatureSchema:
@@ -39,12 +39,18 @@ def test_a_request_brings_its_history_as_a_list(tmp_path):
     torch.testing.assert_close(predictor.predict(table), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_schema_with_numbers_beside_ids_is_not_exported(tmp_path):
+def test_numbers_beside_ids_are_not_asked_for_a_model_that_reads_none(tmp_path):
     world = a_world(tmp_path)
     times = (SequenceColumn(name="times", column="at"),)
+    schema = replace(world.schema, sequences=times)
     with pytest.raises(ConfigError, match=r"the sequence 'times'.*ids and dense columns alone"):
-        export(world.checkpoint, tmp_path / "out", schema=replace(world.schema, sequences=times))
+        export(
+            world.checkpoint, tmp_path / "out", schema=schema, model=lambda: a_model(world.schema)
+        )
     assert not (tmp_path / "out").exists()
+    # a recipe knows that its model reads none, so that requests need none
+    export(world.checkpoint, tmp_path / "out", schema=schema)
+    assert Predictor.load(tmp_path / "out").schema.sequences == ()
 
 
 def test_models_that_pool_refuse_tables_of_sequences():

@@ -254,7 +254,7 @@ def test_mistakes_of_a_caller_are_said(predictor: Predictor, tmp_path: Path) -> 
     export(clicks.checkpoint, tmp_path / "clicks")
     with pytest.raises(ConfigError, match=r"k and masked are for next-item models"):
         Predictor.load(tmp_path / "clicks").predict_top([past])
-    with pytest.raises(ConfigError, match=r"is of kind 'next_item'.*ranks score click models"):
+    with pytest.raises(ConfigError, match=r"is of kind 'next_item'.*only click models and"):
         ModelRecipe.from_extras({"next_item": {}}, "x")
     with pytest.raises(ConfigError, match=r"does not say how to build its next-item model"):
         NextItemRecipe.from_extras({"next_item": {"model": "sasrec"}}, "x")

@@ -327,12 +327,14 @@ def test_messages_are_those_of_protobuf(seed):
 
 
 def test_a_user_that_is_repeated_too_often_is_refused(predictor, asked, monkeypatch):
-    """Where the model needs the user's columns beside each candidate."""
-    monkeypatch.setattr(predictor, "_takes_strides", lambda: False)
+    """Where the model needs the user's columns beside each candidate, and only there."""
     user, candidates, whole = sides(asked)
+    large = user.set_column(2, "seen", pa.array([[1] * 1_000_000]))
+    assert len(predictor.predict_candidates(large, candidates)) == len(candidates)
+    monkeypatch.setattr(predictor.requests, "_takes_strides", False)
     scores = predictor.predict_candidates(user, candidates)
     np.testing.assert_allclose(scores, predictor.predict(whole), **CLOSE)
-    large = user.set_column(2, "seen", pa.array([[1] * 1_000_000]))
+    assert predictor.predict_candidates(user, []).shape == (0,)
     with pytest.raises(InputError, match=r"has 80\d+ bytes, and this model needs it beside each"):
         predictor.predict_candidates(large, candidates)
     assert len(request_bytes(large)) > 8_000_000

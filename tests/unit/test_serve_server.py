@@ -23,11 +23,9 @@ from rayrec.errors import (
     UnavailableError,
 )
 from rayrec.serve import Client, export
-from rayrec.serve.server import answering, needed, reading_thread
+from rayrec.serve.server import answering, needed
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading_thread import ReadingThread
 from rayrec.serve.server.settings import ServerSettings
-from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.wire import (
     ARROW_TYPE,
     METHOD,
@@ -256,7 +254,7 @@ def test_bytes_that_stand_for_much_memory_are_refused(server, asked):
 
 
 def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked, monkeypatch):
-    reads, goes_on = reading_thread.asked, threading.Event()
+    reads, goes_on = answering.asked, threading.Event()
     entered: list[bytes] = []
 
     def slow(*given):
@@ -264,7 +262,7 @@ def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked
         assert goes_on.wait(100)
         return reads(*given)
 
-    monkeypatch.setattr(reading_thread, "asked", slow)
+    monkeypatch.setattr(answering, "asked", slow)
     with ThreadPoolExecutor(1) as pool:
         try:
             ask = pool.submit(server.http, "/predict", {"columns": asked.to_pydict()})
@@ -277,19 +275,20 @@ def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked
         assert ask.result()[0] == 200
 
 
-def test_what_waits_to_be_read_has_a_bound(monkeypatch):
-    goes_on, body = threading.Event(), b" " * 60
-    monkeypatch.setattr(reading_thread, "asked", lambda *_: goes_on.wait(100))
+def test_what_waits_to_be_read_has_a_bound(predictor, monkeypatch):
+    goes_on, body = threading.Event(), b" " * 10_000
+    monkeypatch.setattr(answering, "asked", lambda *_: goes_on.wait(100))
 
     async def main() -> None:
-        one = ReadingThread(RequestReader([], 1), 100)
-        first = asyncio.create_task(one.read("application/json", body))
+        settings = ServerSettings(max_bytes=1024)
+        one = answering.Answering(predictor, settings, Metrics("7-ab"), lambda: None)
+        first = asyncio.create_task(one._read("application/json", body))
         await asyncio.sleep(0)
-        with pytest.raises(OverloadedError, match="60 bytes wait to be read, and 100 may"):
-            await one.read("application/json", body)
+        with pytest.raises(OverloadedError, match="10000 bytes wait to be read, and 16384 may"):
+            await one._read("application/json", body)
         goes_on.set()
         assert await first
-        assert await one.read("application/json", body)
+        assert await one._read("application/json", body)
         one.close()
 
     asyncio.run(main())
@@ -393,6 +392,23 @@ def test_what_is_scored_together_has_the_scores_of_each_alone(server, predictor,
             given, pool.map(client.predict, [table for table, _ in given]), strict=True
         ):
             np.testing.assert_allclose(scores, wanted, **CLOSE)
+
+
+def test_users_that_wait_together_have_the_scores_of_each_alone(server, predictor, asked):
+    users = [asked[at : at + 1].select(["age", "seen"]) for at in range(3)]
+    candidates = asked.drop_columns(["age", "seen"])
+    wanted = [predictor.predict_candidates(user, candidates).numpy() for user in users]
+    assert not np.allclose(wanted[0], wanted[1], **CLOSE)
+    queue = server.replica.answering.queue
+    with server.client() as client, ThreadPoolExecutor(4) as pool:
+        with predictor.held():
+            first = pool.submit(client.predict, asked[:1])
+            wait_for(lambda: queue._rows == 1)
+            asks = [pool.submit(client.predict_candidates, user, candidates) for user in users]
+            wait_for(lambda: queue._rows == 1 + 3 * len(candidates))
+        first.result()
+        for ask, scores in zip(asks, wanted, strict=True):
+            np.testing.assert_allclose(ask.result(), scores, **CLOSE)
 
 
 def test_a_full_queue_says_so_and_recovers(server, predictor, asked):

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -32,8 +33,14 @@ def collection() -> EmbeddingBagCollection:
     )
 
 
-def mmoe_of(seed: int) -> tuple[MMoE, list[int], int]:
-    """A model of random sizes, the outputs of its tasks, and its dense columns."""
+Model = TypeVar("Model", MMoE, PLE)
+
+
+def drawn(kind: type[Model], seed: int) -> tuple[Model, list[int], int]:
+    """A model of random sizes, the outputs of its tasks, and its dense columns.
+
+    PLE has one layer (CGC) to three.
+    """
     rng = random.Random(seed)
     torch.manual_seed(seed)
     outputs = [rng.choice([1, 1, 4]) for _ in range(rng.randint(1, 4))]
@@ -41,21 +48,11 @@ def mmoe_of(seed: int) -> tuple[MMoE, list[int], int]:
     layers = [rng.randint(1, 6) for _ in range(rng.randint(1, 3))]
     tower = [rng.randint(1, 6) for _ in range(rng.randint(0, 2))]
     dense = [5, 2][: rng.randint(0, 2)]
-    model = MMoE(collection(), outputs, columns, dense, rng.randint(1, 5), layers, tower)
+    experts = [rng.randint(1, 4)]
+    if kind is PLE:
+        experts += [rng.randint(1, 3), 1 + seed % 3]
+    model = kind(collection(), outputs, columns, dense, *experts, layers, tower)
     return model, outputs, columns
-
-
-def ple_of(seed: int) -> tuple[PLE, list[int], int]:
-    """The same of PLE, of one layer (CGC) to three."""
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    outputs = [rng.choice([1, 1, 4]) for _ in range(rng.randint(1, 4))]
-    columns = DENSE * rng.randint(0, 1)
-    layers = [rng.randint(1, 6) for _ in range(rng.randint(1, 2))]
-    tower = [rng.randint(1, 6) for _ in range(rng.randint(0, 2))]
-    dense = [5, 2][: rng.randint(0, 2)]
-    numbers = rng.randint(1, 3), rng.randint(1, 3), 1 + seed % 3
-    return PLE(collection(), outputs, columns, dense, *numbers, layers, tower), outputs, columns
 
 
 def batch(seed: int, columns: int) -> tuple[Tensor, KeyedJaggedTensor]:
@@ -153,7 +150,7 @@ def assert_equal_with_gradients(model: nn.Module, ours: Tensor, wanted: Tensor) 
 
 @pytest.mark.seeds(range(100))
 def test_mmoe_equals_the_formulas_of_its_paper(seed):
-    model, outputs, columns = mmoe_of(seed)
+    model, outputs, columns = drawn(MMoE, seed)
     dense, ids = batch(seed, columns)
     twin = Twin(model)
     ours = model(dense, ids)
@@ -164,7 +161,7 @@ def test_mmoe_equals_the_formulas_of_its_paper(seed):
 
 @pytest.mark.seeds(range(100))
 def test_ple_equals_the_formulas_of_its_paper(seed):
-    model, outputs, columns = ple_of(seed)
+    model, outputs, columns = drawn(PLE, seed)
     dense, ids = batch(seed, columns)
     twin = Twin(model)
     ours = model(dense, ids)

@@ -10,8 +10,8 @@ from rayrec.driver.policies import LONGEST_PAUSE_S, pause_s
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.scaling_checks import check_run
 from rayrec.driver.spares import home, substitutes
-from rayrec.driver.specs import check_run
 from rayrec.errors import ConfigError
 from rayrec.train.events import Began
 

@@ -1,21 +1,29 @@
-"""`Answering`: a request from its bytes to those of the answer, for gRPC, HTTP and Ray Serve."""
+"""`Answering`: a request from its bytes to those of the answer, for gRPC, HTTP and Ray Serve.
+
+Requests are read beside the event loop, which answers health checks meanwhile: one in JSON is
+Python's work, and one of megabytes has many values to check. A small Arrow stream is read at once,
+since a thread would take longer to hear of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
-from rayrec.errors import InputError
+from rayrec.errors import InputError, OverloadedError
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.server.body import type_trouble, written
+from rayrec.serve.server.body import Asked, asked, type_trouble, written
 from rayrec.serve.server.faults import CANCELLED, INPUT, OK, ErrorReply, fault_of
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.reading_thread import ReadingThread
 from rayrec.serve.server.scoring_queue import ScoringQueue
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.server.untrusted import RequestReader
 from rayrec.serve.weights import Weights
-from rayrec.serve.wire import Answer
+from rayrec.serve.wire import ARROW_TYPE, Answer
+
+_SMALL_BYTES = 1 << 16
 
 
 class Answering:
@@ -36,8 +44,10 @@ class Answering:
         failed: Callable[[], None],
     ) -> None:
         assert predictor.schema is not None, "`served_predictor` has looked"
-        reader = RequestReader(predictor.schema.columns(with_labels=False), settings.max_rows)
-        self._reading = ReadingThread(reader, settings.queue_bytes)
+        columns = predictor.schema.columns(with_labels=False)
+        self._reader = RequestReader(columns, settings.max_rows)
+        self._reading = ThreadPoolExecutor(1, "reading")
+        self._bytes, self._most_bytes = 0, settings.queue_bytes
         self._predictor = predictor
         self.queue = ScoringQueue(predictor, settings, metrics, failed)
         self.metrics = metrics
@@ -76,15 +86,34 @@ class Answering:
         The time in which the body waits and is read is a part of the caller's.
 
         Raises:
-            RayrecError: an error of `ReadingThread.read` or `ScoringQueue.score`.
+            InputError: the body is no valid request; see `asked`.
+            OverloadedError: too many bytes wait to be read.
+            RayrecError: an error of `ScoringQueue.score`.
         """
         start = perf_counter()
-        asked = await self._reading.read(content_type, body)
+        request = await self._read(content_type, body)
         if timeout_s is not None:
-            asked = asked._replace(timeout_s=timeout_s)
-        return await self.queue.score(asked, perf_counter() - start)
+            request = request._replace(timeout_s=timeout_s)
+        return await self.queue.score(request, perf_counter() - start)
+
+    async def _read(self, content_type: str, body: bytes) -> Asked:
+        size = len(body)
+        if content_type == ARROW_TYPE and size <= _SMALL_BYTES:
+            return asked(self._reader, content_type, body)
+        if self._bytes and self._bytes + size > self._most_bytes:
+            raise OverloadedError(
+                f"{self._bytes} bytes wait to be read, and {self._most_bytes} may; ask again a "
+                "little later."
+            )
+        self._bytes += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._reading, asked, self._reader, content_type, body
+            )
+        finally:
+            self._bytes -= size
 
     def close(self) -> None:
         """End the threads, after what they are at."""
-        self._reading.close()
+        self._reading.shutdown(wait=False, cancel_futures=True)
         self.queue.close()

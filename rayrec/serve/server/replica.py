@@ -1,9 +1,9 @@
 """`Replica`: one process that answers, from its first request to its end.
 
-Its event loop takes and sends messages; one more thread reads large ones (`reading_thread`), and
-one scores (`scoring_queue`). At SIGTERM it says that it is not ready, answers as before for a
-while, in which proxies and clients turn to others, takes no more requests then, answers those that
-it has, and ends with code 0.
+Its event loop takes and sends messages; one more thread reads large ones (`answering`), and one
+scores (`scoring_queue`). At SIGTERM it says that it is not ready, answers as before for a while, in
+which proxies and clients turn to others, takes no more requests then, answers those that it has,
+and ends with code 0.
 """
 
 from __future__ import annotations

@@ -1,0 +1,200 @@
+"""Next-item models in random worlds: any ranks and plan equal plain torch, token by token."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rayrec.comm import SimulatedWorld
+from rayrec.data import ItemSlices, SharedNegatives
+from rayrec.distributed import shard_embeddings
+from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.layout import EmbeddingConfig, ShardingPlan, Topology
+from rayrec.models import FullSoftmax, NextItem, NextItemTrain, SampledSoftmax
+from rayrec.modules import EmbeddingCollection, GRUEncoder, HSTUEncoder, SASRecEncoder
+from rayrec.optim import SGD
+from rayrec.planner import manual_plan
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.unit.sequence_reference import plain_states
+
+WIDTH, LONGEST, STEPS, LR = 8, 7, 2, 0.5
+KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
+# float32 sums in another order, through two layers and two steps
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+class Row(NamedTuple):
+    history: list[int]
+    item: int
+    times: list[int]
+
+
+class World:
+    """Rows of some ranks by step, and a model of random sizes."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        torch.manual_seed(seed)
+        self.ranks, self.kind = rng.randint(1, 4), rng.choice(KINDS)
+        self.items = rng.randint(self.ranks, 30)
+        self.encoder = (
+            SASRecEncoder(WIDTH, LONGEST, 1 + seed % 2, 2, 0.0),
+            HSTUEncoder(WIDTH, LONGEST, 1 + seed % 2, 2, 0.0),
+            GRUEncoder(WIDTH, 1 + seed % 2, 0.0),
+        )[seed % 3]
+        for parameter in self.encoder.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        self.table, self.bias = torch.randn(self.items, WIDTH), torch.randn(self.items)
+        counts = torch.tensor([rng.randint(0, 5) for _ in range(self.items)]).numpy()
+        counts[0] += 1
+        drawn = SharedNegatives(count=rng.randint(1, 9), num_items=self.items, counts=counts)
+        self.is_full = bool(rng.randint(0, 1))
+        self.log_q = torch.from_numpy(drawn.log_q())
+        self.candidates = ItemSlices(num_items=self.items) if self.is_full else drawn
+        self.steps = [
+            [[self.row() for _ in range(rng.choice([0, 1, 2, 4]))] for _ in range(self.ranks)]
+            for _ in range(STEPS)
+        ]
+
+    def row(self) -> Row:
+        length = self.rng.choice([0, 1, self.rng.randint(0, LONGEST)])
+        ids = [self.rng.randrange(self.items) for _ in range(length + 1)]
+        times = sorted(self.rng.randrange(10**6) for _ in range(length))
+        return Row(ids[:-1], ids[-1], times)
+
+    def plan(self) -> ShardingPlan:
+        return manual_plan([self.config()], self.kind, Topology.local(self.ranks))
+
+    def config(self) -> EmbeddingConfig:
+        names = ["history", "item", "candidates"]
+        return EmbeddingConfig(self.items, WIDTH, name="song", feature_names=names)
+
+    def model(self) -> NextItemTrain:
+        collection = EmbeddingCollection([self.config()])
+        collection.embeddings["song"].weight.data.copy_(self.table)
+        times = "times" if isinstance(self.encoder, HSTUEncoder) else None
+        model = NextItem(
+            collection, copy.deepcopy(self.encoder), bias=self.bias.clone(), times=times
+        )
+        loss = FullSoftmax(self.items) if self.is_full else SampledSoftmax(self.items, self.log_q)
+        return NextItemTrain(model, loss)
+
+    def tokens(self, step: int) -> int:
+        return max(1, sum(len(row.history) for rows in self.steps[step] for row in rows))
+
+
+class Part:
+    """A rank's part of a global batch."""
+
+    def __init__(self, world: World, step: int, rank: int) -> None:
+        rows = world.steps[step][rank]
+        chosen = world.candidates.ids(0, step, rank, world.ranks).tolist()
+        flat = [i for row in rows for i in row.history] + [row.item for row in rows] + chosen
+        lengths = [len(row.history) for row in rows]
+        self.sparse_features = KeyedJaggedTensor(
+            ["history", "item", "candidates"],
+            torch.tensor(flat, dtype=torch.int64),
+            lengths=torch.tensor([*lengths, *[1] * len(rows), len(chosen)], dtype=torch.int32),
+            stride_per_key_per_rank=[[len(rows)], [len(rows)], [1]],
+        )
+        times = torch.tensor([t for row in rows for t in row.times], dtype=torch.int64)
+        own = torch.tensor(lengths, dtype=torch.int32)
+        self.sequences = {"times": JaggedTensor(times, lengths=own)}
+
+
+def descend(parameters: list[Tensor], grads: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter -= LR * grad
+
+
+def train(world: World, in_place: bool) -> list[tuple[list[float], dict[str, Tensor], Any]]:
+    """What each rank leaves: its parts of the losses, the dense part, its shards."""
+
+    def rank_main(exchange: Any) -> tuple[list[float], dict[str, Tensor], Any]:
+        torch.set_num_threads(1)
+        model = world.model()
+        sharded, engine = shard_embeddings(
+            model.model.items,
+            world.plan(),
+            exchange,
+            SGD(lr=LR),
+            torch.device("cpu"),
+            0,
+            EngineOptions(share_tables=in_place),
+        )
+        model.model.items = sharded
+        # a collection without parameters has none of the tables either
+        dense = {n: p for n, p in model.named_parameters() if ".items." not in n}
+        losses = []
+        for step in range(STEPS):
+            batch = Part(world, step, exchange.rank)
+            value, _ = model(batch)
+            share = value * model.loss_count(batch) / world.tokens(step)
+            # the engine divides the sum over ranks by their number
+            (share * world.ranks).backward()
+            losses.append(float(share.detach()))
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in dense.values()]
+            flat = torch.cat([grad.flatten() for grad in grads]) / world.ranks
+            whole = sum(exchange.all_gather(flat, [len(flat)] * world.ranks).wait())
+            parts = whole.split([p.numel() for p in dense.values()])
+            means = [part.view_as(p) for part, p in zip(parts, dense.values(), strict=True)]
+            descend(list(dense.values()), means)
+            for p in dense.values():
+                p.grad = None
+        shards = [(s.shard, s.weight.detach().clone()) for s in engine.shard_states()]
+        return losses, {n: p.detach() for n, p in dense.items()}, shards
+
+    return SimulatedWorld(world.ranks).run(rank_main)
+
+
+def plain_loss(world: World, model: NextItem, step: int) -> Tensor:
+    """The mean over the tokens of the global batch."""
+    weight, bias = model.items.embeddings["song"].weight, model.bias
+    drawn = None if world.is_full else world.candidates.ids(0, step, 0, 1).tolist()
+    losses = [weight.sum() * 0]
+    for row in (row for rows in world.steps[step] for row in rows):
+        if not row.history:
+            continue
+        past = torch.tensor(row.history)
+        states = plain_states(model.encoder, weight[past], torch.tensor(row.times))
+        for state, wanted in zip(states, [*row.history, row.item][1:], strict=True):
+            scores = weight @ state + bias
+            others = list(scores)
+            if drawn is not None:
+                few = torch.log(torch.tensor(float(len(drawn))))
+                negatives = [scores[n] - world.log_q[n] - few for n in drawn if n != wanted]
+                others = [scores[wanted], *negatives]
+            losses.append(torch.stack(others).logsumexp(0) - scores[wanted])
+    return torch.stack(losses).sum() / world.tokens(step)
+
+
+@pytest.mark.seeds(range(100))
+def test_ranks_equal_plain_torch(seed: int) -> None:
+    world = World(seed)
+    found = train(world, in_place=bool(seed % 2))
+    reference = world.model().model
+    parameters = dict(reference.named_parameters())
+    for step in range(STEPS):
+        loss = plain_loss(world, reference, step)
+        told = sum(losses[step] for losses, _, _ in found)
+        assert told == pytest.approx(float(loss), rel=1e-4, abs=1e-5)
+        grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        whole = [
+            torch.zeros_like(p) if grad is None else grad
+            for p, grad in zip(parameters.values(), grads, strict=True)
+        ]
+        descend(list(parameters.values()), whole)
+    table = parameters.pop("items.embeddings.song.weight").detach()
+    for _, dense, shards in found:
+        for name, value in parameters.items():
+            torch.testing.assert_close(dense[f"model.{name}"], value.detach(), **CLOSE)
+        for shard, rows in shards:
+            cut = slice(shard.rows.start, shard.rows.stop), slice(shard.cols.start, shard.cols.stop)
+            torch.testing.assert_close(rows, table[cut], **CLOSE)
+    assert sum(rows.numel() for _, _, shards in found for _, rows in shards) >= table.numel()
