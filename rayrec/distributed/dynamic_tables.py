@@ -13,10 +13,7 @@ from rayrec.layout.tables import refuse_dynamic, refuse_growth
 
 
 def check_dynamic(
-    collections: Sequence[CollectionSpec],
-    options: EngineOptions,
-    device: torch.device,
-    has_replicas: bool,
+    collections: Sequence[CollectionSpec], options: EngineOptions, device: torch.device
 ) -> None:
     """Refuse dynamic tables where their rows would be wrong.
 
@@ -30,9 +27,9 @@ def check_dynamic(
             f"the rows lie on {device}: the ids are mapped on the CPU; train on CPU ranks",
         ),
         (
-            has_replicas,
-            "there are replicas (sharding_group_size), which would admit ids apart from each "
-            "other; leave it out",
+            options.averaged,
+            "rows of sharding groups are averaged by number (sync_every above 1), where each group "
+            "gives them to ids of its own; use sync_every=1",
         ),
         (
             options.dedup_sequences,

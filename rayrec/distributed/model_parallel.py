@@ -158,6 +158,7 @@ class DistributedModelParallel(EngineFront):
             memory=memory,
             adopt=adopt,
             initialize=initialize,
+            averaged=self._replicas is not None and peers is None,
         )
         self.module, self._engine = shard_embeddings(
             module, plan, exchange, optimizer, self.device, seed, choices, ahead, peers
@@ -210,9 +211,9 @@ class DistributedModelParallel(EngineFront):
     def sync(self) -> None:
         """Average the tables of the replicas now, as before a checkpoint; every rank calls it.
 
-        It does nothing without 2D parallelism.
+        It does nothing without 2D parallelism, and where replicas are equal (sync_every=1).
         """
-        if self._replicas is not None:
+        if self._replicas is not None and self._replicas.sync_every > 1:
             if self.undo is not None:
                 self.undo.log_all()
             self._replicas.average(self._engine.shard_states())

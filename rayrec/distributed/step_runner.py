@@ -20,6 +20,7 @@ from rayrec.distributed.steps.peers import look_up_with_peers
 from rayrec.distributed.steps.route import RoutedIds, route
 from rayrec.distributed.steps.shared_exchange import Outputs
 from rayrec.distributed.ways import Step
+from rayrec.dynamic.clock import NO_TIME
 from rayrec.errors import InputError
 from rayrec.observe.timer import StepTimer, span
 from rayrec.sparse import KeyedJaggedTensor, start_check_ids
@@ -68,9 +69,10 @@ class StepRunner:
         if weights is not None and not (weights.requires_grad and torch.is_grad_enabled()):
             weights = None  # they are only read, and have travelled with the ids
         routed = ahead or self.route(program, kjt, self.exchange, weights is not None)
+        time = self._time_of_all(routed.time) if trains and program.slots.uses_time else NO_TIME
         for number, clock in deployed.world.id_clocks.items():
             if number in collections:
-                clock.begin(trains, routed.time)
+                clock.begin(trains, time)
         bags: dict[str, int] = {}
         if kjt.variable_stride_per_key():
             bags = dict(zip(kjt.keys(), kjt.stride_per_key(), strict=True))
@@ -111,6 +113,14 @@ class StepRunner:
                 checked = start_check_ids(kjt, program.slots.limits, source)
             send, watched = program.send_plan(kjt), self.watched(exchange)
             return route(kjt, program.slots, send, watched, program.unpack, track, checked)
+
+    def _time_of_all(self, time: int) -> int:
+        """Return the largest time of all sharding groups that make the same updates."""
+        if self._peers is None:
+            return time
+        mine = torch.tensor([time], device=self._anchor.device)
+        times = self._peers.all_gather(mine, [1] * self._peers.world_size).wait()
+        return max(int(one) for one in times)
 
     def _check_time(self, slots: SlotTable, kjt: KeyedJaggedTensor) -> None:
         if slots.uses_time and kjt.time is None and kjt.values().numel():

@@ -24,7 +24,7 @@ from rayrec.errors import InputError
 from rayrec.quant import QuantType, TableRange, pack_rows, unpack_rows
 from rayrec.shards.state import IDS, SEEN, WEIGHT
 
-SAMPLED = 4096  # rows whose rounding is measured
+SAMPLED = 2048  # rows whose rounding is measured
 _OF_IDS = ("id_", "candidate_")
 
 

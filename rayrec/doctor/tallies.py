@@ -47,6 +47,8 @@ class LargestValues:
         self.sum += float(values.sum(dtype=torch.float64))
         if len(self.values) == LARGEST:
             (above,) = (values > self.values[-1]).nonzero(as_tuple=True)
+            if not len(above):
+                return
             values, names = values[above], names[above]
         both = torch.cat([self.values, values.double()])
         self.values, order = both.topk(min(LARGEST, len(both)))

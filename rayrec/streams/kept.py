@@ -138,12 +138,14 @@ class WindowFolder:
         return window
 
     def prune(self, first: int) -> None:
-        """Delete windows before a number; trouble is left to the next time."""
+        """Delete windows before a number but the last record; trouble is left to the next time."""
         filesystem, root = resolve(self.path)
         with suppress(OSError, pa.ArrowException):
             for info in filesystem.get_file_info(fs.FileSelector(root)):
                 number = _number_of(info.base_name)
-                if info.is_file and number is not None and number < first:
+                # the record before tells how old is what was trained on so far
+                kept = first - 1 if info.base_name.endswith(".json") else first
+                if info.is_file and number is not None and number < kept:
                     filesystem.delete_file(info.path)
 
 

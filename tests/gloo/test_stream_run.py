@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import torch
 
 from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
+from rayrec.serve.chain.folder import ChainFolder
 from rayrec.streams import StreamConfig, StreamDataset
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Evaluation, StreamProgress
 from tests.clicks import write_clicks
-from tests.gloo.trainers import numbers, spec_of
+from tests.gloo.shaped import many_of, whole_numbers, write_shaped
+from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool
 
 # 1003 rows in windows of 300: three steps of 128 each, and one of 103 rows
@@ -28,9 +31,11 @@ WINDOWS, STARTS = [300, 300, 300, 103], [0, 3, 6, 9]
 Told = list[tuple[str, int, int, int]]
 
 
-def write_stream(folder: Path, files: int = 7) -> None:
-    """Write the rows of `write_clicks` as files of a stream."""
-    write_clicks(folder)
+def write_stream(
+    folder: Path, files: int = 7, write: Callable[[Path], object] = write_clicks
+) -> None:
+    """Write the rows of `write_clicks`, or of others, as files of a stream."""
+    write(folder)
     rows = pa.concat_tables(map(pq.read_table, sorted((folder / "train").glob("*.parquet"))))
     (folder / "in").mkdir()
     size = -(-len(rows) // files)
@@ -67,7 +72,7 @@ def walked(
     spec = replace(streamed(folder, world_size, run), checkpoint=CheckpointConfig(at_end=False))
     with RankTrainer(spec) as trainer:
         assert not trainer.run(on_event=keep_in(told))  # type: ignore[arg-type]
-        return told, numbers(trainer.model), trainer.step
+        return told, whole_numbers(trainer), trainer.step
 
 
 def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
@@ -86,7 +91,7 @@ def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
     assert same == wanted and all(torch.equal(found[name], tables[name]) for name in found)
     for other, tables, _ in ranks.run(2, walked, tmp_path):
         assert other == wanted
-        for name in set(found) & set(tables):
+        for name in found:
             assert torch.allclose(found[name], tables[name], atol=1e-5), name
 
 
@@ -103,7 +108,7 @@ def go_on(
             trainer.begin()
             stopped = trainer.run(lambda t=trainer, a=after: t.step >= a, keep_in(told))  # type: ignore[misc, arg-type]
             assert stopped == (after < ENDLESS)
-            newest, found, step = trainer.newest, numbers(trainer.model), trainer.step
+            newest, found, step = trainer.newest, whole_numbers(trainer), trainer.step
     return told, found, step
 
 
@@ -118,6 +123,37 @@ def test_a_run_goes_on_in_the_window_where_it_stopped(
     # a window that was open, and not begun, is opened once more
     assert sorted(set(told)) == sorted(wanted)
     assert all(torch.equal(tables[name], found[name]) for name in tables)
+
+
+def shaped(
+    rank: int, world_size: int, folder: Path, stops: tuple[int, ...], run: str
+) -> dict[str, torch.Tensor]:
+    """Train several tasks on rows with weights and lists of ids, with some stops."""
+    calm = streamed(folder, world_size, run)
+    schema = FeatureSchema.load(folder / "many.json")
+    data = StreamDataset(config=calm.data.config, schema=schema)
+    newest: str | None = None
+    for after in (*stops, ENDLESS):
+        spec = many_of(folder, world_size, steps=ENDLESS)
+        resume_from = (newest,) if newest else ()
+        spec = replace(
+            spec, data=data, eval_data=None, run_path=calm.run_path, resume_from=resume_from
+        )
+        with RankTrainer(spec) as trainer:
+            trainer.begin()
+            trainer.run(lambda t=trainer, a=after: t.step >= a)  # type: ignore[misc]
+            newest, found = trainer.newest, whole_numbers(trainer)
+    return found
+
+
+def test_tasks_weights_and_lists_go_on_from_a_stream(ranks: RankPool, tmp_path: Path) -> None:
+    write_stream(tmp_path, write=write_shaped)
+    wanted = ranks.run(1, shaped, tmp_path, (), "calm")[0]
+    found = ranks.run(1, shaped, tmp_path, (2, 5), "stopped")[0]
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    for found in ranks.run(2, shaped, tmp_path, (4,), "wide"):
+        for name in wanted:
+            assert torch.allclose(wanted[name], found[name], atol=1e-5), name
 
 
 def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Told]:
@@ -141,7 +177,7 @@ def test_rows_behind_a_checkpoint_are_trained_on_again_from_the_same_windows(
     found = ranks.run(1, resumed, tmp_path, path)[0]
     assert all(torch.equal(tables[name], found[name]) for name in tables)
     for found in ranks.run(2, resumed, tmp_path, path):
-        for name in set(tables) & set(found):
+        for name in tables:
             assert torch.allclose(tables[name], found[name], atol=1e-5), name
 
 
@@ -149,7 +185,7 @@ def resumed(rank: int, world_size: int, folder: Path, path: str) -> dict[str, to
     with RankTrainer(replace(streamed(folder, world_size, "lost"), resume_from=(path,))) as trainer:
         trainer.begin()
         trainer.run()
-        return numbers(trainer.model)
+        return whole_numbers(trainer)
 
 
 def idle(rank: int, world_size: int, folder: Path) -> tuple[bool, int, list[str], str | None]:
@@ -192,8 +228,9 @@ def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture
         "run.storage_path": tmp_path / "runs",
         "run.name": "a",
         "run.global_batch_size": 128,
-        "run.checkpoint.every_n_steps": 4,
+        "run.checkpoint.every_n_steps": 1,
         "run.checkpoint.num_to_keep": 1,
+        "run.publish.every_n_steps": 2,
     }
     words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     assert main(["train", "--local", "--result", str(told), *words]) == 0
@@ -205,7 +242,16 @@ def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture
     opened = [line for line in lines if line["event"] == "stream"]
     assert [one["lag_rows"] for one in opened] == [703, 403, 103, 0]
     kept = sorted(os.listdir(tmp_path / "runs" / "a" / "stream"))
-    assert [name for name in kept if name.endswith("json")] == ["window-00000003.json"]
+    assert [name.removesuffix(".json")[:15] for name in kept if name.startswith("window")] == [
+        "window-00000002",
+        "window-00000003",
+        "window-00000003",
+    ]
+    assert "window-00000002.json" in kept
+    # also in the middle of a window whose predecessor is not kept any more
+    chain = ChainFolder.of_run(tmp_path / "runs" / "a")
+    ages = [(one.to_step, one.ingest_time) for one in map(chain.read, chain.places())]
+    assert [step for step, ingest in ages if ingest is not None] == [4, 6, 8, 10], ages
     # a second life waits for new rows, and has nothing to do
     again = [*words, "--set", "run.resume_from=latest"]
     assert main(["train", "--local", *again]) == 0

@@ -25,6 +25,7 @@ class EngineOptions:
         initialize: give rows their initial values; otherwise who made the model writes all of them.
         seed: seed of the first values of the rows of dynamic tables; `shard_embeddings` sets its
             own.
+        averaged: the rows of several sharding groups are averaged now and then.
     """
 
     check_ids: bool = True
@@ -36,3 +37,4 @@ class EngineOptions:
     adopt: bool = False
     initialize: bool = True
     seed: int = 0
+    averaged: bool = False

@@ -38,18 +38,18 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
     """
     slots = 1 if lookup.group.key.sequence else len(lookup.group.slots)
     lengths = own.offsets.diff()
-    sizes = _gather(
-        torch.tensor([own.ids.numel(), lengths.numel()], device=own.ids.device),
-        peers,
-        [2] * peers.world_size,
-    )
-    counts = [pair.tolist() for pair in sizes]
-    ids = _gather(own.ids, peers, [n for n, _ in counts])
-    bags = _gather(lengths, peers, [n for _, n in counts])
-    weights = None
+    numbers = torch.tensor([lengths.numel(), own.ids.numel(), *own.parts], device=own.ids.device)
+    # all groups have one plan, and so as many parts
+    counts = [one.tolist() for one in _gather(numbers, peers, [len(numbers)] * peers.world_size)]
+    sizes = [ids for _, ids, *_ in counts]
+    ids = _gather(own.ids, peers, sizes)
+    bags = _gather(lengths, peers, [n for n, *_ in counts])
+    weights, read_only = None, None
     if own.weights is not None:
-        weights = _gather(own.weights.detach(), peers, [n for n, _ in counts])
+        weights = _gather(own.weights.detach(), peers, sizes)
         weights[peers.rank] = own.weights  # in the graph, where they are learned
+    if own.read_only is not None:
+        read_only = _gather(own.read_only.to(torch.int64), peers, sizes)
     per_slot = [part.view(slots, -1) for part in bags]  # [replica] (S, bags)
     cuts = [offsets_of(part.sum(1).tolist()) for part in per_slot]
     # Slot by slot, and within a slot replica by replica, as one world would send them.
@@ -61,10 +61,19 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
     merged_lengths = torch.cat([per_slot[r][s] for s, r, _ in order])
     offsets = merged_lengths.new_zeros(merged_lengths.numel() + 1)
     torch.cumsum(merged_lengths, 0, out=offsets[1:])
+
+    def merge(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([values[r][span] for _, r, span in order])
+
+    parts = [span.stop - span.start for _, _, span in order]
+    if lookup.group.key.sequence:  # rank by rank, as they are
+        parts = [part for _, _, *of_replica in counts for part in of_replica]
     merged = GroupIds(
-        ids=torch.cat([ids[r][span] for _, r, span in order]),
+        ids=merge(ids),
         offsets=offsets,
-        weights=None if weights is None else torch.cat([weights[r][span] for _, r, span in order]),
+        weights=None if weights is None else merge(weights),
+        read_only=None if read_only is None else merge(read_only).to(torch.bool),
+        parts=tuple(parts),
     )
     return _OwnRows.apply(lookup(merged), peers, [part.shape[1] for part in per_slot])
 
