@@ -186,8 +186,9 @@ def _joined(whole: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
 def _put(joined: Tensor, places: Sequence[slice | Tensor], sizes: Sequence[int]) -> Tensor:
     """Return what `_joined` joined."""
     parts = joined.split(list(sizes))
-    if all(isinstance(at, slice) for at in places):
-        order = sorted(range(len(places)), key=lambda i: places[i].start)  # type: ignore[union-attr]
+    starts = [at.start for at in places if isinstance(at, slice)]
+    if len(starts) == len(places):
+        order = sorted(range(len(starts)), key=starts.__getitem__)
         return torch.cat([parts[i] for i in order])
     whole = torch.empty_like(joined)
     for at, part in zip(places, parts, strict=True):
