@@ -19,6 +19,7 @@ PACKAGES = (
     "rayrec.train",
     "rayrec.watch",
     "rayrec.data",
+    "rayrec.streams",
     "rayrec.layout",
     "rayrec.sparse",
     "rayrec.modules",

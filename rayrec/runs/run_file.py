@@ -257,8 +257,9 @@ class RunFile:
 
     def _common(self) -> tuple[dict[str, Any], str]:
         """Return what every run takes, and the text of the schema."""
-        stream, schema = self.data.stream, self._needed("schema")
+        stream = self.data.stream
         train = self._needed("train") if stream is None else stream.source_name
+        schema = self._needed("schema")
         return {
             "run": self.run,
             "scaling": self.scaling,

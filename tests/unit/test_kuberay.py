@@ -263,12 +263,12 @@ def test_pods_of_the_server_end_after_their_last_answer(serving):
     given = command.make_context("serve", list(only["command"][2:])).params
     assert given["artifact"].startswith(only["volumeMounts"][0]["mountPath"] + "/")
     assert given["host"] == "0.0.0.0", "other pods ask"
-    end_s = given["lame_duck"] + given["drain"]
+    end_s = given["lame_duck_s"] + given["drain_s"]
     assert pod["terminationGracePeriodSeconds"] > end_s + 5, (
         "the server waits five more for replicas"
     )
     ready, live = only["readinessProbe"], only["livenessProbe"]
-    assert 2 * ready["periodSeconds"] * ready["failureThreshold"] < given["lame_duck"]
+    assert 2 * ready["periodSeconds"] * ready["failureThreshold"] < given["lame_duck_s"]
     assert live["periodSeconds"] * live["failureThreshold"] > 3 * SILENT_S, (
         "a replica hangs: not all"
     )
