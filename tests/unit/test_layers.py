@@ -42,7 +42,6 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "data": 5,
     "metrics": 5,
     "models": 6,
-    "streaming": 6,
     "quant": 7,
     "checkpoint": 7,
     "dynamic": 6,
