@@ -31,8 +31,8 @@ from benchmarks.step import ALONE, step_of
 from benchmarks.workload import Workload, quartiles, zipf_ids
 from rayrec.data.hashing import mix, to_ids
 from rayrec.dynamic.clock import Instant
+from rayrec.dynamic.fused_rows import FusedRows
 from rayrec.dynamic.id_map import IdMap
-from rayrec.dynamic.rows import DynamicRows
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
 
 KEYS, BATCH, ZIPF = 1_000_000, 50_000, 1.05
@@ -91,15 +91,16 @@ def admit(args: Namespace) -> tuple[dict[str, Any], list[str]]:
         blocks * size, 64, "t", feature_names=["f"], dynamic=DynamicConfig(blocks=blocks)
     )
     shard = Shard("t", range(config.num_embeddings), range(64), 0)
-    rows = DynamicRows(config, 0, shard, lambda places, values: None)
+    rows = FusedRows([config], 0, [shard], [lambda places, values: None])
     step = 0
     for first in range(0, args.rows, 20 * BATCH):
         step += 1
-        rows.admit(keys_of(np.arange(first, min(first + 20 * BATCH, args.rows))), Instant(step))
-    assert rows.take_counts(Instant(step))["held"] == args.rows, "no block is full"
+        keys = keys_of(np.arange(first, min(first + 20 * BATCH, args.rows)))
+        rows.admit(keys, [0, len(keys)], Instant(step))
+    assert rows.of_shards[0].held(Instant(step)) == args.rows, "no block is full"
     rng, steps = np.random.default_rng(1), iter(range(step + 1, 10**9))
     batches = [keys_of(zipf_ids(rng, args.rows, BATCH, ZIPF)) for _ in range(60)]
-    found = timed(lambda ids: rows.admit(ids, Instant(next(steps))), batches)
+    found = timed(lambda ids: rows.admit(ids, [0, BATCH], Instant(next(steps))), batches)
     found["distinct"] = quartiles([float(batch.unique().numel()) for batch in batches])
     cpu, wall = found["cpu_ms"], found["wall_ms"]
     lines = [

@@ -200,25 +200,26 @@ def _probe_local(target: Path) -> None:
                 folder.rmdir()
 
 
-def write_whole(what: str, path: str, content: str) -> None:
-    """Write a text file so that it appears whole or not at all; a device or a pipe is written to.
+def write_whole(what: str, path: str, content: str | bytes) -> None:
+    """Write a file so that it appears whole or not at all; a device or a pipe is written to.
 
     Raises:
         SaveError: it cannot be written; nothing is left behind.
     """
     try:
+        data = content.encode() if isinstance(content, str) else content
         if is_uri(path):
-            _write_uri(path, content.encode())
+            _write_uri(path, data)
             return
         target_path = Path(path)
         if target_path.exists() and not target_path.is_file():
-            target_path.write_text(content, encoding="utf-8")  # never replaced by a file
+            target_path.write_bytes(data)  # never replaced by a file
             return
         target_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, partial = tempfile.mkstemp(dir=target_path.parent, prefix=".rayrec-")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(content)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
             os.chmod(partial, 0o666 & ~_umask())
             os.replace(partial, target_path)
         except BaseException:

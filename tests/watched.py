@@ -20,6 +20,7 @@ from rayrec.train.events import (
     Recovered,
     Resized,
     Saved,
+    StreamProgress,
 )
 
 WINDOW = 50  # steps
@@ -97,6 +98,7 @@ def tell(
         callback.on_window(report(step, rate, ranks))
         if step == lost_at:
             lost = {"rank": 1, "host": "10.0.0.2", "cause": "its process died"}
+            callback.on_stream(StreamProgress(step=step, window=3, rows=900, cut_s=1.8e9))
             callback.on_notice(
                 Noticed(step=step, host="10.0.0.2", ranks=(1,), seconds=30.0, answer="save")
             )

@@ -29,6 +29,7 @@ PACKAGES = (
     "rayrec.metrics",
     "rayrec.checkpoint",
     "rayrec.quant",
+    "rayrec.doctor",
     "rayrec.serve",
     "rayrec.serve.cluster",
     "rayrec.comm",

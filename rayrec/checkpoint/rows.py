@@ -3,9 +3,12 @@
 It reads one record batch of a file at a time, so a table of any size passes through bounded memory.
 """
 
+# N rows that are read, D width of the table
+
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 import torch
 from pyarrow import fs
@@ -57,17 +60,34 @@ class TableReader:
             last = min(rows.stop, file.rows.stop)
             if first >= last:
                 continue
-            if file.path not in self._open:
-                self._open[file.path] = _OpenFile(self._chain, file)
-            opened = self._open[file.path]
+            opened = self._opened(file)
             while first < last:
                 batch, held = opened.batch_of(first)
                 stop = min(last, held.stop)
-                part = batch[first - held.start : stop - held.start]
+                part = batch[WEIGHT][first - held.start : stop - held.start]
                 place = slice(first - rows.start, stop - rows.start)
                 out[place, file.cols.start : file.cols.stop].copy_(part)
                 first = stop
         return out
+
+    def parts(self, table: str) -> Iterator[tuple[range, dict[str, Tensor]]]:
+        """Yield all columns of a table in parts of its rows, in order.
+
+        Of several column blocks, columns of values are joined, and row-wise state becomes its mean
+        weighted by width, as in a restore.
+
+        Returns:
+            row numbers, and (N,) or (N, D) of each column in its type, which are not to be written.
+        Raises:
+            CheckpointError, DamagedCheckpointError: the errors of `read`.
+        """
+        self._close_all_but(table)
+        for _, block in groupby(self._files[table], key=lambda file: file.rows):
+            files = list(block)
+            widths = [len(file.cols) for file in files]
+            for number in range(len(files[0].marks) - 1):
+                rows = files[0].batch_range(number)
+                yield rows, _joined([self._opened(file).columns(rows) for file in files], widths)
 
     def read_whole(self, table: str, columns: Sequence[str]) -> list[Tensor]:
         """Read columns of one value per row, such as the ids of a dynamic table.
@@ -80,6 +100,11 @@ class TableReader:
         found = self._chain.whole_columns(table, columns, verify=True)
         return [found[column] for column in columns]
 
+    def _opened(self, file: FileEntry) -> _OpenFile:
+        if file.path not in self._open:
+            self._open[file.path] = _OpenFile(self._chain, file)
+        return self._open[file.path]
+
     def _close_all_but(self, table: str) -> None:
         kept = {file.path for file in self._files[table]}
         self._open = {path: file for path, file in self._open.items() if path in kept}
@@ -90,11 +115,46 @@ class _OpenFile:
 
     def __init__(self, chain: Chain, entry: FileEntry) -> None:
         self._rectangle, self._entry = chain.open(entry, verify=True), entry
-        self._number, self._weight = -1, torch.empty(0)
+        self._number, self._batch = -1, dict[str, Tensor]()
 
-    def batch_of(self, row: int) -> tuple[Tensor, range]:
-        """The weights of the record batch that holds a row of the table, and its rows."""
+    def batch_of(self, row: int) -> tuple[dict[str, Tensor], range]:
+        """The columns of the record batch that holds a row of the table, and its rows."""
         number = (row - self._entry.rows.start) // self._entry.batch_rows
         if number != self._number:
-            self._number, self._weight = number, self._rectangle.read(number)[WEIGHT]
-        return self._weight, self._entry.batch_range(number)
+            self._number, self._batch = number, self._rectangle.read(number)
+        return self._batch, self._entry.batch_range(number)
+
+    def columns(self, rows: range) -> dict[str, Tensor]:
+        """Return all columns of some rows."""
+        parts, first = list[dict[str, Tensor]](), rows.start
+        while first < rows.stop:
+            batch, held = self.batch_of(first)
+            if held == rows:
+                return batch
+            stop = min(rows.stop, held.stop)
+            place = slice(first - held.start, stop - held.start)
+            parts.append({name: column[place] for name, column in batch.items()})
+            first = stop
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _joined(blocks: Sequence[Mapping[str, Tensor]], widths: Sequence[int]) -> dict[str, Tensor]:
+    """Return the columns of some rows of all column blocks.
+
+    Args:
+        widths: the columns of each block.
+    """
+    joined = dict(blocks[0])
+    if len(blocks) == 1:
+        return joined
+    shares = torch.tensor(widths) / sum(widths)
+    for name, column in joined.items():
+        of_blocks = [block[name] for block in blocks]
+        if column.dim() == 2:
+            joined[name] = torch.cat(of_blocks, dim=1)
+        # every block knows the same ids, which are whole numbers
+        elif column.is_floating_point():
+            joined[name] = (torch.stack(of_blocks, dim=1) @ shares.to(column.dtype)).to(
+                column.dtype
+            )
+    return joined

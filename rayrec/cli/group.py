@@ -28,6 +28,7 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "export": "make a served artifact of a checkpoint",
     "serve": "answer requests for an artifact's scores",
     "inspect": "look into data or a checkpoint",
+    "doctor": "find what is wrong with trained tables",
     "report": "show runs on one HTML page",
     "plan": "plan where every table lies, without a cluster",
     "calibrate": "measure the ranks of a cluster, for plans",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from rayrec.cli.base import Command
@@ -93,6 +95,7 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
 )
 @click.option(
     "--lame-duck",
+    "lame_duck_s",
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
@@ -101,6 +104,7 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
 )
 @click.option(
     "--drain",
+    "drain_s",
     type=SECONDS,
     default=30.0,
     show_default=True,
@@ -113,17 +117,10 @@ def command(
     poll: float | None,
     in_place: bool,
     untrusted: bool,
-    signing_key: str | None,
-    replicas: int,
     cluster: str | None,
     port: int,
     http_port: int | None,
-    host: str,
-    threads: int,
-    max_batch_rows: int,
-    queue_rows: int,
-    lame_duck: float,
-    drain: float,
+    **settings: Any,
 ) -> None:
     """Answer requests for scores until SIGTERM or Ctrl-C.
 
@@ -138,29 +135,22 @@ def command(
 
     if http_port is None:
         http_port = min(port + 1, 65535) if port else 0
-    settings = ServerSettings(
-        host=host,
+    own = ServerSettings(
         port=port,
         http_port=http_port,
-        replicas=replicas,
-        threads=threads,
-        max_batch_rows=max_batch_rows,
-        queue_rows=queue_rows,
-        lame_duck_s=lame_duck,
-        drain_s=drain,
         poll_s=poll or 1.0,
         strict=not in_place,
         trusted=not untrusted,
-        signing_key=signing_key,
+        **settings,
     )
     if cluster is not None:
         from rayrec.serve.cluster import serve_on_cluster
 
-        serve_on_cluster(path, settings, follow=follow is not None, address=cluster)
+        serve_on_cluster(path, own, follow=follow is not None, address=cluster)
         return
     from rayrec.serve.server.supervisor import serve
 
-    serve(path, settings, follow=follow is not None)
+    serve(path, own, follow=follow is not None)
 
 
 def _served(

@@ -125,7 +125,7 @@ def _feature_bags(array: pa.Array, feature: Feature, unbounded: bool, where: Whe
         bag = plain_bags(array)
         if bag is not None:
             return bag
-    ids = partial(_ids, feature=feature, unbounded=unbounded)
+    ids = partial(feature_ids, feature=feature, unbounded=unbounded)
     return read_bags(array, feature.column, ids, where)
 
 
@@ -182,7 +182,7 @@ def _check_aligned(
             )
 
 
-def _ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[Any]:
+def feature_ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[Any]:
     """Ids of non-null leaves: integers as they are or hashed, text hashed."""
     problem = id_problem(leaf.type, feature, unbounded)
     if problem is not None:
@@ -196,7 +196,7 @@ def _ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[Any]:
                 "dictionary. Encode nulls as nulls."
             )
         # Each word of the dictionary is hashed once, however often it occurs.
-        words = _ids(leaf.dictionary, feature, unbounded)
+        words = feature_ids(leaf.dictionary, feature, unbounded)
         return words[leaf.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_integer(leaf.type):
         values = leaf.to_numpy()

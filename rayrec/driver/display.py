@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayrec.driver.hints import SHARE, LabelWatch, StarvationWatch, undefined
+from rayrec.train.config import ENDLESS
 from rayrec.train.events import (
     Evaluation,
     Event,
@@ -19,7 +20,10 @@ from rayrec.train.events import (
     ProgressReport,
     Recovered,
     Resized,
+    StreamProgress,
 )
+
+KEPT = 1000  # reports of a run that never ends
 
 
 def _mode_here() -> str:
@@ -66,13 +70,16 @@ class Display:
         elif isinstance(event, Recovered):
             self.go_back(event.step)
             self.line(str(event))
-        elif isinstance(event, str | Resized | Noticed):
+        elif isinstance(event, str | Resized | Noticed | StreamProgress):
             self.line(str(event))
         elif isinstance(event, Evaluation):
             self._evaluated(event)
         elif isinstance(event, ProgressReport):
             self.reports.append(event)
             self._report(event)
+        if self.total_steps >= ENDLESS:
+            # a run of weeks keeps what its result tells of, and no more
+            del self.reports[:-KEPT], self.evaluations[:-KEPT]
 
     def _evaluated(self, event: Evaluation) -> None:
         self.scored(event.scores)
@@ -114,7 +121,8 @@ class Display:
         if self._mode == "live":
             self._draw(report)
         else:
-            self.line(f"step {report.step}/{self.total_steps}  {summary(report)}")
+            of = "" if self.total_steps >= ENDLESS else f"/{self.total_steps}"
+            self.line(f"step {report.step}{of}  {summary(report)}")
         is_last = report.step == self.total_steps
         for hint in (self._starvation.see(report), self._labels.see(report, is_last)):
             if hint is not None:
@@ -124,10 +132,13 @@ class Display:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         if self._bar is None:
-            steps, scores = "step {task.completed}/{task.total}", "{task.description}"
-            self._bar = Progress(
-                TextColumn(steps), BarColumn(), TextColumn(scores), TimeRemainingColumn()
-            )
+            scores = TextColumn("{task.description}")
+            if self.total_steps >= ENDLESS:
+                columns: tuple[Any, ...] = (TextColumn("step {task.completed}"), scores)
+            else:
+                steps = TextColumn("step {task.completed}/{task.total}")
+                columns = (steps, BarColumn(), scores, TimeRemainingColumn())
+            self._bar = Progress(*columns)
             self._task = self._bar.add_task("", total=self.total_steps)
             self._bar.start()
         self._bar.update(self._task, completed=report.step, description=summary(report))

@@ -27,7 +27,7 @@ from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, p
 from rayrec.driver.specs import check_resize, check_sizes, train_spec
 from rayrec.errors import ConfigError, RunInterrupted
 from rayrec.layout import BaseEmbeddingConfig, ShardingPlan, Topology
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +73,7 @@ class Driver:
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        data: Dataset | None,
+        data: TrainData | None,
         scaling: ScalingConfig,
         run: RunConfig,
         eval_data: Dataset | None = None,

@@ -29,7 +29,7 @@ from rayrec.errors import RunInterrupted
 from rayrec.layout import Topology
 from rayrec.layout.tables import refuse_growth
 from rayrec.observe.profile_summary import check_folder
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 from rayrec.watch.event_log import with_event_log
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def fit(
     model: Callable[[], nn.Module],
-    data: Dataset,
+    data: TrainData,
     held_out: Dataset | None,
     run: RunConfig,
     scaling: ScalingConfig,

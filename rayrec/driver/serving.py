@@ -20,8 +20,9 @@ from rayrec.driver.specs import check_values, local_files
 from rayrec.driver.start import check_scored
 from rayrec.errors import ConfigError
 from rayrec.storage import probe_output
+from rayrec.streams import schema_of
 from rayrec.train.bulk import outputs_of
-from rayrec.train.config import Dataset
+from rayrec.train.config import Dataset, TrainData
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.seat import RankTask
 from rayrec.train.tasks import EvaluateTask, PredictTask
@@ -149,7 +150,7 @@ def export_checkpoint(
     checkpoint: str,
     out: str,
     types: Types,
-    known: tuple[Dataset | None, ...],
+    known: tuple[TrainData | None, ...],
     bounds: ParityBounds | None,
     compiled: bool,
 ) -> Manifest:
@@ -173,7 +174,7 @@ def export_checkpoint(
     path = checkpoint_path("checkpoint", checkpoint)
     # The recipe in a checkpoint lets a predictor build the model without code of the user's.
     is_known = has_recipe(model, read_manifest(path).extras)
-    schemas = [data.schema for data in known if isinstance(data, RowDataset)]
+    schemas = [schema for schema in map(schema_of, known) if schema is not None]
     rows = next((data for data in known[:2] if isinstance(data, FileDataset)), None)
     return export(
         path,

@@ -17,9 +17,11 @@ from rayrec.errors import ConfigError
 from rayrec.fields.writing import json_data
 from rayrec.layout import KINDS, ShardingPlan
 from rayrec.layout.estimates import RankEstimate
+from rayrec.spec.schedule import ScheduleConfig
 from rayrec.spec.task import Task
+from rayrec.streams import StreamDataset
 from rayrec.train.callbacks import RunInfo
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.config import ENDLESS, Dataset, TrainData, TrainSpec
 from rayrec.train.evaluation_schedule import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import binary_labels, check_columns_of_metrics, check_tasks
@@ -183,7 +185,7 @@ def check_resize(ranks: int, run: RunConfig, scaling: ScalingConfig) -> None:
         )
 
 
-def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
+def check_values(data: TrainData | None, tasks: Sequence[Task] = ()) -> None:
     """Refuse ids and labels that the files' metadata show to be bad, and data without columns that
     metrics need, before ranks start.
 
@@ -197,12 +199,49 @@ def check_values(data: Dataset | None, tasks: Sequence[Task] = ()) -> None:
         check_statistics(data, binary_labels(tasks, data))
 
 
-def total_steps(run: RunConfig, data: Dataset, start: Start) -> int:
+def check_stream(run: RunConfig, data: StreamDataset) -> None:
+    """Refuse what does not go with a stream, whose windows lie in the run's folder.
+
+    Raises:
+        ConfigError: the run keeps nothing, sums gradients over windows, or needs to know its end.
+    """
+    if run.run_path is None or not run.checkpoint.at_end:
+        raise ConfigError(
+            f"the run reads {data.config.source_name} as a stream, whose place is kept with its "
+            "checkpoints; give RunConfig(storage_path=...) and leave CheckpointConfig(at_end=True)."
+        )
+    if run.epochs not in (None, 1):
+        raise ConfigError(
+            f"RunConfig has epochs={run.epochs}, and a stream is walked once; leave it out."
+        )
+    if run.accumulate > 1:
+        raise ConfigError(
+            f"RunConfig has accumulate={run.accumulate}, and windows of a stream begin at any "
+            "step, also amid a sum of gradients; leave one of them out."
+        )
+    for what in ("sparse_schedule", "dense_schedule"):
+        said = getattr(run, what)
+        if run.steps is None and isinstance(said, ScheduleConfig) and said.decay != "constant":
+            raise ConfigError(
+                f"RunConfig has {what} with decay={said.decay!r}, which falls until the last step, "
+                "and a stream has none; give steps, or leave the decay out."
+            )
+    if any(one.history is not None for one in data.schema.features):
+        raise ConfigError(
+            "the schema cuts histories from an event log, which is sorted by user, and a stream "
+            "comes by time; give lists of the past with each row."
+        )
+
+
+def total_steps(run: RunConfig, data: TrainData, start: Start) -> int:
     """Global steps until the run ends, counted from the first step of the model's life.
 
     Raises:
         ConfigError: the data make no batch.
     """
+    if isinstance(data, StreamDataset):
+        check_stream(run, data)
+        return run.steps or ENDLESS
     per_epoch = data.num_batches(run.global_batch_size, drop_last=run.drop_last)
     if per_epoch < 1:
         raise ConfigError(
@@ -237,7 +276,7 @@ def train_spec(
     model: Callable[[], nn.Module],
     plan: ShardingPlan,
     *,
-    data: Dataset | None = None,
+    data: TrainData | None = None,
     eval_data: Dataset | None = None,
     steps: int = 0,
     start: Start | None = None,
@@ -256,7 +295,7 @@ def train_spec(
     )
 
 
-def local_files(data: Dataset | None) -> list[tuple[str, int]]:
+def local_files(data: TrainData | None) -> list[tuple[str, int]]:
     """Path and size of the data's files on this machine's disks; empty if there are none."""
     return data.local_files() if isinstance(data, FileDataset) else []
 

@@ -16,7 +16,7 @@ from rayrec.checkpoint import CheckpointManager, Manifest, check_tables, check_w
 from rayrec.driver.config import AUTO, LATEST, RunConfig
 from rayrec.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
-from rayrec.train.config import Dataset
+from rayrec.train.config import TrainData
 from rayrec.train.data_cursor import check_cursor, cursor_meaning
 from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.table_optimizers import optimizers_of
@@ -56,7 +56,7 @@ def passed_over(path: str, error: CheckpointError) -> str:
 
 def find_start(
     run: RunConfig,
-    data: Dataset,
+    data: TrainData,
     tables: Callable[[], Sequence[BaseEmbeddingConfig]],
     say: Callable[[str], None],
 ) -> Start:
@@ -112,7 +112,7 @@ def check_scored(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Manifest:
 
 
 def _latest(
-    run: RunConfig, data: Dataset, fits: Callable[[str], Manifest], say: Callable[[str], None]
+    run: RunConfig, data: TrainData, fits: Callable[[str], Manifest], say: Callable[[str], None]
 ) -> Start:
     assert run.run_path is not None, "checked when the RunConfig was made"
     manager = CheckpointManager(run.run_path)
@@ -155,7 +155,7 @@ def _check_no_checkpoints(run: RunConfig) -> None:
         )
 
 
-def _check_place(run: RunConfig, manifest: Manifest, path: str, data: Dataset) -> None:
+def _check_place(run: RunConfig, manifest: Manifest, path: str, data: TrainData) -> None:
     if not run.new_data:
         meaning = cursor_meaning(data, run.global_batch_size, run.seed, run.shuffle, run.drop_last)
         check_cursor(manifest.cursor, meaning, path)

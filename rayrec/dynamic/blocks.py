@@ -89,6 +89,7 @@ class BlockedKeys:
         first: the first of the blocks that are here.
         rule: says when time is over.
         eviction: see `DynamicConfig`.
+        id_map: a map of P places, whatever it holds.
     Attributes:
         touch: called with places whose columns are about to change; a place may repeat.
     """
@@ -101,8 +102,10 @@ class BlockedKeys:
         first: int,
         rule: DynamicConfig,
         eviction: str,
+        id_map: IdMap,
     ) -> None:
-        self._tensors = columns
+        self._tensors, self._map = columns, id_map
+        self._versioned = tuple(columns.named().values())
         self._key, self._seen, self._hits = (column.numpy() for column in columns[:3])
         self._time = None if columns.time is None else columns.time.numpy()
         self._size, self._blocks, self._first = size, blocks, first
@@ -116,7 +119,7 @@ class BlockedKeys:
         Raises:
             ConfigError: a key lies in another block than its own.
         """
-        self._map = IdMap(len(self._key))
+        self._map.clear()
         (live,) = np.nonzero(self._key != NO_KEY)
         own = blocks_of(self._key[live], self._blocks) - self._first
         if (own != live // self._size).any():
@@ -143,7 +146,7 @@ class BlockedKeys:
         return self._versions() != self._version
 
     def _versions(self) -> int:
-        return sum(column._version for column in self._tensors.named().values())
+        return sum(column._version for column in self._versioned)
 
     def find(self, keys: Ints) -> Ints:
         """Return (N,) places of (N,) keys, `ABSENT` where they have none."""
@@ -156,29 +159,35 @@ class BlockedKeys:
             self._time[self._untimed] = now.time
             self._untimed = self._untimed[:0]
 
-    def meet(self, keys: Ints, now: Instant, counts: Ints | None = None) -> Met:
-        """Find (N,) keys, and count those that are not outlived.
+    def meet(self, keys: Ints, now: Instant, counts: Ints) -> Met:
+        """Find (N,) different keys, and count those that are not outlived.
 
         Args:
-            counts: (N,) how often they were seen in this step; None counts every key once, and a
-                key may then be there several times.
+            counts: (N,) how often they were seen in this step.
         """
         places = self.find(keys)
         known = places != ABSENT
-        fresh = known
-        if self._rule.has_ttl:
-            fresh = known.copy()
-            fresh[known] = self.fresh(places[known], now)
-        seen = places if fresh.all() else places[fresh]
+        fresh = known.copy()
+        fresh[known] = self.fresh(places[known], now)
+        seen = places[fresh]
         self.touch(seen)
         self._see(seen, now)
-        more = np.uint32(1) if counts is None else counts[fresh].astype(np.uint32)
-        hits = self._hits.view(np.uint32)  # which the sum of two counts does not overflow
-        np.add.at(hits, seen, more)
-        self._no_more_than += len(seen) if counts is None else int(more.sum())
-        if self._no_more_than > MOST_HITS:  # else no count is, and looking at them takes time
-            hits[seen] = np.minimum(hits[seen], MOST_HITS)
+        total = np.minimum(self._hits[seen] + counts[fresh], MOST_HITS)
+        self._hits[seen] = total
+        self._no_more_than = max(self._no_more_than, int(total.max(initial=0)))
         return Met(places, known, fresh)
+
+    def will_meet(self, places: Ints, now: Instant) -> bool:
+        """Prepare for keys that `FusedRows` is about to count, once for each of (N,) places.
+
+        Returns:
+            True where a count may then be above `MOST_HITS`; to look at them all takes time.
+        """
+        self.touch(places)
+        if self._time is not None:
+            self._time[places] = now.time
+        self._no_more_than += len(places)
+        return self._no_more_than > MOST_HITS
 
     def fresh(self, places: Ints | slice, now: Instant) -> NDArray[np.bool_]:
         """Return (N,) whether the keys of some places were seen lately enough to be known."""

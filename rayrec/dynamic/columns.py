@@ -45,6 +45,10 @@ class IdColumns(NamedTuple):
             is_made.fill_(1)
         return cls(key, seen, hits, time)
 
+    def part(self, start: int, stop: int) -> IdColumns:
+        """Return the columns of some places, live."""
+        return IdColumns(**{name: tensor[start:stop] for name, tensor in self.named().items()})
+
     def named(self) -> dict[str, Tensor]:
         """Return the columns that there are."""
         return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}

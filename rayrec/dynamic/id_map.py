@@ -10,10 +10,14 @@ run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from rayrec.comm.pages import private_memory
+from rayrec.sparse.ops import offsets_of
 
 ABSENT = -1
 _DROPPED = -2  # FBGEMM passes over a place of -1, so a dropped key keeps its slot with this one
@@ -33,10 +37,7 @@ class IdMap:
     """
 
     def __init__(self, most: int) -> None:
-        slots = slots_of(most)
-        # an id may be anywhere: with small pages the search for its page takes a third of the time
-        memory = private_memory(16 * slots)
-        self._hold(memory.view(torch.int64).view(slots, 2).fill_(-1), 0)
+        self._hold(_empty(slots_of(most)), 0)
 
     @classmethod
     def over(cls, table: Tensor) -> IdMap:
@@ -86,3 +87,34 @@ class IdMap:
         if kept.shape[0]:
             self._insert(kept[:, 0].contiguous(), kept[:, 1].contiguous())
         return kept.shape[0]
+
+
+class IdMaps:
+    """Maps that lie side by side, so that one call finds the ids of all.
+
+    Args:
+        most: ids that each map holds at most at a time.
+    Attributes:
+        maps: the maps.
+    """
+
+    def __init__(self, most: Sequence[int]) -> None:
+        bounds = offsets_of(slots_of(one) for one in most)
+        self._table, self._bounds = _empty(bounds[-1]), torch.tensor(bounds)
+        self.maps = [IdMap.over(self._table[start:stop]) for start, stop in pairwise(bounds)]
+
+    def find(self, ids: Tensor, bounds: Sequence[int]) -> Tensor:
+        """Return (N,) places of (N,) ids, each in its map, `ABSENT` where there is none.
+
+        Args:
+            bounds: where the ids of each map begin, and N.
+        """
+        found = torch.ops.fbgemm.pruned_hashmap_lookup(
+            ids, torch.tensor(bounds), self._table, self._bounds
+        )
+        return found.clamp_(min=ABSENT)
+
+
+def _empty(slots: int) -> Tensor:
+    # an id may be anywhere: with small pages the search for its page takes a third of the time
+    return private_memory(16 * slots).view(torch.int64).view(slots, 2).fill_(-1)

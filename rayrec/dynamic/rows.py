@@ -1,8 +1,8 @@
 """`DynamicRows`: ids of the steps to rows of one shard of a dynamic table.
 
-In training `admit` is given all ids of a step that fall into the shard, from all ranks: it counts
-them, admits, evicts, and returns their rows. In evaluation `find` changes nothing. What either says
-is a function of the ids of all steps, of the table's settings and of the seed alone.
+`FusedRows` finds and counts the ids of a step that have a row, of all shards of a kernel at once.
+Here the others are counted and admitted, and rows are taken back for them. Who has a row then is a
+function of the ids of all steps, of the table's settings and of the seed alone.
 """
 
 # N ids, R rows of the shard, D columns of the shard
@@ -23,13 +23,14 @@ from rayrec.dynamic.blocks import LONG_AGO, BlockedKeys, Touch
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
-from rayrec.dynamic.id_map import ABSENT
+from rayrec.dynamic.id_map import ABSENT, IdMap
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.state import ShardState
 
 Begin = Callable[[Tensor, Tensor], None]  # (rows, their first values): a row gets a new id
+OfIds = tuple[IdColumns, IdMap]
 
 
 def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
@@ -86,7 +87,8 @@ class DynamicRows:
         seed: of first values and of the hash that admits a share of ids.
         shard: rows between borders of blocks.
         begin: writes first values into rows, and clears the state of their optimizer.
-        allocate: gives memory for the columns; what lies there is gone on with.
+        ids: columns and a map for the ids that have a row.
+        allocate: gives memory for the columns of candidates; what lies there is gone on with.
         tally: what happened since `take_counts`.
     """
 
@@ -94,28 +96,32 @@ class DynamicRows:
     seed: int
     shard: Shard
     begin: Begin
-    allocate: InitVar[Allocate] = private_memory
+    ids: InitVar[OfIds]
+    allocate: InitVar[Allocate]
     tally: Tally = field(default_factory=Tally)
     _columns: dict[str, IdColumns] = field(default_factory=dict)
     _keys: dict[str, BlockedKeys] = field(default_factory=dict)
 
-    def __post_init__(self, allocate: Allocate) -> None:
+    def __post_init__(self, ids: OfIds, allocate: Allocate) -> None:
         rule = self._rule
         size = rule.block_rows(self.table.num_embeddings)
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
         for name in _kinds(rule):
-            columns = IdColumns.lying_in(allocate, len(self.shard.rows), rule.uses_time)
+            columns, id_map = ids
             # candidates that were not seen for longest make room, whatever the rows do
             eviction = rule.eviction if name == "id" else "step"
+            if name != "id":
+                rows = len(self.shard.rows)
+                columns = IdColumns.lying_in(allocate, rows, rule.uses_time)
+                id_map = IdMap(rows)
             self._columns[name] = columns
-            self._keys[name] = BlockedKeys(columns, size, blocks, first, rule, eviction)
+            self._keys[name] = BlockedKeys(columns, size, blocks, first, rule, eviction, id_map)
 
-    def copy(self, begin: Begin) -> DynamicRows:
-        """Return the same ids for a copy of the rows, which `begin` writes into."""
-        twin = DynamicRows(self.table, self.seed, self.shard, begin, tally=replace(self.tally))
-        for name, column in twin.tensors().items():
-            column.copy_(self.tensors()[name])
-        return twin
+    def copy_from(self, other: DynamicRows) -> None:
+        """Know the same ids as the rows of which these are a copy."""
+        self.tally = replace(other.tally)
+        for name, column in self.tensors().items():
+            column.copy_(other.tensors()[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return (R,) columns of the rows, live, for who saves, restores or moves them."""
@@ -137,7 +143,7 @@ class DynamicRows:
         """Return how many ids have a row by now ("held"), how many are "candidates", and the
         numbers of the tally, which begins anew.
         """
-        self._refresh()
+        self.refresh()
         # a candidate that got a row keeps its place for a while, with a count of none
         held = {name: keys.held(now, int(name != "id")) for name, keys in self._keys.items()}
         counts = {"held": held["id"], "candidates": held.get("candidate", 0), **asdict(self.tally)}
@@ -146,7 +152,7 @@ class DynamicRows:
 
     def held(self, now: Instant) -> int:
         """Return how many ids have a row by now."""
-        self._refresh()
+        self.refresh()
         return self._keys["id"].held(now)
 
     def see_all(self, now: Instant) -> None:
@@ -161,49 +167,26 @@ class DynamicRows:
             if columns.time is not None:
                 columns.time[columns.key != NO_KEY] = now.time
 
-    def find(self, ids: Tensor, now: Instant) -> Tensor:
-        """Return (N,) int64 rows of (N,) ids, -1 for those that are unknown by now."""
-        self._refresh()
-        return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), now))
-
-    def admit(self, ids: Tensor, now: Instant, read_only: Tensor | None = None) -> Tensor:
-        """Count the (N,) ids of a step, admit and evict, and return their (N,) rows, or -1.
-
-        Args:
-            now: a later step than at every call before.
-            read_only: (N,) bool, ids that are found after all others, and change nothing.
-        """
-        self._refresh()
+    def begin_step(self, now: Instant) -> None:
+        """Begin a step that trains, later than every one before, of a table that uses time."""
         for known in self._keys.values():
             known.begin(now)
-        keys = np.ascontiguousarray(ids.numpy())
-        if read_only is None:
-            rows = self._admit_all(keys, now)
-        else:
-            rows, only = np.empty(len(keys), np.int64), read_only.numpy()
-            rows[~only] = self._admit_all(keys[~only], now)
-            rows[only] = self._find(keys[only], now)
-        self.tally.looked_up += len(rows)
-        self.tally.unknown += int(np.count_nonzero(rows == ABSENT))
-        return torch.from_numpy(rows)
 
-    def _find(self, keys: Ints, now: Instant) -> Ints:
-        rows = self._keys["id"].find(keys)
-        known = rows != ABSENT
-        rows[known] = np.where(self._keys["id"].fresh(rows[known], now), rows[known], ABSENT)
-        return rows
+    def fresh(self, rows: Ints, now: Instant) -> NDArray[np.bool_]:
+        """Return (N,) whether the ids of some rows were seen lately enough to be known."""
+        return self._keys["id"].fresh(rows, now)
 
-    def _admit_all(self, keys: Ints, now: Instant) -> Ints:
-        """Count (N,) ids, admit and evict, and return their (N,) rows."""
-        # most ids have a row, and are counted as often as they occur: to sort them costs more
-        rows, _, fresh = self._keys["id"].meet(keys, now)
-        (others,) = np.nonzero(~fresh)
-        if len(others):
-            rows[others] = self._admit_repeated(keys[others], rows[others], now)
-        return rows
+    def will_meet(self, rows: Ints, now: Instant) -> bool:
+        """Prepare the (N,) rows of ids to be counted; see `BlockedKeys.will_meet`."""
+        return self._keys["id"].will_meet(rows, now)
 
-    def _admit_repeated(self, keys: Ints, old_rows: Ints, now: Instant) -> Ints:
-        """Return rows of (N,) ids that are unknown and may be there several times."""
+    def admit(self, keys: Ints, old_rows: Ints, now: Instant) -> Ints:
+        """Return rows of (N,) ids that are unknown and may be there several times; -1 for those
+        that get none.
+
+        Args:
+            old_rows: (N,) rows of ids that are outlived; -1 for others.
+        """
         found = torch.unique(torch.from_numpy(keys), return_inverse=True, return_counts=True)
         different, inverse, counts = (part.numpy() for part in found)
         # an id that comes back after its time is a new one, which has its old row at hand
@@ -277,11 +260,21 @@ class DynamicRows:
         return drawn < np.uint64(int(share * 2**53))
 
     @property
+    def uses_time(self) -> bool:
+        """Return True if the table asks for the time of the data."""
+        return self._rule.uses_time
+
+    @property
+    def has_ttl(self) -> bool:
+        """Return True if ids grow old."""
+        return self._rule.has_ttl
+
+    @property
     def _rule(self) -> DynamicConfig:
         assert self.table.dynamic is not None, "the table is dynamic"
         return self.table.dynamic
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Make the maps anew where a restore or a move has written the columns."""
         for keys in self._keys.values():
             if keys.is_stale():

@@ -44,9 +44,10 @@ class TwoTowerTrain(nn.Module):
         temperature: scores are divided by it; for cosines below 1, such as 0.05.
         candidate_id: the feature, with one id per row, by which candidates are the same; without it
             nothing is masked or corrected.
-        log_q: (ids,) log of the share of each candidate id among the rows that make batches;
-            subtracted from scores in training. It is no parameter and not saved. Needs
-            candidate_id.
+        log_q: log of the share of each candidate id among the rows that make batches; subtracted
+            from scores in training. It is no parameter and not saved. Needs candidate_id.
+        log_q_ids: the ids of log_q, ascending; others have the least of its values, which matters
+            to batches of other rows alone. None for the ids 0, 1, 2 ...
         mask_hits: rows with the same candidate are no negatives of each other. With log_q and
             candidates that fill a good part of a batch, False is the consistent choice: then
             exp(score) tends to p(candidate | query).
@@ -72,6 +73,7 @@ class TwoTowerTrain(nn.Module):
         log_q: Tensor | None = None,
         mask_hits: bool = True,
         all_ranks: bool = False,
+        log_q_ids: Tensor | None = None,
     ) -> None:
         super().__init__()
         if not 0 < temperature < float("inf"):
@@ -85,6 +87,8 @@ class TwoTowerTrain(nn.Module):
         self.log_q: Tensor | None
         # As a buffer it moves to the device with the model; checkpoints would only repeat the data.
         self.register_buffer("log_q", log_q, persistent=False)
+        self.log_q_ids: Tensor | None
+        self.register_buffer("log_q_ids", log_q_ids, persistent=False)
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """B pairs -> scalar loss; loss, logits (B,), labels (B,).
@@ -116,7 +120,7 @@ class TwoTowerTrain(nn.Module):
         if ids_B is not None and ids_N is not None:
             if self.log_q is not None:
                 # A popular candidate is the negative of many rows, and would be pushed down for it.
-                scores_BN = scores_BN - self.log_q[ids_N]
+                scores_BN = scores_BN - self._corrections(ids_N)
             if self.mask_hits:
                 # A score of -inf has no weight in the sum. The own candidate is kept, so no row is
                 # empty.
@@ -147,6 +151,14 @@ class TwoTowerTrain(nn.Module):
                 "of them."
             )
         return sizes
+
+    def _corrections(self, ids_N: Tensor) -> Tensor:
+        """Return the `log_q` of (N,) ids."""
+        assert self.log_q is not None, "scores are corrected"
+        if self.log_q_ids is None:
+            return self.log_q[ids_N]
+        places = torch.searchsorted(self.log_q_ids, ids_N).clamp(max=len(self.log_q_ids) - 1)
+        return torch.where(self.log_q_ids[places] == ids_N, self.log_q[places], self.log_q.min())
 
     def _candidate_ids(self, features: KeyedJaggedTensor, rows: int) -> Tensor:
         assert self.candidate_id is not None

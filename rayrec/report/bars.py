@@ -21,8 +21,13 @@ def stacks(
     show: Callable[[float], str],
     limits: Sequence[float] = (),
     width: int = CHART_WIDTH,
+    first: int = 0,
 ) -> str:
-    """Return stacked bars with a scale and, where given, a line at each rank's limit."""
+    """Return stacked bars with a scale and, where given, a line at each rank's limit.
+
+    Args:
+        first: number of the first bar.
+    """
     # Bars must have a scale even where all of them are 0.
     top = max([sum(column) for column in columns] + [0.0]) or 1.0
     near = [limit for limit in limits if limit <= FAR * top]
@@ -57,5 +62,6 @@ def stacks(
             out.append(f'<line class="limit" {place}/>')
         out.append("</g>")
         if rank % every == 0:
-            out.append(text_at(x + (step - gap) / 2, CHART_HEIGHT + 15, "middle", f"{rank}"))
+            middle = x + (step - gap) / 2
+            out.append(text_at(middle, CHART_HEIGHT + 15, "middle", f"{first + rank}"))
     return "".join([*out, "</svg>"])

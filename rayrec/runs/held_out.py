@@ -14,9 +14,9 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from rayrec.data import FeatureSchema
-from rayrec.data.column_types import missing
+from rayrec.data.column_types import is_text, missing
+from rayrec.data.columns import feature_ids
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout.tables import refuse_dynamic
 from rayrec.storage import one_line
 
 IdArray = NDArray[np.int64]
@@ -28,9 +28,8 @@ class Truth(NamedTuple):
     Attributes:
         users: one row per user with held-out positives.
         items: one row per item that occurs anywhere, in the order of item_ids.
-        item_ids: ids of those items.
-        size: number of ids that items can have.
-        counts: (size,) positive training rows of each id.
+        item_ids: ids of those items, ascending.
+        counts: positive training rows of each of them.
         relevant: per row of `users`, ids of held-out positives without a training row.
         seen: per row of `users`, ids with a training row.
         schema: schema of the rows.
@@ -39,7 +38,6 @@ class Truth(NamedTuple):
     users: pa.Table
     items: pa.Table
     item_ids: IdArray
-    size: int
     counts: IdArray
     relevant: list[IdArray]
     seen: list[IdArray]
@@ -64,20 +62,22 @@ class Truth(NamedTuple):
         everything = pa.concat_tables([train, held_out], promote_options="permissive")
         # The features of an item are those of the first row that holds it; the same for users
         # below.
-        item_ids, item_rows = np.unique(items.ids(everything), return_index=True)
-        # Both lists have an entry for every user id that there can be, with ids or without.
-        wanted = lists_of(users.ids(held_out)[positive], items.ids(held_out)[positive], users.size)
-        seen = lists_of(users.ids(train), items.ids(train), users.size)
+        of_items, rows = items.ids(everything), train.num_rows
+        item_ids, item_rows = np.unique(of_items, return_index=True)
+        # Users are numbered, and both lists have an entry for every user, with ids or without.
+        user_ids, of_users = np.unique(users.ids(everything), return_inverse=True)
+        wanted = lists_of(of_users[rows:][positive], of_items[rows:][positive], len(user_ids))
+        seen = lists_of(of_users[:rows], of_items[:rows], len(user_ids))
         first = np.flatnonzero(positive)
-        user_ids, places = np.unique(users.ids(held_out)[positive], return_index=True)
+        asked, places = np.unique(of_users[rows:][positive], return_index=True)
+        clicked = np.searchsorted(item_ids, of_items[:rows][is_click])
         return cls(
             users=held_out.take(pa.array(first[places])),
             items=everything.take(pa.array(item_rows)),
             item_ids=item_ids,
-            size=items.size,
-            counts=np.bincount(items.ids(train)[is_click], minlength=items.size),
-            relevant=[np.setdiff1d(wanted[u], seen[u]) for u in user_ids],
-            seen=[seen[u] for u in user_ids],
+            counts=np.bincount(clicked, minlength=len(item_ids)),
+            relevant=[np.setdiff1d(wanted[u], seen[u]) for u in asked],
+            seen=[seen[u] for u in asked],
             schema=schema,
         )
 
@@ -90,11 +90,12 @@ def lists_of(owners: IdArray, items: IdArray, size: int) -> list[IdArray]:
 
 
 class IdColumn:
-    """Ids of a feature with one per row, and how many there can be.
+    """Ids of a feature with one per row.
 
+    Attributes:
+        size: how many there can be.
     Raises:
-        ConfigError: the schema has no such feature, hashes it, or cuts it from a log, or its table
-            is dynamic.
+        ConfigError: the schema has no such feature, hashes it, or cuts it from a log.
     """
 
     def __init__(self, schema: FeatureSchema, feature: str) -> None:
@@ -104,11 +105,10 @@ class IdColumn:
                 f"feature {feature!r} is not in the schema, or is hashed or a history; it must "
                 "hold ids, one per row."
             )
-        tables = [table for table in schema.tables if feature in table.feature_names]
-        why = "recall needs ids that number its rows; number them and leave out 'dynamic'"
-        refuse_dynamic(tables, why)
-        self.feature, self.column = feature, named[0].column
-        self.size = max(table.num_embeddings for table in tables)
+        (self.feature,) = named
+        self.tables = [table for table in schema.tables if feature in table.feature_names]
+        self.size = max(table.id_limit for table in self.tables)
+        self._unbounded = feature in schema.unbounded()
 
     def ids(self, table: pa.Table) -> IdArray:
         """Return the id in each row.
@@ -116,16 +116,19 @@ class IdColumn:
         Raises:
             InputError: a row has none, or one that the feature's table has no row for.
         """
-        column = table[self.column]
-        if not pa.types.is_integer(column.type) or column.null_count:
+        column, name = table[self.feature.column], self.feature.name
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        is_id = pa.types.is_integer(kind) or (self._unbounded and is_text(kind))
+        if not is_id or column.null_count:
             raise InputError(
-                f"column {self.column!r} of feature {self.feature!r} is {column.type}; it must "
-                "hold one integer id in each row."
+                f"column {self.feature.column!r} of feature {name!r} is {column.type}; it must "
+                "hold one id in each row, an integer or, where its tables are dynamic, a text."
             )
-        ids: IdArray = column.to_numpy().astype(np.int64)
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.size:
+        parts = [feature_ids(part, self.feature, self._unbounded) for part in column.chunks]
+        ids: IdArray = np.concatenate([np.zeros(0, np.int64), *parts], dtype=np.int64)
+        if ids.size and not self._unbounded and not 0 <= ids.min() <= ids.max() < self.size:
             raise InputError(
-                f"feature {self.feature!r} has ids from {ids.min()} to {ids.max()}, its table has "
+                f"feature {name!r} has ids from {ids.min()} to {ids.max()}, its table has "
                 f"{self.size} rows."
             )
         return ids

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayrec.errors import InputError
+from rayrec.layout.tables import refuse_dynamic
 from rayrec.runs.held_out import IdColumn
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ def num_items(schema: FeatureSchema, item: str) -> int:
     Raises:
         ConfigError: the feature is not in the schema or is hashed, or its table is dynamic.
     """
-    return IdColumn(schema, item).size
+    column = IdColumn(schema, item)
+    why = "its items are numbered, for their biases and lists; number them and leave out 'dynamic'"
+    refuse_dynamic(column.tables, why)
+    return column.size
 
 
 def markov_scores(pairs: Pairs, histories: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:

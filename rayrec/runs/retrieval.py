@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayrec.errors import ConfigError, InputError
 
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 CHUNK = 1024  # users or items a rank embeds at a time
 
 
+class LogShares(NamedTuple):
+    """How often candidates occur in the rows that make batches.
+
+    Attributes:
+        ids: those that do, ascending.
+        logs: log of the share of each.
+    """
+
+    ids: tuple[int, ...]
+    logs: tuple[float, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalPaths:
     """Paths of the data, and the facts that one pass over it gave.
@@ -25,14 +37,14 @@ class RetrievalPaths:
         train, held_out: paths of all rows.
         positives: path of the training rows with label 1.
         schema: the JSON text of the schema.
-        log_q: per candidate id, log of its share of the positives.
+        log_q: shares of the candidates of the positives.
     """
 
     train: str
     held_out: str
     positives: str
     schema: str
-    log_q: tuple[float, ...]
+    log_q: LogShares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +56,7 @@ class TwoTowerRecipe:
     candidate: tuple[str, ...]
     layers: tuple[int, ...]
     temperature: float
-    log_q: tuple[float, ...] | None
+    log_q: LogShares | None
     all_ranks: bool = False
 
     def __call__(self) -> nn.Module:
@@ -68,7 +80,9 @@ class TwoTowerRecipe:
         model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
         # without a mask corrected scores tend to log p(item | user), popularity included; lists
         # are ranked by it
-        log_q = None if self.log_q is None else torch.tensor(self.log_q)
+        ids, log_q = None, None
+        if self.log_q is not None:
+            ids, log_q = torch.tensor(self.log_q.ids), torch.tensor(self.log_q.logs)
         return TwoTowerTrain(
             model,
             self.temperature,
@@ -76,6 +90,7 @@ class TwoTowerRecipe:
             log_q,
             mask_hits=log_q is None,
             all_ranks=self.all_ranks,
+            log_q_ids=ids,
         )
 
     def check(self) -> None:
@@ -138,14 +153,13 @@ def write_positives(
     Path(folder).mkdir(parents=True, exist_ok=True)
     # Row groups of 4096 rows are the chunks that training shuffles.
     pq.write_table(positives, Path(folder) / "part-00000.parquet", row_group_size=4096)
-    items = IdColumn(parsed, candidate)
-    counts = np.bincount(items.ids(positives), minlength=items.size)
-    # an item that no batch can hold needs no correction, only a finite one
-    shares = np.maximum(counts, 0.5) / positives.num_rows
+    items = IdColumn(parsed, candidate).ids(positives)
+    ids, counts = np.unique(items, return_counts=True)
+    logs = np.log(counts / positives.num_rows)
     return RetrievalPaths(
         train=train,
         held_out=held_out,
         positives=folder,
         schema=schema,
-        log_q=tuple(np.log(shares).tolist()),
+        log_q=LogShares(tuple(ids.tolist()), tuple(logs.tolist())),
     )

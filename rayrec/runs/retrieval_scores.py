@@ -93,7 +93,7 @@ def compare(
     trainer.model.eval()
     # items are known by their places in `truth.items`; what no row holds is in no list
     items, exchange = truth.items.num_rows, towers.exchange
-    counts = torch.from_numpy(truth.counts[truth.item_ids]).to(device).double()
+    counts = torch.from_numpy(truth.counts).to(device).double()
     known = torch.ones(items, dtype=torch.bool, device=device)
     by_model, by_count = RankingMetrics(ks, device), RankingMetrics(ks, device)
     with torch.no_grad():

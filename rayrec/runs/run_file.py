@@ -204,6 +204,7 @@ class RunFile:
             eval_where=self.data.eval_where,
             num_streams=self.data.num_streams,
             windows=self.data.windows,
+            stream=self.data.stream,
         )
 
     def tower_run(self) -> TowerRun:
@@ -256,7 +257,8 @@ class RunFile:
 
     def _common(self) -> tuple[dict[str, Any], str]:
         """Return what every run takes, and the text of the schema."""
-        train, schema = self._needed("train"), self._needed("schema")
+        stream, schema = self.data.stream, self._needed("schema")
+        train = self._needed("train") if stream is None else stream.source_name
         return {
             "run": self.run,
             "scaling": self.scaling,
@@ -275,11 +277,12 @@ class RunFile:
             )
 
     def _no_windows(self) -> None:
-        if self.data.windows is not None:
-            raise ConfigError(
-                f"{self.source}: [data.windows] are for click models, which are scored on the way; "
-                f"{self.model.model!r} ranks items after training alone. Leave them out."
-            )
+        for what in ("windows", "stream"):
+            if getattr(self.data, what) is not None:
+                raise ConfigError(
+                    f"{self.source}: [data.{what}] is for click models, which are scored on the "
+                    f"way; {self.model.model!r} ranks items after training alone. Leave it out."
+                )
 
     def _needed(self, name: str) -> str:
         path: str | None = getattr(self.data, name)

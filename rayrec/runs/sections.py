@@ -14,6 +14,7 @@ from rayrec.data.windows import TimeWindows
 from rayrec.errors import ConfigError
 from rayrec.planner.constraints import ParameterConstraints, constraints_from_json
 from rayrec.runs.inputs import read_text
+from rayrec.streams import StreamConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,7 @@ class DataSection:
         planted: rows to make for this run instead; without a seed of their own they have the run's.
         windows: windows in time, which a click model walks in order, each scored before training on
             it; None trains on all rows as one.
+        stream: source of rows that never end, in place of `train`.
         work_dir: folder for the rows that a retrieval model trains on, seen by all hosts; None
             takes a temporary one.
     """
@@ -43,6 +45,7 @@ class DataSection:
     num_streams: int | None = None
     planted: SyntheticConfig | None = None
     windows: TimeWindows | None = None
+    stream: StreamConfig | None = None
     work_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,8 +58,19 @@ class DataSection:
                 "planted makes rows of its own, and train, eval and schema say where rows lie; "
                 "leave one of both out."
             )
+        if self.stream is not None:
+            self._check_stream()
         if self.eval_where is not None and self.eval is None and self.planted is None:
             raise ConfigError("eval_where is about the rows of eval; give eval, or leave it out.")
+
+    def _check_stream(self) -> None:
+        """Refuse what says where rows lie beside a stream."""
+        for name in ("train", "where", "planted", "windows", "work_dir"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"stream gives the rows to train on, and does not go with {name}; leave one of "
+                    "the two out."
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,11 +22,13 @@ from rayrec.runs.reporting import (
 from rayrec.watch.numbers import mean_scores
 
 if TYPE_CHECKING:
+    from rayrec.data import FileDataset
     from rayrec.data.windows import TimeWindows
     from rayrec.driver import Result, RunConfig, ScalingConfig
     from rayrec.metrics import PlantedScores
     from rayrec.planner import ParameterConstraints
     from rayrec.spec.task import Task
+    from rayrec.streams import StreamConfig, StreamDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,7 @@ class ClickRun(FileRun):
         recipe: recipe of the model, with the text of the schema.
         eval: as `train`, of the rows to score; None scores none.
         where, eval_where: filters of the rows; None takes all.
-        num_streams, windows: see `DataSection`.
+        num_streams, windows, stream: see `DataSection`.
     """
 
     recipe: ModelRecipe
@@ -68,6 +70,7 @@ class ClickRun(FileRun):
     eval_where: str | None = None
     num_streams: int | None = None
     windows: TimeWindows | None = None
+    stream: StreamConfig | None = None
 
 
 def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
@@ -77,16 +80,11 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the run has tasks that its model does not predict.
     """
-    from rayrec.data import WindowedDataset
     from rayrec.driver import Driver
 
     source = click_run.schema_source
     recipe = _with_tasks(click_run.recipe, click_run.run.tasks, source)
-    train = open_data(
-        click_run.train, recipe.schema, source, click_run.where, num_streams=click_run.num_streams
-    )
-    if click_run.windows is not None:
-        train = WindowedDataset(train, click_run.windows)
+    train = _training_data(click_run, recipe.schema)
     held_out = None
     if click_run.eval is not None:
         held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)
@@ -105,6 +103,24 @@ def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
         topology=click_run.topology,
     )
     fit_and_report(driver, reporting, lambda result: _told(click_run, truth, of_windows, result))
+
+
+def _training_data(click_run: ClickRun, schema: str) -> FileDataset | StreamDataset:
+    """Return the rows to train on: files, windows of them, or a stream."""
+    from rayrec.data import WindowedDataset
+    from rayrec.streams import StreamDataset
+
+    source, streams = click_run.schema_source, click_run.num_streams
+    if click_run.stream is not None:
+        return StreamDataset(
+            config=click_run.stream,
+            schema=FeatureSchema.from_json(schema, source),
+            num_streams=8 if streams is None else streams,
+        )
+    train = open_data(click_run.train, schema, source, click_run.where, num_streams=streams)
+    if click_run.windows is not None:
+        return WindowedDataset(train, click_run.windows)
+    return train
 
 
 def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> ModelRecipe:
@@ -144,10 +160,11 @@ def _told(
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     scored = []
     for one in result.evaluations:
-        if one.window is not None and click_run.windows is not None:
-            # the truth tells of single values of a column, such as days
-            where = f"`{click_run.windows.column}` == {one.window}"
-            part = part_of(of_windows, where) if click_run.windows.size == 1 else None
+        if one.window is not None:
+            part = None
+            if click_run.windows is not None and click_run.windows.size == 1:
+                # the truth tells of single values of a column, such as days
+                part = part_of(of_windows, f"`{click_run.windows.column}` == {one.window}")
             scored.append((one, scores_beside_truth(one.scores, part)))
     lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:

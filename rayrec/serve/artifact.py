@@ -37,7 +37,8 @@ from rayrec.quant import (
 from rayrec.quant.ids import PackedIds, bytes_of_ids
 from rayrec.quant.tables import laid_out
 from rayrec.serve.dense_file import loaded_dense
-from rayrec.serve.manifest import BAGS, Manifest, StoredCollection, StoredFile
+from rayrec.serve.files import StoredFile
+from rayrec.serve.manifest import BAGS, Manifest, StoredCollection
 from rayrec.serve.sealed_memory import TableMemory, populate, read_ahead
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import read_keys, read_stored, read_table

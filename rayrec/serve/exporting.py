@@ -30,7 +30,6 @@ from rayrec.quant.types import Types
 from rayrec.serve.artifact import COMPILED, DENSE, PROGRAM, SCHEMA, local_folder, read_artifact
 from rayrec.serve.compiled import Target, check_compiler, compile_program
 from rayrec.serve.dense_file import dense_bytes
-from rayrec.serve.files import sync
 from rayrec.serve.manifest import MANIFEST, Manifest, StoredCode
 from rayrec.serve.parity import ParityBounds, check_bounds, compared
 from rayrec.serve.predictor import Predictor
@@ -38,6 +37,7 @@ from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.requests import Request
 from rayrec.serve.sample import ParitySample, parity_sample
 from rayrec.serve.sampled import SampledRows, check_takes_ids, ids_of, sample_scores
+from rayrec.serve.sealed import PARTIAL
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, measured, write_packed
@@ -46,9 +46,8 @@ from rayrec.spec.task import Task
 from rayrec.storage import one_line
 
 SAMPLE_ROWS = 8192
-_PARTIAL = f"{MANIFEST}.partial"
 # files beside the tables that an unfinished export may leave
-_FILES = (DENSE, PROGRAM, COMPILED, SCHEMA, _PARTIAL, MANIFEST + SUFFIX)
+_FILES = (DENSE, PROGRAM, COMPILED, SCHEMA, MANIFEST + PARTIAL, MANIFEST + SUFFIX)
 
 
 def export(
@@ -118,7 +117,7 @@ def export(
         if compiled:
             manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(trained, folder, manifest, sample, kept, bounds or ParityBounds())
-        _publish(folder, manifest, key)
+        manifest.write(folder, key)
     except OSError as error:
         _clear(folder, missing)
         raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
@@ -184,13 +183,13 @@ def _with_parity(
     Raises:
         ArtifactError: the scores are too far apart.
     """
-    (folder / _PARTIAL).write_bytes(manifest.sealed().to_bytes())
-    artifact = read_artifact(folder, Manifest.read_file(folder, name=_PARTIAL))
+    read = Manifest.from_bytes(manifest.sealed().to_bytes(), str(folder))
+    artifact = read_artifact(folder, read)
     build = None if trained.recipe is not None else (lambda: trained.module)
     predictor = Predictor(artifact, build)
     batch = sample.batch
     exact = sample_scores(trained, kept, sample)
-    got = predictor.outputs(Request(batch.dense_features, batch.sparse_features, batch.sequences))
+    got = predictor.outputs(Request.of_batch(batch))
     told = compared(sample, manifest.outputs, exact, got)
 
     def of_tables() -> dict[str, float]:
@@ -237,17 +236,3 @@ def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
     for path in made:
         with suppress(OSError):
             path.rmdir()
-
-
-def _publish(folder: Path, manifest: Manifest, key: SigningKey | None) -> None:
-    """Write the manifest so that it appears whole or not at all, when all else is on disk."""
-    for file in manifest.files():
-        sync(folder / file.path)
-    text = manifest.to_bytes()
-    if key is not None:
-        sync(key.sign(folder / MANIFEST, text))
-    (folder / _PARTIAL).write_bytes(text)
-    for path in (folder / _PARTIAL, folder / TABLES, folder):
-        sync(path)
-    os.replace(folder / _PARTIAL, folder / MANIFEST)
-    sync(folder)

@@ -9,10 +9,39 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+from rayrec.errors import ArtifactError
+
 _MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that a record names: path in its folder, size in bytes, sha256 of its bytes."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+    def check(self, where: str, folder: str) -> None:
+        """Check path and size for the record at `where`, in such a folder.
+
+        Raises:
+            ValueError: it cannot.
+            ArtifactError: it lies outside of the folder.
+        """
+        if self.bytes < 0:
+            raise ValueError(f"file {self.path!r} has {self.bytes} bytes")
+        if b"\0" in self.path.encode():
+            raise ValueError(f"file {self.path!r} has a null character")
+        if self.path.startswith("/") or ".." in self.path.split("/"):
+            raise ArtifactError(
+                f"{where} names file {self.path!r}, which lies outside of the {folder}. Copy it "
+                "again from where it was written."
+            )
 
 
 def open_plain(path: Path) -> FileIO:

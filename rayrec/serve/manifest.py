@@ -18,36 +18,11 @@ from rayrec.layout.tables import EmbeddingBagConfig, EmbeddingConfig, PoolingTyp
 from rayrec.quant import PackedTable, QuantType
 from rayrec.quant.packing import MAX_POWER
 from rayrec.serve.compiled import Target
+from rayrec.serve.files import StoredFile
 from rayrec.serve.sealed import Form, SealedRecord
 
 MANIFEST = "manifest.json"
 BAGS, SEQUENCES = "bags", "sequences"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file of the artifact: path in its folder, size in bytes, sha256 of its bytes."""
-
-    path: str
-    bytes: int
-    sha256: str
-
-    def check(self, where: str, folder: str) -> None:
-        """Check path and size of a file that the document at `where` names.
-
-        Raises:
-            ValueError: it cannot.
-            ArtifactError: it lies outside of the folder.
-        """
-        if self.bytes < 0:
-            raise ValueError(f"file {self.path!r} has {self.bytes} bytes")
-        if b"\0" in self.path.encode():
-            raise ValueError(f"file {self.path!r} has a null character")
-        if self.path.startswith("/") or ".." in self.path.split("/"):
-            raise ArtifactError(
-                f"{where} names file {self.path!r}, which lies outside of the {folder}. Copy it "
-                "again from where it was written."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +162,18 @@ class Manifest(SealedRecord):
         return [one for one in others if one is not None]
 
     def to_bytes(self) -> bytes:
-        """Return the text of manifest.json, for a sealed manifest."""
+        """Return the text of manifest.json, with a line for each table."""
         body = self._sealed_body()
         tables = ",\n  ".join(json.dumps(table) for table in body.pop("tables"))
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in body.items()]
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()
 
     def check(self, where: str) -> None:
-        """Check numbers, by which lookups read memory, and the places of files.
+        """Check numbers, by which lookups read memory.
 
         Raises:
             ValueError: a number cannot be. ArtifactError: it contradicts itself.
         """
-        for file in self.files():
-            file.check(f"{where}/{MANIFEST}", "artifact")
         for table in self.tables:
             if min(table.rows, table.width) < 1 or not 0 <= table.power <= MAX_POWER:
                 raise ValueError(

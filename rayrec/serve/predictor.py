@@ -16,39 +16,29 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from rayrec.data import Batch
-from rayrec.errors import ArtifactError, ConfigError, InputError, RayrecError
+from rayrec.errors import ArtifactError, InputError, RayrecError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.next_item_recipe import NextItemRecipe
-from rayrec.quant import QuantEmbeddingBagCollection, configs_of, mark_checked
+from rayrec.quant import QuantEmbeddingBagCollection, configs_of
 from rayrec.serve.artifact import Artifact, open_artifact
-from rayrec.serve.histories import HistoryReader
 from rayrec.serve.manifest import Manifest
+from rayrec.serve.next_item_reader import NextItemReader
 from rayrec.serve.recipes import recipe_of
-from rayrec.serve.requests import (
-    CandidateSplit,
-    Request,
-    Rows,
-    broadcast,
-    nothing,
-    read_rows,
-    tensors_of,
-    user_columns,
-)
+from rayrec.serve.requests import Request, Rows, nothing
+from rayrec.serve.row_reader import RowReader
 from rayrec.serve.scorer import probabilities
 from rayrec.serve.trained_model import schema_trouble
 from rayrec.serve.weights import Collections, Weights
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage import one_line
 
 if TYPE_CHECKING:
     from rayrec.serve.chain.following import FollowingPredictor
 
 Scores = Tensor | dict[str, Tensor]
-_MOST_SPLITS = 64
 ITEM, SCORE = "item", "score"  # what the lists of the best items hold
 
 
@@ -65,26 +55,20 @@ class Predictor:
         manifest: manifest of the artifact.
         schema: schema of the columns; None if the model was exported without one.
         weights: current version of the weights.
+        requests: reader of the requests that `score` takes.
     """
 
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:
         self.manifest: Manifest = artifact.manifest
         self.schema: FeatureSchema | None = artifact.schema
-        self._splits: dict[frozenset[str], CandidateSplit] = {}
         try:
             self.weights = Weights(artifact, model)
-            tables = [table for one in self.collections.values() for table in configs_of(one)]
-            self._ids_are_checked = self.schema is not None and not schema_trouble(
-                self.schema, tables
-            )
-            self._histories = self._history_reader()
+            self.requests = self._reader()
             if not artifact.trusted:
                 self.warm()
-        except RayrecError:
-            raise
         # a whole manifest of somebody else's may contradict itself in any way
         except Exception as error:
-            if artifact.trusted or model is not None:
+            if isinstance(error, RayrecError) or artifact.trusted or model is not None:
                 raise
             raise ArtifactError(
                 f"{artifact.folder} contradicts itself ({type(error).__name__}: {one_line(error)}"
@@ -185,17 +169,12 @@ class Predictor:
             InputError, ConfigError: the errors of `predict`.
         """
         if isinstance(rows, KeyedJaggedTensor):
-            if self._histories is not None:
-                raise InputError("a next-item model is given rows of columns; these are tensors.")
-            columns = None if self.schema is None else len(self.schema.dense)
-            return tensors_of(rows, dense, columns)
+            return self.requests.of_tensors(rows, dense)
         if dense is not None:
             raise InputError(
                 "dense belongs to a KeyedJaggedTensor; rows have columns of their own."
             )
-        if self._histories is not None:
-            return self._checked(self._histories.read(rows))
-        return self._of_batch(read_rows(rows, self._known_schema()))
+        return self.requests.read(rows)
 
     def predict_top(
         self, rows: Rows, k: int | None = None, masked: bool = False
@@ -213,22 +192,9 @@ class Predictor:
             InputError: the errors of `predict`; or k is larger than the number of the items.
             ConfigError: k is below 1, or the model is none that ranks items.
         """
-        found = self.score(self.read_top(rows, k, masked))
+        found = self.score(self.requests.best(rows, k, masked))
         assert isinstance(found, dict), "lists of the best items"
         return found
-
-    def read_top(self, rows: Rows, k: int | None = None, masked: bool = False) -> Request:
-        """Check the arguments of a `predict_top` call, and return a request for `score`.
-
-        Raises:
-            InputError, ConfigError: the errors of `predict_top`.
-        """
-        if self._histories is None:
-            raise ConfigError(
-                "k and masked are for next-item models, which rank items; this is another one. "
-                "Give rows with all columns."
-            )
-        return self._checked(self._histories.read(rows, k, masked, ranks=True))
 
     def score(self, request: Request) -> Scores:
         """Return the scores of a request that `read` made."""
@@ -248,9 +214,7 @@ class Predictor:
 
     def predict_batch(self, batch: Batch) -> Scores:
         """Return the scores of a batch that a loader of `rayrec.data` made, by the same schema."""
-        if self._histories is not None:
-            return self.score(self._checked(self._histories.of_batch(batch)))
-        return self.score(self._of_batch(batch))
+        return self.score(self.requests.of_batch(batch))
 
     def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
         """Return the probability of label 1 of each candidate for one user.
@@ -266,78 +230,25 @@ class Predictor:
         Raises:
             InputError, ConfigError: the errors of `predict`; or a column is on both sides.
         """
-        return self.score(self.read_candidates(user, candidates))
-
-    def read_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Request:
-        """Check the arguments of a `predict_candidates` call, and return a request for `score`.
-
-        Raises:
-            InputError, ConfigError: the errors of `predict_candidates`.
-        """
-        schema = self._known_schema()
         one: Rows = [user] if isinstance(user, Mapping) else user
-        if len(candidates) == 0:
-            return self.read([])
-        if self._histories is not None:
-            return self._checked(self._histories.of_user(one, candidates))
-        columns = user_columns(one, candidates, schema)
-        if columns not in self._splits:
-            if len(self._splits) >= _MOST_SPLITS:
-                self._splits.clear()
-            self._splits[columns] = CandidateSplit(schema, columns)
-        split = self._splits[columns]
-        if split.is_whole and self._takes_strides():
-            return split.request(one, candidates, self._ids_are_checked)
-        return self.read(broadcast(one, candidates, schema))
-
-    def _takes_strides(self) -> bool:
-        """Return True if keys with different numbers of bags reach the collections unchanged."""
-        bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
-        scorer = self.weights.scorer
-        return bags and (scorer is None or scorer.is_own)
+        return self.score(self.requests.of_user(one, candidates))
 
     def warm(self) -> None:
         """Warm up: score a row of no ids, so that no caller waits for the first call's set-up."""
-        if self.schema is None:
-            return
-        empty = nothing(self.schema).sparse_features
-        ids = KeyedJaggedTensor(
-            empty.keys(),
-            empty.values(),
-            empty.weights_or_none(),
-            lengths=torch.zeros(len(empty.keys()), dtype=torch.int32),
-        )
-        none = torch.empty(0, dtype=torch.int64)
-        one = JaggedTensor(none, lengths=torch.zeros(1, dtype=torch.int32))
-        sequences = dict.fromkeys((s.name for s in self.schema.sequences), one)
-        request = Request(torch.zeros(1, len(self.schema.dense)), ids, sequences)
-        self._named(self.weights.outputs(request), probabilities)
+        if self.schema is not None:
+            request = Request.of_batch(nothing(self.schema, 1))
+            self._named(self.weights.outputs(request), probabilities)
 
-    def _known_schema(self) -> FeatureSchema:
-        if self.schema is None:
-            raise ConfigError(
-                "the artifact has no schema, so rows of columns cannot be read; give a "
-                "KeyedJaggedTensor and dense, or export with schema=."
-            )
-        return self.schema
-
-    def _of_batch(self, batch: Batch) -> Request:
-        """Return a batch that was read by the schema as a request."""
-        return self._checked(Request(batch.dense_features, batch.sparse_features))
-
-    def _checked(self, request: Request) -> Request:
-        """Return a request that was read by the schema, marked where no id needs another look."""
-        if self._ids_are_checked:
-            mark_checked(request.ids)
-        return request
-
-    def _history_reader(self) -> HistoryReader | None:
-        """Return the reader of a next-item model's requests; None of other models."""
-        fields = self.manifest.recipe
+    def _reader(self) -> RowReader | NextItemReader:
+        """Return the reader of the requests to the model."""
+        schema, fields, scorer = self.schema, self.manifest.recipe, self.weights.scorer
+        tables = [table for one in self.collections.values() for table in configs_of(one)]
+        is_checked = schema is not None and not schema_trouble(schema, tables)
         recipe = None if fields is None else recipe_of(fields, "the artifact")
-        if self.schema is None or not isinstance(recipe, NextItemRecipe):
-            return None
-        return HistoryReader(self.schema, recipe.model)
+        if schema is not None and isinstance(recipe, NextItemRecipe):
+            return NextItemReader(schema, recipe.model, is_checked)
+        bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
+        return RowReader(schema, is_checked, bags and (scorer is None or scorer.is_own))
 
     def _held(self) -> AbstractContextManager[Weights]:
         """Yield the weights for one request, which stay valid inside the block."""

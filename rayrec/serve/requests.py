@@ -48,6 +48,18 @@ class Request(NamedTuple):
     sequences: Mapping[str, JaggedTensor] = MappingProxyType({})
     top: Top | None = None
 
+    @classmethod
+    def of_batch(cls, batch: Batch) -> Request:
+        """Return the request for the scores of a batch."""
+        return cls(batch.dense_features, batch.sparse_features, batch.sequences)
+
+
+def marked(request: Request, is_checked: bool) -> Request:
+    """Return a request, marked where none of its ids needs another look."""
+    if is_checked:
+        mark_checked(request.ids)
+    return request
+
 
 def arrow_rows(rows: Rows, schema: FeatureSchema, source: str) -> pa.RecordBatch | pa.Table:
     """Return rows in Arrow's form; plain rows become a record batch of their columns.
@@ -73,23 +85,24 @@ def read_rows(rows: Rows, schema: FeatureSchema, source: str = "the request") ->
     return to_batch(arrow_rows(rows, schema, source), schema, source, with_labels=False)
 
 
-def nothing(schema: FeatureSchema) -> Batch:
-    """Return a batch of no rows."""
-    empty = torch.empty(0, dtype=torch.int64)
+def nothing(schema: FeatureSchema, rows: int = 0) -> Batch:
+    """Return a batch of no rows, or of rows that have no ids."""
+    features = schema.feature_names()
+    none = torch.empty(0, dtype=torch.int64)
     ids = KeyedJaggedTensor(
-        list(schema.feature_names()),
-        empty,
+        list(features),
+        none,
         torch.empty(0) if schema.is_weighted else None,
-        lengths=empty.int(),
-        stride=0,
+        lengths=torch.zeros(len(features) * rows, dtype=torch.int32),
+        stride=rows,
     )
-    labels = torch.empty((0, len(schema.labels)) if len(schema.labels) > 1 else 0)
+    empty = JaggedTensor(none, lengths=torch.zeros(rows, dtype=torch.int32))
     return Batch(
-        dense_features=torch.empty(0, len(schema.dense)),
+        dense_features=torch.zeros(rows, len(schema.dense)),
         sparse_features=ids,
-        labels=labels,
-        global_rows=0,
-        sequences={s.name: JaggedTensor(empty, lengths=empty.int()) for s in schema.sequences},
+        labels=torch.zeros((rows, len(schema.labels)) if len(schema.labels) > 1 else rows),
+        global_rows=rows,
+        sequences=dict.fromkeys((s.name for s in schema.sequences), empty),
     )
 
 
@@ -151,7 +164,7 @@ class CandidateSplit:
             raise InputError(f"the user has {one.rows} rows; give the one row of one user.")
         return one, many
 
-    def request(self, user: Rows, candidates: Rows, checked: bool) -> Request:
+    def request(self, user: Rows, candidates: Rows) -> Request:
         """Return one row of the user and N candidates as N rows; the user is looked up once.
 
         Raises:
@@ -162,10 +175,7 @@ class CandidateSplit:
         dense = torch.empty(rows, len(self._schema.dense))
         dense[:, self._user_dense] = one.dense_features
         dense[:, self._own_dense] = many.dense_features
-        ids = _joined(one.sparse_features, many.sparse_features, rows)
-        if checked:
-            mark_checked(ids)
-        return Request(dense, ids)
+        return Request(dense, _joined(one.sparse_features, many.sparse_features, rows))
 
 
 def _part(schema: FeatureSchema, columns: frozenset[str], inside: bool) -> FeatureSchema | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from rayrec.errors import ArtifactError
 from rayrec.fields.misfit import Misfit
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of
-from rayrec.serve.files import read_plain
+from rayrec.serve.files import StoredFile, read_plain, sync
 from rayrec.serve.signing import SigningKey
 from rayrec.storage import one_line
+
+PARTIAL = ".partial"  # ends the name of a record that is not complete
 
 
 class Form(NamedTuple):
@@ -52,6 +55,10 @@ class SealedRecord(ABC):
     sha256: str
 
     @abstractmethod
+    def files(self) -> list[StoredFile]:
+        """Return the other files of its folder."""
+
+    @abstractmethod
     def check(self, where: str) -> None:
         """Check what the types of the fields do not say.
 
@@ -76,18 +83,40 @@ class SealedRecord(ABC):
         assert self.sha256, "a record is sealed before it is written"
         return self._body() | {"sha256": self.sha256}
 
+    def to_bytes(self) -> bytes:
+        """Return the text of the file, of a sealed record."""
+        return (json.dumps(self._sealed_body(), indent=1) + "\n").encode()
+
+    def write(self, folder: Path, key: SigningKey | None) -> None:
+        """Write the record so that it appears whole or not at all, when all else is on disk.
+
+        Args:
+            key: key to sign it with; None signs none.
+        Raises:
+            OSError: the file system refuses.
+        """
+        path, text = folder / self.FORM.file, self.to_bytes()
+        partial = Path(f"{path}{PARTIAL}")
+        partial.write_bytes(text)
+        written = [folder / file.path for file in self.files()]
+        if key is not None:
+            written.append(key.sign(path, text))
+        for one in (*written, partial, *{one.parent for one in written}, folder):
+            sync(one)
+        os.replace(partial, path)
+        sync(folder)
+
     @classmethod
-    def read_file(cls, folder: Path, key: SigningKey | None = None, name: str = "") -> Self:
+    def read_file(cls, folder: Path, key: SigningKey | None = None) -> Self:
         """Read the record of a folder.
 
         Args:
             key: key that it has to be signed with; None asks for none.
-            name: name of the file while its folder is not complete; "" is that of the form.
         Raises:
             ArtifactError: there is none, of these versions, or it is damaged or not signed.
         """
         form = cls.FORM
-        path = folder / (name or form.file)
+        path = folder / form.file
         try:
             text = read_plain(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -112,6 +141,8 @@ class SealedRecord(ABC):
         """
         try:
             record = read_record(cls, _body_of(text, cls.FORM, where))
+            for file in record.files():
+                file.check(f"{where}/{cls.FORM.file}", cls.FORM.folder)
             record.check(where)
         except (ValueError, RecursionError) as error:
             what = str(error) if isinstance(error, Misfit) else f"{error!r}."

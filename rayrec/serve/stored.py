@@ -7,7 +7,7 @@ writes to a folder while it is read is found, and whoever writes to it later cha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.files import open_plain
-from rayrec.serve.manifest import StoredFile, StoredTable
+from rayrec.serve.files import StoredFile, open_plain
+from rayrec.serve.manifest import StoredTable
 from rayrec.storage import one_line
 
 _PIECE = 1 << 20  # stays in the processor's cache between the read, the hash and the write
@@ -70,23 +70,44 @@ def read_table(
     _read(folder, table.file, rows, verify)
 
 
+def read_columns(
+    folder: Path, file: StoredFile, columns: Mapping[str, pa.DataType], *, verify: bool = True
+) -> pa.Table:
+    """Read an Arrow file of these columns, without nulls, as it was written.
+
+    Raises:
+        ArtifactError: the file is missing, truncated or damaged, or has other columns.
+    """
+    content = read_stored(folder, file, verify=verify)
+    try:
+        whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        if [(field.name, field.type) for field in whole.schema] != [*columns.items()]:
+            raise ValueError(f"its columns are {' '.join(str(whole.schema).split())}")
+        whole.validate(full=True)
+        if any(column.null_count for column in whole.columns):
+            raise ValueError("it has nulls")
+        return whole.combine_chunks()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{folder}/{file.path} is no file of {', '.join(columns)}: {error}. {_AGAIN}"
+        ) from error
+
+
+def numbers(column: pa.ChunkedArray) -> Tensor:
+    """Return a column of whole numbers as a tensor of its own."""
+    return torch.from_numpy(np.array(column.to_numpy(), copy=True))
+
+
 def read_keys(folder: Path, file: StoredFile, rows: int, *, verify: bool = True) -> Tensor:
     """Read the ids of the rows of a dynamic table, (rows,) int64, as they were written.
 
     Raises:
         ArtifactError: the file is missing, truncated or damaged, or of another table.
     """
-    content = read_stored(folder, file, verify=verify)
-    try:
-        whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-        whole.validate(full=True)
-        if whole.schema.names != ["key"] or whole.schema.types != [pa.int64()]:
-            raise ValueError(f"its columns are {' '.join(str(whole.schema).split())}")
-        if len(whole) != rows or whole.column(0).null_count:
-            raise ValueError(f"it has {len(whole)} numbers for {rows} rows")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ArtifactError(f"{folder}/{file.path} is no file of ids: {error}.") from error
-    return torch.from_numpy(np.array(whole.column(0).to_numpy(), copy=True))
+    keys = numbers(read_columns(folder, file, {"key": pa.int64()}, verify=verify).column("key"))
+    if len(keys) != rows:
+        raise ArtifactError(f"{folder}/{file.path} has {len(keys)} ids for {rows} rows. {_AGAIN}")
+    return keys
 
 
 def _read(

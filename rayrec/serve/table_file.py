@@ -28,8 +28,9 @@ from torch import Tensor
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.quant import PackedTable, QuantType, TableRange, pack_rows
 from rayrec.quant.tables import chunks
+from rayrec.serve.files import StoredFile
 from rayrec.serve.live_rows import LiveRows
-from rayrec.serve.manifest import StoredFile, StoredTable
+from rayrec.serve.manifest import StoredTable
 from rayrec.serve.sampled import SampledRows
 from rayrec.serve.stored import stored
 from rayrec.storage import Sink

@@ -57,7 +57,9 @@ def request_bytes(rows: Columns) -> bytes:
         InputError: names the column whose values have no one type, or whose length is another; or
             no stream holds them.
     """
-    data = rows if isinstance(rows, pa.RecordBatch | pa.Table) else _batch_of(rows)
+    data = rows
+    if not isinstance(data, pa.RecordBatch | pa.Table):
+        data = record_batch(data if isinstance(data, Mapping) else columns_of(data))
     sink = pa.BufferOutputStream()
     try:
         # a server takes a bounded number of batches
@@ -71,10 +73,6 @@ def request_bytes(rows: Columns) -> bytes:
         ) from error
     written: bytes = sink.getvalue().to_pybytes()
     return written
-
-
-def _batch_of(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    return record_batch(rows if isinstance(rows, Mapping) else columns_of(rows))
 
 
 def columns_of(

@@ -23,6 +23,7 @@ from rayrec.train.events import (
     Recovered,
     Resized,
     Saved,
+    StreamProgress,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ class Callback:
     def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
         """Called when the evaluation data were scored, during training or at its end."""
 
+    def on_stream(self, progress: StreamProgress, trainer: Any = None) -> None:
+        """Called when a window of a stream is open, before it is scored and trained on."""
+
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
         """Called when a checkpoint is complete."""
 
@@ -104,6 +108,7 @@ class Callback:
 _MOMENTS: Mapping[type, str] = {
     ProgressReport: "on_window",
     Evaluation: "on_evaluation",
+    StreamProgress: "on_stream",
     Saved: "on_checkpoint",
     Failure: "on_failure",
     Recovered: "on_recovery",
@@ -157,11 +162,9 @@ class Hooks:
         moment = _MOMENTS.get(type(event))
         if moment is None:
             return
-        assert isinstance(
-            event, ProgressReport | Evaluation | Saved | Failure | Recovered | Resized | Noticed
-        )
+        step: int = event.step  # type: ignore[attr-defined]
         for callback in self._callbacks:
-            self._call(callback, moment, event.step, event)
+            self._call(callback, moment, step, event)
 
     def end(self, error: BaseException | None, step: int) -> None:
         """Call `on_end` of every callback once, also of one that raised before."""

@@ -71,6 +71,12 @@ class Checkpoints:
         if self._every.due(self._live.step, self._since_s):
             self.save()
 
+    def after_wait(self, seconds: float) -> None:
+        """Save if a checkpoint is due by time while no step is taken."""
+        self._since_s += seconds
+        if self._live.step and self._every.s is not None and self._every.due(0, self._since_s):
+            self.save()
+
     def at_end(self, *, handed_over: bool) -> None:
         """Save at the end of the run, unless the next world takes the tables over."""
         if self._keeps and self._config.at_end and self._live.step and not handed_over:

@@ -19,6 +19,7 @@ from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.spec.schedule import Schedule, ScheduleConfig, check_stages, stages_of
 from rayrec.spec.task import Task
 from rayrec.spec.wire import ExchangeOptions
+from rayrec.streams import StreamDataset
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.optimizer_config import (
@@ -33,6 +34,9 @@ from rayrec.train.shaping import EvaluationConfig
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+ENDLESS = 10**12  # steps of a run that ends with its stream
 
 
 class Dataset(Protocol):
@@ -57,6 +61,9 @@ class Dataset(Protocol):
         drop_last: bool = False,
     ) -> Iterator[Any]:
         """This rank's parts of the global batches from `start_batch` on."""
+
+
+TrainData = Dataset | StreamDataset  # rows to train on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +238,7 @@ class TrainSpec(RunOptions):
     """
 
     model: Callable[[], nn.Module]
-    data: Dataset | None
+    data: TrainData | None
     plan: ShardingPlan
     steps: int = 0
     eval_data: Dataset | None = None

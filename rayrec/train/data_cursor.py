@@ -12,7 +12,8 @@ from typing import Any
 
 from rayrec.data import RowDataset
 from rayrec.errors import ConfigError
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.streams import StreamDataset
+from rayrec.train.config import TrainData, TrainSpec
 from rayrec.train.scoring import binary_labels
 
 
@@ -27,6 +28,8 @@ class DataCursor:
     Attributes:
         epoch: number of finished passes over the data.
         batch: batches done of the current epoch; all of them at its end, until the next step.
+
+    An epoch of a stream is one of its windows, which is opened before its batches are read.
     """
 
     def __init__(
@@ -36,14 +39,30 @@ class DataCursor:
         self._rank, self._world_size = rank, world_size
         self.epoch, self.batch = 0, 0
         self._per_epoch = 1
+        self._is_stream = isinstance(spec.data, StreamDataset)
+        self._data = None if isinstance(spec.data, StreamDataset) else spec.data
+
+    def open(self, window: int, data: RowDataset) -> None:
+        """Go to a window of a stream, at its beginning unless the cursor is in it already."""
+        if window != self.epoch:
+            self.epoch, self.batch = window, 0
+        self._data = data
+        self._per_epoch = data.num_batches(
+            self._spec.global_batch_size, drop_last=self._spec.drop_last
+        )
+
+    @property
+    def left(self) -> int:
+        """Batches of the current epoch that are not done."""
+        return self._per_epoch - self.batch
 
     def batches(self) -> Generator[Any, None, None]:
-        """This rank's batches from here on, epoch after epoch.
+        """This rank's batches from here on, epoch after epoch; of a stream, to the window's end.
 
         Raises:
             ConfigError: there is no data, or too little for one batch.
         """
-        spec, data = self._spec, self._spec.data
+        spec, data = self._spec, self._data
         if data is None:
             raise ConfigError("this run has no training data.")
         self._per_epoch = data.num_batches(spec.global_batch_size, drop_last=spec.drop_last)
@@ -56,7 +75,7 @@ class DataCursor:
         return self._read(self.epoch, self.batch)
 
     def _read(self, epoch: int, start: int) -> Generator[Any, None, None]:
-        spec, data = self._spec, self._spec.data
+        spec, data = self._spec, self._data
         assert data is not None
         loader: Callable[..., Iterator[Any]] = data.loader
         if isinstance(data, RowDataset):
@@ -78,6 +97,8 @@ class DataCursor:
                 shuffle=spec.shuffle,
                 drop_last=spec.drop_last,
             )
+            if self._is_stream:
+                return
             epoch, start = epoch + 1, 0
 
     def advance(self) -> None:
@@ -117,7 +138,7 @@ class DataCursor:
 
 
 def cursor_meaning(
-    data: Dataset | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
+    data: TrainData | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
 ) -> dict[str, Any]:
     """Return the options and data under which an epoch and a batch number mean the same rows.
 

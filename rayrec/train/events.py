@@ -70,6 +70,43 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StreamProgress:
+    """A window of a stream is open.
+
+    Attributes:
+        step: global steps done.
+        window: its number. rows: its rows.
+        cut_s: wall clock when it was cut, seconds since 1970.
+        newest_event: greatest event time so far, seconds since 1970, or None.
+        late: its rows with an event time before the newest of earlier windows.
+        refused: rows, messages and files that were left out of it.
+        lag_rows, lag_s: rows that waited in the source when it was cut, and the age of the oldest.
+    """
+
+    step: int
+    window: int
+    rows: int
+    cut_s: float
+    newest_event: int | None = None
+    late: int = 0
+    refused: int = 0
+    lag_rows: int | None = None
+    lag_s: float | None = None
+
+    def __str__(self) -> str:
+        """Return the event as one line for the user."""
+        parts = [f"window {self.window} of the stream: {self.rows:,} rows"]
+        if self.lag_rows is not None:
+            age = "" if not self.lag_s else f", the oldest {self.lag_s:.0f} s old"
+            parts.append(f"{self.lag_rows:,} more wait{age}")
+        parts += [f"{count:,} {what}" for count, what in self._odd() if count]
+        return "; ".join(parts)
+
+    def _odd(self) -> tuple[tuple[int, str], ...]:
+        return (self.late, "late"), (self.refused, "refused")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
     """A checkpoint is complete.
 
@@ -247,6 +284,7 @@ class Milestone:
 Event = (
     ProgressReport
     | Evaluation
+    | StreamProgress
     | Saved
     | Failure
     | Recovered

@@ -9,7 +9,7 @@ their ids exchanged ahead, during the step before (`pipeline`). No Ray here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from rayrec.observe.profile_summary import Profile, check_folder
 from rayrec.observe.step_times import StepTimes
 from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
+from rayrec.streams import StreamDataset
 from rayrec.train.config import TrainSpec
 from rayrec.train.events import Event
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
@@ -28,6 +29,7 @@ from rayrec.train.rates import LearningRates, clip_dense
 from rayrec.train.step import checked, summarize
 from rayrec.train.window import Window, gather_objects
 
+Batches = Generator[Any, None, None]
 # batches; a block of shuffled rows is decoded for several at once
 READ_AHEAD = 4
 
@@ -121,10 +123,13 @@ class RankTrainer(RankRun):
         live.tell = on_event
         self.model.train()
         live.on_phase("reading the first batch")
-        batches = live.cursor.batches()
-        profiler = self._profiler()
+        is_stream = isinstance(self.spec.data, StreamDataset)
+        batches: Batches | None = None if is_stream else live.cursor.batches()
+        profiler, epoch = self._profiler(), live.cursor.epoch
         try:
             for window in self._loop.windows(should_stop, self.save_asked, profiler):
+                if batches is None or (is_stream and epoch != live.cursor.epoch):
+                    batches, epoch = self._next_batches(batches), live.cursor.epoch
                 # Steps of a profile are counted apart from the mean that prices are compared with.
                 times = profiler.times if profiler and profiler.times else self._times
                 self._steps(window, batches, times, on_step)
@@ -134,9 +139,20 @@ class RankTrainer(RankRun):
                 profiler.close()
             # first the thread that reads them
             self._pipeline.reset()
-            batches.close()
+            if batches is not None:
+                batches.close()
+            self._loop.starts.close()
         self._loop.end(self.going_to)
         return self.stopped
+
+    def _next_batches(
+        self, before: Generator[Any, None, None] | None
+    ) -> Generator[Any, None, None]:
+        """Return the batches of the window of a stream that was opened."""
+        self._pipeline.reset()
+        if before is not None:
+            before.close()
+        return self._live.cursor.batches()
 
     def _steps(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState, TouchedState, copy_touched, dense_tensors
-from rayrec.data import FileDataset, RowDataset
+from rayrec.data import FileDataset
 from rayrec.distributed import DistributedModelParallel
 from rayrec.dynamic.clock import Instant, clock_extras
 from rayrec.dynamic.known import copy_known
@@ -27,10 +27,13 @@ from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
 from rayrec.serve.recipes import has_recipe
 from rayrec.serve.signing import SigningKey
+from rayrec.streams import schema_of
 from rayrec.train.config import TrainSpec
 from rayrec.train.save_thread import SaveThread
 from rayrec.train.saver import copied
 from rayrec.train.window import gather_objects
+
+Times = tuple[int | None, float | None]
 
 
 class Publisher:
@@ -42,6 +45,8 @@ class Publisher:
         on_phase: receives the phases "publishing" and "training".
     Attributes:
         step: step of the last publication, or None.
+        newest: returns the event time and the ingest time of the newest row of a stream that was
+            trained on.
     Raises:
         ConfigError: a table with a type of its own, or the signing key, does not exist.
     """
@@ -72,6 +77,7 @@ class Publisher:
         # of dynamic tables at the last publication
         self._id_clocks: dict[str, Instant] = {}
         self.step: int | None = None
+        self.newest: Callable[[], Times] = lambda: (None, None)
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which to publish; None where seconds decide."""
@@ -130,12 +136,15 @@ class Publisher:
         self._thread.give_up()
 
     def _moment(self, step: int) -> Moment:
+        event_time, ingest_time = self.newest()
         dense = dense_tensors(self._model.dense_parameters(), self._model.module)
         return Moment(
             step=step,
             plan=self._model.plan,
             dense=copied(dense) if self._rank == 0 else {},
             time=round(time.time(), 3),
+            event_time=event_time,
+            ingest_time=ingest_time,
         )
 
     def _publish_base(self, step: int) -> None:
@@ -189,7 +198,7 @@ class Publisher:
     def _export(self, checkpoint: str, out: Path) -> Manifest:
         """Export a base; the run's random numbers stay where they are."""
         spec, known = self._spec, (self._spec.data, self._spec.eval_data)
-        schemas = [data.schema for data in known if isinstance(data, RowDataset)]
+        schemas = [schema for schema in map(schema_of, known) if schema is not None]
         state = random.getstate()
         try:
             with torch.random.fork_rng(devices=[]):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from rayrec.errors import ConfigError
 from rayrec.observe.profile import Profiler
+from rayrec.streams import StreamDataset
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
 from rayrec.train.events import Evaluation
@@ -20,6 +21,7 @@ from rayrec.train.growth import Growth
 from rayrec.train.publisher import Publisher
 from rayrec.train.reports import Reports
 from rayrec.train.run_state import LiveRun
+from rayrec.train.stream_windows import StreamWindows
 from rayrec.train.sync_points import RankPoints
 from rayrec.train.window import Window
 from rayrec.train.window_starts import WindowStarts
@@ -38,7 +40,7 @@ class RunLoop:
         publisher: publications; None where the run publishes nothing.
         reports: reports of the merged windows.
         growth: growth of dynamic tables.
-        starts: starts of the windows in time.
+        starts: starts of the windows in time, or of a stream.
         stopped: the run was stopped before its end.
         handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
@@ -46,7 +48,9 @@ class RunLoop:
     def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
         self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
         self.reports, self.growth = Reports(live), Growth(live)
-        self.starts = WindowStarts(live)
+        self.starts: WindowStarts | StreamWindows = WindowStarts(live)
+        if isinstance(live.spec.data, StreamDataset):
+            self.starts = StreamWindows(live, live.spec.data)
         self.saves: Checkpoints | None = None
         self.publisher: Publisher | None = None
         self.stopped = self.handed_over = False
@@ -67,8 +71,10 @@ class RunLoop:
         live, schedule = self._live, self._live.schedule
         # an evaluation that a stop at this step had left out
         self.stopped = schedule.missed(live.step) and not self._score(should_stop)
-        self._score_next(should_stop)
         while live.step < self._spec.steps and not self.stopped and not schedule.early:
+            # after a checkpoint: who resumes it scores the window before it trains on it
+            if not self._begin_rows(should_stop):
+                break
             window = Window(live.device, live.world_size, self._spec.tasks, live.model.module)
             window.end = self._next_end(profiler)
             yield window  # the caller takes its steps
@@ -87,14 +93,13 @@ class RunLoop:
                 self.stopped = not self._score(should_stop)
             if self.saves is not None:
                 self.saves.after_window(merged)
+                self.starts.after_save(self.saves.newest)
             if self.points is not None:
                 self.points.after_window(live)
             if self.publisher is not None:
                 self.publisher.after_window(live.step, merged.seconds)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
-            # behind the checkpoint: who resumes it scores the window before it trains on it
-            self._score_next(should_stop)
 
     def _grow(self) -> None:
         """Double the tables that are due and filled; what follows begins with all rows."""
@@ -126,6 +131,7 @@ class RunLoop:
                 hand_over.hold(self._live)
             self.handed_over = may
             self.saves.at_end(handed_over=may)
+            self.starts.after_save(self.saves.newest)
         if self.publisher is not None:
             self.publisher.at_end(self._live.step)
         self.finish()
@@ -191,24 +197,45 @@ class RunLoop:
             self.saves.after_evaluation(judged)
         return True
 
-    def _score_next(self, should_stop: Callable[[], bool]) -> None:
-        """Score the window in time that begins with the next step, if one does."""
-        live, window = self._live, self.starts.here()
-        if window is None or self.stopped or live.step >= self._spec.steps:
-            return
+    def _begin_rows(self, should_stop: Callable[[], bool]) -> bool:
+        """Wait for rows, and score the window in time that begins with the next step, if one does.
+
+        Returns:
+            False if the run is to end before: it is stopped, or its stream is over.
+        """
+        live = self._live
+        if not self.starts.ready(should_stop, self._wait):
+            self.stopped = not self._stream_is_over
+            return False
+        window = self.starts.here()
+        if window is None:
+            return True
         started = time.perf_counter()
         live.on_phase("scoring the next window")
         scores = self._evaluate(window.data, None, should_stop)
         live.on_phase("training")
         if scores is None:
             self.stopped = True
-            return
+            return False
         seconds, rows = time.perf_counter() - started, window.data.num_rows
         live.announce(
             Evaluation(
                 step=live.step, scores=scores, rows=rows, seconds=seconds, window=window.start
             )
         )
+        return True
+
+    @property
+    def _stream_is_over(self) -> bool:
+        return isinstance(self.starts, StreamWindows) and self.starts.ended
+
+    def _wait(self, seconds: float) -> None:
+        """Save and publish what is due by time while the stream gives no rows."""
+        live = self._live
+        if self.saves is not None:
+            self.saves.after_wait(seconds)
+        if self.publisher is not None and self.publisher.step != live.step and live.step:
+            self.publisher.after_window(live.step, seconds)
 
     def _next_end(self, profiler: Profiler | None) -> int:
         """Return the last step of the next window, where an act or a report is due."""

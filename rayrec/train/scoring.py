@@ -26,7 +26,8 @@ from rayrec.metrics.metric import (
 )
 from rayrec.metrics.registry import metric_named
 from rayrec.spec.task import Task
-from rayrec.train.config import Dataset
+from rayrec.streams import StreamDataset
+from rayrec.train.config import TrainData
 from rayrec.train.kept_rows import KeptRows, column_of, no_column
 
 _USUAL: dict[str, Callable[[], Metric]] = {
@@ -79,13 +80,13 @@ def check_tasks(tasks: Sequence[Task]) -> list[str]:
     return found
 
 
-def check_columns_of_metrics(tasks: Sequence[Task], data: Dataset | None) -> None:
+def check_columns_of_metrics(tasks: Sequence[Task], data: TrainData | None) -> None:
     """Check before anything is started that the data have the columns that metrics read.
 
     Raises:
         InputError: a column is neither a group of the schema nor a feature.
     """
-    if not isinstance(data, RowDataset):
+    if not isinstance(data, RowDataset | StreamDataset):
         return
     groups, features = data.schema.groups, data.schema.feature_names()
     for metric in (metric for task in tasks for metric in metrics_of(task)):
@@ -197,14 +198,14 @@ class Scoring:
         return found
 
 
-def binary_labels(tasks: Sequence[Task], data: Dataset | None) -> bool | tuple[str, ...]:
+def binary_labels(tasks: Sequence[Task], data: TrainData | None) -> bool | tuple[str, ...]:
     """Return the loader's `binary_labels`: the label columns that must hold 0 and 1 alone.
 
     Tasks and label columns go together by their places; the names of tasks are the user's own.
     """
     if not tasks:
         return True
-    if len(tasks) == 1 or not isinstance(data, RowDataset):
+    if len(tasks) == 1 or not isinstance(data, RowDataset | StreamDataset):
         return tasks[0].kind == "binary"
     labels = zip(tasks, data.schema.labels, strict=False)
     return tuple(label for task, label in labels if task.kind == "binary")

@@ -20,6 +20,7 @@ from rayrec.train.events import (
     Recovered,
     Resized,
     Saved,
+    StreamProgress,
 )
 
 
@@ -43,6 +44,10 @@ class EventCallback(Callback, ABC):
     def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
         """Take an evaluation."""
         self._take("evaluation", evaluation)
+
+    def on_stream(self, progress: StreamProgress, trainer: Any = None) -> None:
+        """Take a window of a stream."""
+        self._take("stream", progress)
 
     def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
         """Take a checkpoint."""

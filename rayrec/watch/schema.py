@@ -73,6 +73,7 @@ RECORDS: dict[str, type] = {
     "start": LifeStart,
     "window": events.ProgressReport,
     "evaluation": events.Evaluation,
+    "stream": events.StreamProgress,
     "checkpoint": events.Saved,
     "failure": AnyFailure,
     "recovery": events.Recovered,

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from rayrec.layout.units import format_count
+from rayrec.train.config import ENDLESS
 from rayrec.train.events import Noticed, Recovered, Resized
 from rayrec.watch.events import RunEvent, RunEvents
 from rayrec.watch.numbers import mean_scores, only_scores
@@ -20,12 +21,17 @@ def _outcome(run: RunEvents) -> str:
     return str(last.values["outcome"]) if last.kind == "end" else "runs, or was killed"
 
 
+def _of(steps: int) -> str:
+    """Return how many steps a run has in all; a stream has no end."""
+    return "" if steps >= ENDLESS else f" of {steps:,}"
+
+
 def facts_of(run: RunEvents) -> dict[str, str]:
     """Return how a run went, by names for people."""
     start, windows = run.start, run.of("window")
     facts = {
         "outcome": _outcome(run),
-        "steps": f"{max(e.step for e in run.kept):,} of {start.values['steps']:,}",
+        "steps": f"{max(e.step for e in run.kept):,}{_of(start.values['steps'])}",
         "ranks": str(start.values["world_size"]),
         "lives": str(start.life + 1),
         "began (UTC)": clock(run.events[0].at),

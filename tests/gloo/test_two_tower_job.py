@@ -13,13 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 from jobs.convert_movielens import convert_movielens
 from jobs.train_two_tower import main
 from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
+from rayrec.data.hashing import mix, to_ids
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
 from rayrec.runs.held_out import Truth
 from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
@@ -197,6 +199,61 @@ def test_truth_leaves_out_what_a_user_has(planted: Path) -> None:
     assert truth.counts.tolist() == [
         sum(r["label"] for r in train if r["item"] == i) for i in range(ITEMS)
     ]
+
+
+def raw(planted: Path, folder: Path) -> Path:
+    """The same rows, with users as texts and items as numbers of 64 bits, for dynamic tables."""
+    schema = FeatureSchema.load(planted / "schema.json")
+    for name in ("train", "eval"):
+        rows = pq.read_table(planted / name)
+        users = pa.array([f"user {one}" for one in rows["user"].to_pylist()])
+        items = pa.array(raw_item(rows["item"].to_numpy()))
+        rows = rows.set_column(1, "user", users.dictionary_encode()).set_column(2, "item", items)
+        (folder / name).mkdir(parents=True)
+        pq.write_table(rows, folder / name / "part.parquet")
+    rule = DynamicConfig(blocks=2)
+    tables = tuple(
+        t if t.name == "t_kind" else replace(t, num_embeddings=128, dynamic=rule)
+        for t in schema.tables
+    )
+    replace(schema, tables=tables).save(folder / "schema.json")
+    return folder
+
+
+def raw_item(items: NDArray[np.int64]) -> NDArray[np.int64]:
+    return to_ids(mix(items.view(np.uint64)))
+
+
+def test_raw_ids_have_the_truth_of_numbered_ones(planted: Path, tmp_path: Path) -> None:
+    folder, found = raw(planted, tmp_path / "raw"), []
+    for one in (planted, folder):
+        schema = FeatureSchema.load(one / "schema.json")
+        found.append(Truth.load(str(one / "train"), str(one / "eval"), schema, "user", "item"))
+    numbered, named = found
+    where = {f"user {one}": i for i, one in enumerate(numbered.users["user"].to_pylist())}
+    assert {*named.users["user"].to_pylist()} == where.keys()
+    for row, user in enumerate(named.users["user"].to_pylist()):
+        for lists, wanted in ((named.relevant, numbered.relevant), (named.seen, numbered.seen)):
+            expected = raw_item(wanted[where[user]]).tolist()
+            assert sorted(lists[row].tolist()) == sorted(expected)
+    counts = dict(zip(named.item_ids.tolist(), named.counts.tolist(), strict=True))
+    own = raw_item(numbered.item_ids).tolist()
+    assert counts == dict(zip(own, numbered.counts.tolist(), strict=True))
+
+
+def test_towers_learn_from_raw_ids(ranks: RankPool, planted: Path, tmp_path: Path) -> None:
+    folder = raw(planted, tmp_path / "raw")
+    one, other = ranks.run(2, run_task, task_for(folder, tmp_path / "work", 2, 200))
+    assert one == other
+    assert one.metrics["candidates"] == ITEMS
+    assert one.metrics["model recall@3"] > 2 * one.metrics["popularity recall@3"]
+    numbered = ranks.run(1, run_task, task_for(planted, tmp_path / "numbered", 1, 0))[0]
+    for name in ("queries", "candidates"):
+        assert one.metrics[name] == numbered.metrics[name]
+    # popular items are as popular; lists of equal counts are in the order of their ids
+    assert one.metrics["popularity mrr"] == pytest.approx(
+        numbered.metrics["popularity mrr"], abs=0.1
+    )
 
 
 def test_mistakes_are_said_in_one_line(

@@ -1,4 +1,4 @@
-"""Mistakes at `rayrec export` and `rayrec serve`."""
+"""Mistakes at `rayrec export`, `rayrec serve` and `rayrec doctor`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,23 @@ SERVES = [
     (SERVE + "--workers 2", "No such option '--workers'"),
 ]
 
+RUN = "doctor {data}/runs/clicks "
+DOCTOR = [
+    ("doctor", "RUN|CHECKPOINT|ARTIFACT"),
+    ("doctor ''", "is no path"),
+    ("doctor {own}/nothing", "nothing is neither a run"),
+    ("doctor {data}/clicks", "clicks is neither a run"),
+    ("doctor {data}/runs/clicks@newest", "clicks@newest is neither a run"),
+    ("doctor {data}/runs/nothing@latest", "no complete checkpoint"),
+    (RUN + "more", "unexpected extra argument (more)"),
+    (RUN + "--html {own}", "--html|it is a folder"),
+    (RUN + "--html", "Option '--html' requires an argument"),
+    (RUN + "--arrow /proc/no/t.arrow", "--arrow|/proc/no/t.arrow"),
+    (RUN + "--html {own}/one --arrow {own}/one", "--arrow|--html|name another file"),
+]
+
 MISTAKES = [
+    *mistakes("rayrec", "", DOCTOR),
     *mistakes("rayrec serve", "", SERVES),
     *mistakes("rayrec export", "export", EXPORTS),
     *mistakes(

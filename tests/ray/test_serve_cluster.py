@@ -124,7 +124,7 @@ def serving(head: Head, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def actors(head: Head) -> set[int]:
     """Processes of the actors of hosts."""
-    return processes_of_command(head, b"ray::HostActor")
+    return processes_of_command(head, b"ray::HostedServer")
 
 
 def raylets(head: Head) -> set[int]:

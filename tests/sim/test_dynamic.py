@@ -33,6 +33,7 @@ from rayrec.layout import (
 )
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
+from rayrec.sparse import KeyedJaggedTensor
 from tests.sim.dynamic_worlds import (
     KEYS,
     SAME,
@@ -225,6 +226,22 @@ def test_the_id_that_is_none_is_refused_and_the_extremes_are_ids() -> None:
     assert known["t"].keys() == set(extremes)
     with pytest.raises(InputError, match=r"id -1 of key 'f', row 0 .* is no id of a dynamic table"):
         train(model, [[{"f": [[5, -1]], "g": [[]]}]])
+
+
+def test_ids_are_whole_numbers_of_any_width() -> None:
+    def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
+        def look_up(ids: torch.Tensor) -> torch.Tensor:
+            lengths = torch.tensor([len(ids), 0])
+            return module(KeyedJaggedTensor(["f", "g"], ids, lengths=lengths)).values()
+
+        with pytest.raises(InputError, match=r"ids in rank 0 are torch.float32; they must be int"):
+            look_up(torch.tensor([5.0, 6.5]))
+        assert engine.id_clocks == {"t": Instant(0)}
+        look_up(torch.tensor([5], dtype=torch.int32)).sum().backward()
+        (state,) = engine.shard_states()
+        assert sorted(state.ids["id_key"].tolist()) == [-1, 5]
+
+    alone(TWO_ROWS, act)
 
 
 def test_a_plan_cuts_a_dynamic_table_between_blocks() -> None:

@@ -31,8 +31,9 @@ from rayrec.recipe import ModelRecipe
 from rayrec.runs.run_file import DataSection, PlanSection, RunFile
 from rayrec.serve.chain.publication import ChangedTable, Publication
 from rayrec.serve.compiled import Target
+from rayrec.serve.files import StoredFile
 from rayrec.serve.manifest import Manifest as ArtifactManifest
-from rayrec.serve.manifest import StoredCode, StoredCollection, StoredFile, StoredTable
+from rayrec.serve.manifest import StoredCode, StoredCollection, StoredTable
 from rayrec.spec.schedule import WarmupPolicy, WarmupStage
 from rayrec.train.checkpoint_config import CheckpointConfig
 

@@ -10,7 +10,7 @@ import pytest
 from rayrec.errors import ArtifactError
 from rayrec.serve.chain.publication import BASE, DELTA, ChangedTable, Publication, place_of
 from rayrec.serve.chain.version_policy import Position, Verdict, judge
-from rayrec.serve.manifest import StoredFile
+from rayrec.serve.files import StoredFile
 
 
 def chain(rng: random.Random, run: str, length: int) -> list[Publication]:

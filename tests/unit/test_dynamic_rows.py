@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import compress, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rayrec.comm.pages import private_memory
 from rayrec.data import FeatureSchema
 from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import IdClock, Instant
 from rayrec.dynamic.first_values import first_values
-from rayrec.dynamic.rows import DynamicRows
+from rayrec.dynamic.fused_rows import FusedRows
 from rayrec.errors import ConfigError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
 from rayrec.modules import EmbeddingBagCollection
 from tests.unit.dynamic_twin import SEED, Twin, drifting, wandering
 
 
-def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> list[tuple[DynamicRows, Tensor]]:
-    """The table as shards with row cuts, each with the values of its rows."""
-    found = []
+def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> tuple[FusedRows, list[Tensor]]:
+    """The table as shards with row cuts, and the values of the rows of each."""
+    shards, whole, begins = [], [], []
     for start, stop in pairwise(cuts):
         values = torch.zeros(stop - start, table.embedding_dim)
 
         def begin(rows: Tensor, first: Tensor, values: Tensor = values) -> None:
             values[rows] = first
 
-        shard = Shard("t", range(start, stop), range(table.embedding_dim), 0)
-        found.append((DynamicRows(table, SEED, shard, begin), values))
-    return found
+        shards.append(Shard("t", range(start, stop), range(table.embedding_dim), 0))
+        whole.append(values)
+        begins.append(begin)
+    return FusedRows([table] * len(shards), SEED, shards, begins), whole
 
 
 @pytest.mark.seeds(range(60))
@@ -50,7 +50,8 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
     )
     table = EmbeddingBagConfig(blocks * rng.choice([3, 8, 20]), 4, "t", dynamic=rule)
     inner = [table.row_multiple * i for i in range(1, blocks) if rng.random() < 0.5]
-    parts = shards_of(table, [0, *inner, table.num_embeddings])
+    fused, values = shards_of(table, [0, *inner, table.num_embeddings])
+    parts = fused.of_shards
     twin = Twin(table)
     told: Counter[str] = Counter()
     clock, times = IdClock(timed=rule.uses_time), iter(wandering(rng, 60))
@@ -66,29 +67,34 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
         )
         twin.counts["looked_up"] += len(ids)
         twin.counts["unknown"] += sum(not twin.is_known(one, step) for one in ids)
-        for part, _ in parts:
-            low, high = part.shard.rows.start, part.shard.rows.stop
-            in_block = blocks_of(np.array(shuffled, np.int64), blocks) * table.row_multiple
-            mine = [low <= at < high for at in in_block]
-            own, own_only = list(compress(shuffled, mine)), list(compress(only, mine))
-            rows = part.admit(
-                torch.tensor(own, dtype=torch.int64),
-                clock.now,
-                torch.tensor(own_only, dtype=torch.bool) if read_only else None,
-            )
-            for one, row in zip(own, rows.tolist(), strict=True):
-                assert (row >= 0) == twin.is_known(one, step), (step, one)
-            known = sorted({row for row in rows.tolist() if row >= 0})
+        first_row = blocks_of(np.array(shuffled, np.int64), blocks) * table.row_multiple
+        shard_of = np.searchsorted(inner, first_row, side="right")
+        order = np.argsort(shard_of, kind="stable")
+        bounds = np.searchsorted(shard_of[order], range(len(parts) + 1)).tolist()
+        sent = torch.tensor(shuffled, dtype=torch.int64)[order]
+        rows = fused.admit(
+            sent,
+            bounds,
+            clock.now,
+            torch.tensor(only, dtype=torch.bool)[order] if read_only else None,
+        )
+        for one, row in zip(sent.tolist(), rows.tolist(), strict=True):
+            assert (row >= 0) == twin.is_known(one, step), (step, one)
+        for part, (low, high) in zip(parts, pairwise(bounds), strict=True):
+            own = sent[low:high].tolist()
+            known = {row for row in rows[low:high].tolist() if row >= 0}
             assert len(known) == len({o for o in own if twin.is_known(o, step)}), "one row each"
             if rng.random() < 0.2:
                 told.update(sums(part.take_counts(clock.now)))
             if rng.random() < 0.1:  # as a restore does it
                 kept = {name: column.clone() for name, column in part.tensors().items()}
-                part.__post_init__(private_memory)
+                for column in part.tensors().values():
+                    column.fill_(-1)
+                part.held(clock.now)
                 for name, column in part.tensors().items():
                     column.copy_(kept[name])
     held = {}
-    for part, values in parts:
+    for number, part in enumerate(parts):
         told.update(part.take_counts(clock.now))
         columns = part.tensors()
         for row, one in enumerate(columns["id_key"].tolist()):
@@ -96,10 +102,11 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
                 held[one] = [
                     column[row].item() for name, column in columns.items() if name[:3] == "id_"
                 ]
-                found = part.find(torch.tensor([one]), clock.now).item()
+                at = [int(shard > number) for shard in range(len(parts) + 1)]
+                found = fused.find(torch.tensor([one]), at, clock.now).item()
                 assert found == (row if twin.is_known(one, 60) else -1)
                 first = first_values(SEED, table, np.array([one]), range(4))[0]
-                assert torch.equal(values[row], first)
+                assert torch.equal(values[number][row], first)
     wanted = {
         one: [one, known.seen, known.count, *([known.time] if rule.uses_time else [])]
         for place in twin.rows
@@ -114,16 +121,41 @@ def sums(counts: dict[str, int]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if name not in ("held", "candidates")}
 
 
+@pytest.mark.parametrize("eviction", ["step", "lfu", "none"])
+def test_a_step_with_more_ids_than_rows_refuses_the_rest_and_counts_them(eviction: str) -> None:
+    rule = DynamicConfig(blocks=1, eviction=eviction)
+    table = EmbeddingBagConfig(4, 4, "t", dynamic=rule)
+    fused, _ = shards_of(table, [0, 4])
+    (part,) = fused.of_shards
+
+    def admit(ids: list[int], step: int) -> list[int]:
+        rows = fused.admit(torch.tensor(ids), [0, len(ids)], Instant(step)).tolist()
+        return [one for one, row in zip(ids, rows, strict=True) if row >= 0]
+
+    # the four that occur most often; a row of this step goes to nobody else
+    first = [1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 7]
+    assert admit(first, 1) == first[:8]
+    told = part.take_counts(Instant(1))
+    assert (told["held"], told["admitted"], told["refused"], told["unknown"]) == (4, 4, 3, 3)
+    # now those rows are of another step; "none" never takes one back
+    second = [5, 6, 7, 8, 9]
+    assert len(admit(second, 2)) == (0 if eviction == "none" else 4)
+    told = part.take_counts(Instant(2))
+    assert (told["held"], told["refused"]) == (4, 5 if eviction == "none" else 1)
+    assert told["evicted"] == (0 if eviction == "none" else 4)
+
+
 def test_counts_stop_at_the_largest_that_a_column_holds() -> None:
     table = EmbeddingBagConfig(4, 4, "t", dynamic=DynamicConfig(blocks=1))
-    ((part, _),) = shards_of(table, [0, 4])
-    part.admit(torch.tensor([7, 8]), Instant(1))
+    fused, _ = shards_of(table, [0, 4])
+    (part,) = fused.of_shards
+    fused.admit(torch.tensor([7, 8]), [0, 2], Instant(1))
     kept = {name: column.clone() for name, column in part.tensors().items()}
     kept["id_hits"] = torch.where(kept["id_key"] == 7, 2**31 - 3, kept["id_hits"])
     for name, column in part.tensors().items():
         column.copy_(kept[name])
     for step in (2, 3):
-        part.admit(torch.tensor([7, 8, 7, 7]), Instant(step))
+        fused.admit(torch.tensor([7, 8, 7, 7]), [0, 4], Instant(step))
         found = dict(zip(part.tensors()["id_key"].tolist(), part.tensors()["id_hits"], strict=True))
         assert (found[7], found[8]) == (2**31 - 1, step)
 

@@ -328,7 +328,7 @@ def test_messages_are_those_of_protobuf(seed):
 
 def test_a_user_that_is_repeated_too_often_is_refused(predictor, asked, monkeypatch):
     """Where the model needs the user's columns beside each candidate."""
-    monkeypatch.setattr(predictor, "_takes_strides", lambda: False)
+    monkeypatch.setattr(predictor.requests, "_takes_strides", False)
     user, candidates, whole = sides(asked)
     scores = predictor.predict_candidates(user, candidates)
     np.testing.assert_allclose(scores, predictor.predict(whole), **CLOSE)

@@ -189,6 +189,18 @@ def test_logq_makes_scores_estimate_what_users_take() -> None:
     assert abs(lead[False]) < 0.4
 
 
+def test_corrections_of_some_ids_are_those_of_all() -> None:
+    """Ids of 64 bits have no place in a list of all; one that no batch was to have is rare."""
+    log_q, listed = torch.rand(ITEMS).log(), torch.tensor([0, 2, 3])
+    rest = [item for item in range(ITEMS) if item not in listed.tolist()]
+    log_q[rest] = log_q[listed].min()
+    towers, batch = two_tower(), pairs(40, 1, positive=0.7)
+    assert {*batch.sparse_features["item"].values().tolist()} & {*rest}
+    whole = TwoTowerTrain(towers, 0.3, "item", log_q)
+    part = TwoTowerTrain(towers, 0.3, "item", log_q[listed], log_q_ids=listed)
+    assert torch.equal(whole(batch)[0], part(batch)[0])
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="layer_sizes is empty"):
         TwoTower(tables("user"), [], tables("item"))

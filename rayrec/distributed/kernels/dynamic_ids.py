@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 from weakref import ref
 
@@ -22,11 +22,13 @@ from rayrec.comm.pages import Allocate
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.dynamic.clock import Dynamic
+from rayrec.dynamic.fused_rows import FusedRows
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.dynamic.rows import DynamicRows, rows_of
 from rayrec.errors import ConfigError
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps
+from rayrec.sparse.ops import offsets_of
 
 
 class DynamicIds:
@@ -38,8 +40,6 @@ class DynamicIds:
         bases: of a sequence group, the row of its memory where each shard begins.
         states: rows and optimizer state of the shards.
         allocate: gives memory for what is known of every row.
-    Attributes:
-        of_shards: the ids of each shard.
     """
 
     def __init__(
@@ -55,10 +55,8 @@ class DynamicIds:
         self._bases = tuple(bases) if group.key.sequence else (0,) * len(states)
         # the hook of the last look-up that trains, while its backward pass may come
         self._pending: Callable[[], object] = _never
-        self.of_shards = [
-            DynamicRows(table, dynamic.seed, state.shard, rows_of(state), allocate)
-            for table, state in zip(dynamic.tables, states, strict=True)
-        ]
+        shards, begins = [state.shard for state in states], [rows_of(state) for state in states]
+        self._rows = FusedRows(dynamic.tables, dynamic.seed, shards, begins, allocate)
 
     def copy(self, states: Sequence[ShardState], memo: dict[int, Any]) -> DynamicIds:
         """Return the ids of a copy of the kernel.
@@ -71,18 +69,25 @@ class DynamicIds:
         twin._group, twin._clock = self._group, deepcopy(self._clock, memo)
         twin._bases, twin._pending = self._bases, _never
         # ids know the rows into which they write first values
-        pairs = zip(self.of_shards, states, strict=True)
-        twin.of_shards = [ids.copy(rows_of(state)) for ids, state in pairs]
+        twin._rows = self._rows.copy([rows_of(state) for state in states])
         return twin
+
+    @property
+    def of_shards(self) -> list[DynamicRows]:
+        """The ids of each shard."""
+        return self._rows.of_shards
 
     def stamp_by(self, stamps: RowStamps) -> None:
         """Have rows stamped that get other ids."""
         for number, ids in enumerate(self.of_shards):
             ids.call_before(partial(stamps.touch_rows, number))
 
-    def rows_of(self, routed: GroupIds) -> Tensor:
-        """Return (N,) rows of ids within their shards, -1 for those without one.
+    def find(self, routed: GroupIds) -> tuple[Tensor, GroupIds]:
+        """Give the ids of a step their rows.
 
+        Returns:
+            (N,) rows within their shards, shard by shard, -1 for ids without one; and what a kernel
+            reads, where these ids are left out of their bags.
         Raises:
             ConfigError: rows of an earlier step still wait for their gradient.
         """
@@ -93,32 +98,28 @@ class DynamicIds:
                 "then. Run backward or drop the output first; look-ups under torch.no_grad() or "
                 "after eval() are free."
             )
-        rows = torch.full_like(routed.ids, ABSENT)
-        for ids, places in zip(self.of_shards, self._places(routed), strict=True):
-            only = None if routed.read_only is None else _joined(routed.read_only, places)
-            found = self._rows_in(ids, _joined(routed.ids, places), only)
-            sizes = [_size(at) for at in places]
-            for at, part in zip(places, found.split(sizes), strict=True):
-                rows[at] = part
-        return rows
+        if not self._group.key.sequence:
+            # bags lie slot by slot, and slots shard by shard
+            rows = self._find(routed.ids, self._bounds(routed.parts), routed.read_only)
+            return rows, without_absent(GroupIds(rows, routed.offsets, routed.weights))
+        of_shards = self._places(routed)
+        places = [at for of_shard in of_shards for at in of_shard]
+        sizes = [size_of(at) for at in places]
+        starts = offsets_of(sizes)
+        bounds = [starts[i] for i in offsets_of(len(of_shard) for of_shard in of_shards)]
+        only = None if routed.read_only is None else _joined(routed.read_only, places)
+        rows = self._find(_joined(routed.ids, places), bounds, only)
+        ids = _put(self._in_memory(rows, bounds), places, sizes)
+        return rows, without_absent(GroupIds(ids, routed.offsets, routed.weights))
 
-    def looked_up(self, routed: GroupIds, rows: Tensor) -> GroupIds:
-        """Return what a kernel reads of ids with such rows; those without one are left out."""
-        if any(self._bases):
-            shifted = rows.clone()
-            for base, places in zip(self._bases, self._places(routed), strict=True):
-                for at in places:
-                    shifted[at] += base
-            rows = shifted.where(rows != ABSENT, ABSENT)
-        return without_absent(GroupIds(rows, routed.offsets, routed.weights))
-
-    def with_rows(self, routed: GroupIds) -> GroupIds:
-        """Return the rows of ids; ids without one are left out of their bags.
-
-        Raises:
-            ConfigError: rows of an earlier step still wait for their gradient.
-        """
-        return self.looked_up(routed, self.rows_of(routed))
+    def _in_memory(self, rows: Tensor, bounds: Sequence[int]) -> Tensor:
+        """Return rows of the memory of all shards for (N,) rows, shard by shard."""
+        if not any(self._bases):
+            return rows
+        shifted = rows.clone()
+        for base, (start, stop) in zip(self._bases, pairwise(bounds), strict=True):
+            shifted[start:stop] += base
+        return shifted if _is_complete(rows) else shifted.where(rows != ABSENT, ABSENT)
 
     def wait_for_gradient(self, rows: Tensor) -> None:
         """Remember that a backward pass may come, for as long as something holds its graph."""
@@ -129,42 +130,40 @@ class DynamicIds:
         rows.register_hook(arrived)
         self._pending = ref(arrived)
 
-    def _rows_in(self, ids: DynamicRows, of_step: Tensor, read_only: Tensor | None) -> Tensor:
-        """Return the rows of all ids of a step in one shard, or -1."""
+    def _find(self, ids: Tensor, bounds: Sequence[int], read_only: Tensor | None) -> Tensor:
+        """Return the rows of all ids of a step, shard by shard, or -1."""
         clock = self._clock
         if clock.trains:
-            return ids.admit(of_step, clock.now, read_only)
-        return ids.find(of_step, clock.now)
+            return self._rows.admit(ids, bounds, clock.now, read_only)
+        return self._rows.find(ids, bounds, clock.now)
+
+    def _bounds(self, sizes: Sequence[int]) -> list[int]:
+        """Return where the pooled ids of each shard begin, and N."""
+        starts, slots = offsets_of(sizes), self._group.slot_shards
+        sources = len(sizes) // len(slots)
+        firsts = [slots.index(shard) * sources for shard in range(len(self.of_shards))]
+        return [*(starts[first] for first in firsts), starts[-1]]
 
     def _places(self, routed: GroupIds) -> Sequence[Sequence[slice | Tensor]]:
-        """Return per shard where its ids are."""
+        """Return per shard where its ids of sequences are."""
         group = self._group
         if routed.places:
             of_shards: list[list[slice | Tensor]] = [[] for _ in self.of_shards]
             for number, of_slot in zip(group.slot_shards, routed.places, strict=True):
                 of_shards[number] += of_slot
             return of_shards
-        if group.key.sequence:
-            bounds = list(accumulate(routed.parts, initial=0))
-            lanes: Sequence[int | None] = group.slot_shards * (
-                len(routed.parts) // len(group.slots)
-            )
-        else:
-            lanes = group.lanes
-            bags = (routed.offsets.numel() - 1) // len(lanes)
-            bounds = routed.offsets[::bags].tolist() if bags else [0] * (len(lanes) + 1)
+        lanes = group.slot_shards * (len(routed.parts) // len(group.slots))
         places: list[list[slice]] = [[] for _ in self.of_shards]
-        for shard, (start, stop) in zip(lanes, pairwise(bounds), strict=True):
-            if shard is not None:
-                places[shard].append(slice(start, stop))
+        for shard, (start, stop) in zip(lanes, pairwise(offsets_of(routed.parts)), strict=True):
+            places[shard].append(slice(start, stop))
         return places
 
 
 def without_absent(routed: GroupIds) -> GroupIds:
     """Return the same bags without the rows that are `ABSENT`."""
-    known = routed.ids != ABSENT
-    if bool(known.all()):
+    if _is_complete(routed.ids):
         return routed
+    known = routed.ids != ABSENT
     before = torch.zeros(known.numel() + 1, dtype=torch.int64)
     torch.cumsum(known, 0, out=before[1:])
     weights = None if routed.weights is None else routed.weights[known]
@@ -175,11 +174,27 @@ def _never() -> None:
     """Stand for the backward pass of no look-up."""
 
 
+def _is_complete(rows: Tensor) -> bool:
+    """Return True if no row is `ABSENT`."""
+    return not rows.numel() or int(rows.min()) != ABSENT
+
+
 def _joined(whole: Tensor, places: Sequence[slice | Tensor]) -> Tensor:
-    if len(places) == 1:
-        return whole[places[0]]
-    return torch.cat([whole[:0], *(whole[at] for at in places)])
+    return torch.cat([whole[at] for at in places])
 
 
-def _size(at: slice | Tensor) -> int:
+def _put(joined: Tensor, places: Sequence[slice | Tensor], sizes: Sequence[int]) -> Tensor:
+    """Return what `_joined` joined."""
+    parts = joined.split(list(sizes))
+    if all(isinstance(at, slice) for at in places):
+        order = sorted(range(len(places)), key=lambda i: places[i].start)  # type: ignore[union-attr]
+        return torch.cat([parts[i] for i in order])
+    whole = torch.empty_like(joined)
+    for at, part in zip(places, parts, strict=True):
+        whole[at] = part
+    return whole
+
+
+def size_of(at: slice | Tensor) -> int:
+    """Return the number of ids at a place."""
     return at.numel() if isinstance(at, Tensor) else int(at.stop - at.start)

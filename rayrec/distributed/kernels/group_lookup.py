@@ -98,7 +98,7 @@ class GroupLookup:
         float32; its backward updates the rows.
         """
         if self.ids is not None:
-            routed = self.ids.with_rows(routed)
+            _, routed = self.ids.find(routed)
         rows = self.kernel(routed)
         if self.ids is not None and rows.requires_grad:
             self.ids.wait_for_gradient(rows)

@@ -28,9 +28,10 @@ class GroupIds:
         offsets: (bags + 1,) int64.
         weights: (N,) float32, or None when the group is unweighted.
         read_only: (N,) bool, ids that are not admitted to their dynamic table; None where all are.
-        parts: of sequences of dynamic tables, the ids of every slot from every rank, in order.
-        places: of sequences of dynamic tables that are read in place, where the ids of every slot
-            from every rank are; else empty.
+        parts: of dynamic tables, how many ids every slot has from every rank: slot by slot, but of
+            sequences that are exchanged rank by rank.
+        places: of sequences of dynamic tables that are read in place, where these ids are; else
+            empty.
     """
 
     ids: Tensor

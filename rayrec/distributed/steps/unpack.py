@@ -56,11 +56,13 @@ def pooled_ids(group: LookupGroup, rows: Sequence[int], arrived: Sequence[Arrive
     if group.key.weighted:
         weights = torch.cat([source.weights[piece] for piece in pieces for source in arrived])
     parts = [source.ids[piece] for piece in pieces for source in arrived]
+    sizes = tuple(part.numel() for part in parts) if group.key.dynamic else ()
     return GroupIds(
         ids=torch.cat(parts),
         offsets=bag_offsets(_padded(arrived, pieces, rows, group.gaps)),
         weights=weights,
         read_only=_read_only(group, [slot for slot in group.slots for _ in arrived], parts),
+        parts=sizes,
     )
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -64,7 +63,8 @@ class HomeLookup:
         if not of_uses:
             return wanted
         ids = torch.cat([of_uses[use.index] for use in self._slot_uses])
-        return Wanted(without_absent(replace(wanted.ids, ids=ids)), [])
+        bags = wanted.ids
+        return Wanted(without_absent(GroupIds(ids, bags.offsets, bags.weights)), [])
 
     def _wanted(self, rows: SourceRows, keys: Keys) -> Wanted:
         order, part, most = self._features.order(keys), rows.parts[0], rows.most_bags

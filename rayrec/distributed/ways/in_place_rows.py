@@ -15,9 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Slot, Use
-from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.kernels.dynamic_ids import size_of
+from rayrec.distributed.kernels.ids import WORD, GroupIds, bag_offsets
+from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Use
+from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.distributed.ways.way import Step
@@ -34,7 +35,8 @@ def owned_ids(
     counts: Sequence[Sequence[int]],
     arrived: Sequence[Arrived],
 ) -> GroupIds:
-    """Return the ids of sequences of all ranks, as the rows of their gradients lie.
+    """Return bags of one id for what all ranks look up of sequences, empty where the id is
+    another rank's.
 
     Args:
         counts: per source, the ids of every use of the collection.
@@ -42,39 +44,58 @@ def owned_ids(
     of_use: dict[int, list[int]] = {}
     for i, slot in enumerate(group.slots):
         of_use.setdefault(slot.use.index, []).append(i)
+    one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD)
+    none = torch.zeros_like(one)
     ids: list[Tensor] = []
+    lengths: list[Tensor] = []
     flags: list[Tensor] = []
     places: list[list[slice | Tensor]] = [[] for _ in group.slots]
     at = 0
+    # source by source and use by use, as the rows of the gradients lie
     for of_source, source in zip(counts, arrived, strict=True):
         for use, count in enumerate(of_source):
             mine = of_use.get(use, [])
-            own = torch.zeros(count, dtype=torch.int64)
-            for i in mine:
-                slot, rows = group.slots[i], group.slots[i].shard.rows
-                own = source.ids[slot.piece]
-                if slot.whole:
-                    places[i].append(slice(at, at + count))
-                else:
-                    first = first_rows(own, *pieces[slot.piece].dynamic)
-                    here = (first >= rows.start) & (first < rows.stop)
-                    places[i].append(here.nonzero().view(-1) + at)
+            if not mine:
+                lengths.append(none[:count])
+                continue
+            slot = group.slots[mine[0]]
+            own = source.ids[slot.piece]
+            if slot.whole:
+                lengths.append(one[:count])
+                places[mine[0]].append(slice(at, at + count))
+            else:
+                first = first_rows(own, *pieces[slot.piece].dynamic)
+                shards = [group.slots[i].shard.rows for i in mine]
+                inside = [(first >= rows.start) & (first < rows.stop) for rows in shards]
+                here = torch.stack(inside).any(0)
+                own = own[here]
+                lengths.append(here.to(WORD))
+                for i, of_shard in zip(mine, inside, strict=True):
+                    places[i].append(of_shard[here].nonzero().view(-1) + at)
             ids.append(own)
-            flags.append(torch.full((count,), any(group.slots[i].use.read_only for i in mine)))
-            at += count
-    read_only = torch.cat(flags) if group.has_read_only else None
-    return GroupIds(torch.cat(ids), torch.arange(at + 1), None, read_only, places=places)
+            if group.has_read_only:
+                flags.append(torch.full((own.numel(),), slot.use.read_only))
+            at += own.numel()
+    read_only = torch.cat(flags) if flags else None
+    offsets = bag_offsets(torch.cat(lengths))
+    sizes = tuple(size_of(place) for of_slot in places for place in of_slot)
+    return GroupIds(torch.cat(ids), offsets, None, read_only, sizes, places)
 
 
 class _Told(NamedTuple):
-    """A slot whose rows its owner tells."""
+    """A slot whose rows its owner tells.
 
-    group: LookupGroup
-    number: int  # of the slot in its group
+    Attributes:
+        group, number: its group among those of its owner, and its number there.
+        collection, use: numbers of its use.
+        row_block: of a table with several; else None.
+    """
 
-    @property
-    def slot(self) -> Slot:
-        return self.group.slots[self.number]
+    group: int
+    number: int
+    collection: int
+    use: int
+    row_block: int | None
 
 
 class _Asked(NamedTuple):
@@ -85,7 +106,7 @@ class _Asked(NamedTuple):
         cuts: row cuts of a table with several row blocks, or None.
     """
 
-    use: Use
+    feature: str
     blocks: tuple[int, int] | None
     cuts: Tensor | None
 
@@ -122,13 +143,17 @@ class OwnedRows:
         """Return the slots of an owner whose rows it tells another rank, or itself: those of the
         first columns; of a replicated table every rank has its own.
         """
-        return [
-            _Told(group, number)
-            for group in groups
-            for number, slot in enumerate(group.slots)
-            if slot.shard.cols.start == 0
-            and (to_itself or isinstance(self._layout(slot.use), TableLayout))
-        ]
+        told = []
+        for i, group in enumerate(groups):
+            for number, slot in enumerate(group.slots):
+                layout, block = self._layout(slot.use), None
+                is_cut = isinstance(layout, TableLayout)
+                if slot.shard.cols.start or not (to_itself or is_cut):
+                    continue
+                if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
+                    block = layout.row_block(slot.shard.rows.start)
+                told.append(_Told(i, number, slot.use.collection, slot.use.index, block))
+        return told
 
     def _layout(self, use: Use) -> Layout:
         return self._layouts[use.collection][use.table]
@@ -144,7 +169,7 @@ class OwnedRows:
                 blocks = table.num_embeddings // size, size
                 if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
                     cuts = torch.tensor(layout.row_cuts)
-            asked.append(_Asked(use, blocks, cuts))
+            asked.append(_Asked(use.feature, blocks, cuts))
         return asked
 
     def find(self, step: Step) -> tuple[dict[GroupKey, GroupIds], dict[int, list[Tensor]]]:
@@ -153,89 +178,94 @@ class OwnedRows:
         All ranks call it together.
 
         Returns:
-            what this rank's kernels update; and collection -> per use (N,) rows of its table.
+            what this rank's kernels update; and collection -> per use (N,) rows of its table, for
+            use before the ranks exchange anything else.
         """
-        mapped = dict(step.routed.groups)
-        parts: dict[GroupKey, Parts] = {}
+        mapped, parts = dict(step.routed.groups), []
         for group in self._own:
             routed, ids = step.routed.groups[group.key], step.lookups[group.key].ids
             assert ids is not None, "the tables of the group are dynamic"
-            rows = ids.rows_of(routed)
-            mapped[group.key] = ids.looked_up(routed, rows)
-            parts[group.key] = _parts(group, rows, routed, step.routed.got)
-        send = [
-            [parts[told.group.key][told.number][source] for told in of_source]
-            for source, of_source in enumerate(self._tells)
-        ]
-        found, blocks = self._wanted(step.routed.source, step.send.keys)
-        places = [[self._place(told.slot, blocks) for told in told_by] for told_by in self._hears]
-        counts = [
-            [
-                found[use.collection][use.index].numel() if here is None else int(here.sum())
-                for use, here in of_owner
-            ]
-            for of_owner in places
-        ]
-        got = step.exchange.all_to_all(
-            torch.cat([*(part for of_source in send for part in of_source), _NONE]),
-            [sum(part.numel() for part in of_source) for of_source in send],
-            [sum(of_owner) for of_owner in counts],
-        ).wait()
-        flow = iter(got.split([count for of_owner in counts for count in of_owner]))
-        for use, here in (place for of_owner in places for place in of_owner):
-            rows = found[use.collection][use.index]
-            rows[slice(None) if here is None else here] = next(flow)
-        return mapped, found
+            rows, mapped[group.key] = ids.find(routed)
+            parts.append(_parts(group, rows, routed.parts))
+        send: list[Tensor] = []
+        sent = []
+        for source, told in enumerate(self._tells):
+            mine = [parts[one.group][one.number][source] for one in told]
+            sent.append(sum(part.numel() for part in mine))
+            send += mine
+        wanted = self._wanted(step.routed.source, step.send.keys)
+        counts = [[wanted.count(one) for one in told] for told in self._hears]
+        buffer = step.exchange.buffer(sum(sent), _NONE)
+        message = torch.cat([*send, _NONE], out=buffer)
+        got = step.exchange.views(message, sent, [sum(of_owner) for of_owner in counts]).wait()
+        for rows, sizes, told in zip(got, counts, self._hears, strict=True):
+            for part, one in zip(rows.split_with_sizes(sizes), told, strict=True):
+                wanted.fill(one, part)
+        return mapped, wanted.rows
 
-    def _wanted(
-        self, source: SourceRows, keys: Sequence[str]
-    ) -> tuple[dict[int, list[Tensor]], dict[Use, Tensor]]:
-        """Return what `find` fills, where static tables have their rows already, and the row block
-        of every id of tables that have several.
-        """
+    def _wanted(self, source: SourceRows, keys: Sequence[str]) -> _Wanted:
         where, bounds = {key: i for i, key in enumerate(keys)}, source.kjt_offsets
-        found: dict[int, list[Tensor]] = {}
-        row_blocks: dict[Use, Tensor] = {}
+        wanted = _Wanted({}, {}, {})
         for collection, asked in self._asked.items():
-            found[collection] = []
-            for use, blocks, cuts in asked:
-                key = where[use.feature]
+            wanted.rows[collection] = found = []
+            wanted.sizes[collection] = sizes = []
+            for index, (feature, blocks, cuts) in enumerate(asked):
+                key = where[feature]
+                sizes.append(bounds[key + 1] - bounds[key])
+                if blocks is not None and cuts is None:
+                    found.append(_NONE)
+                    continue
                 ids = source.parts[0].ids[bounds[key] : bounds[key + 1]]
-                if blocks is not None:
-                    if cuts is not None:
-                        firsts = first_rows(ids, *blocks)
-                        row_blocks[use] = torch.bucketize(firsts, cuts, right=True) - 1
+                if blocks is not None and cuts is not None:
+                    of_ids = torch.bucketize(first_rows(ids, *blocks), cuts, right=True) - 1
+                    for block in range(cuts.numel() - 1):
+                        wanted.places[collection, index, block] = of_ids == block
                     ids = torch.full_like(ids, ABSENT)
-                found[collection].append(ids)
-        return found, row_blocks
-
-    def _place(self, slot: Slot, blocks: Mapping[Use, Tensor]) -> tuple[Use, Tensor | None]:
-        """Return which ids of a use of this rank's batch lie in a slot; None where all do."""
-        if slot.use not in blocks:
-            return slot.use, None
-        layout = self._layout(slot.use)
-        assert isinstance(layout, TableLayout), "a table with several row blocks is cut"
-        return slot.use, blocks[slot.use] == layout.row_block(slot.shard.rows.start)
+                found.append(ids)
+        return wanted
 
 
-def _parts(group: LookupGroup, rows: Tensor, routed: GroupIds, got: Sequence[Sizes]) -> Parts:
-    """Return rows of the table for the ids of every slot, source by source."""
-    if routed.places:
-        found = [[rows[at] for at in of_slot] for of_slot in routed.places]
-    else:
-        sizes = [of_source.ids[slot.piece] for slot in group.slots for of_source in got]
-        flow = iter(rows.split(sizes))
-        found = [[next(flow) for _ in got] for _ in group.slots]
-    return [
-        [_of_table(part, slot) for part in of_slot]
-        for slot, of_slot in zip(group.slots, found, strict=True)
-    ]
+class _Wanted(NamedTuple):
+    """The rows of one rank's batch, until all are filled in.
+
+    Attributes:
+        rows: collection -> per use (N,); static tables have them from the beginning.
+        sizes: collection -> per use N.
+        places: collection, use and row block -> (N,) which ids lie there, of tables with several.
+    """
+
+    rows: dict[int, list[Tensor]]
+    sizes: dict[int, list[int]]
+    places: dict[tuple[int, int, int | None], Tensor]
+
+    def count(self, told: _Told) -> int:
+        """Return how many rows an owner tells."""
+        here = self.places.get((told.collection, told.use, told.row_block))
+        return self.sizes[told.collection][told.use] if here is None else int(here.sum())
+
+    def fill(self, told: _Told, rows: Tensor) -> None:
+        """Take the rows that an owner has told."""
+        here = self.places.get((told.collection, told.use, told.row_block))
+        if here is None:
+            self.rows[told.collection][told.use] = rows
+        else:
+            self.rows[told.collection][told.use][here] = rows
 
 
-def _of_table(rows: Tensor, slot: Slot) -> Tensor:
-    """Return rows of a table for those of its shard."""
-    first = slot.shard.rows.start
-    return rows if not first else torch.where(rows == ABSENT, ABSENT, rows + first)
+def _parts(group: LookupGroup, rows: Tensor, sizes: Sequence[int]) -> Parts:
+    """Return rows of the table for the ids of every slot, source by source.
+
+    Args:
+        rows: (N,) of the shards, slot by slot.
+        sizes: ids of every slot from every source.
+    """
+    flow, sources = rows.split_with_sizes(list(sizes)), len(sizes) // len(group.slots)
+    found = [list(flow[i : i + sources]) for i in range(0, len(flow), sources)]
+    for slot, of_slot in zip(group.slots, found, strict=True):
+        first = slot.shard.rows.start
+        if first:  # rows of the table, not of the shard
+            of_slot[:] = [torch.where(part == ABSENT, ABSENT, part + first) for part in of_slot]
+    return found
 
 
 _NONE = torch.empty(0, dtype=torch.int64)

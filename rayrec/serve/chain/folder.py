@@ -121,14 +121,7 @@ class ChainFolder:
         """
         hidden, target = self.hidden(publication.place), self.folder(publication.place)
         try:
-            for file in publication.files():
-                sync(hidden / file.path)
-            text = publication.to_bytes()
-            if key is not None:
-                sync(key.sign(hidden / PUBLICATION, text))
-            (hidden / PUBLICATION).write_bytes(text)
-            sync(hidden / PUBLICATION)
-            sync(hidden)
+            publication.write(hidden, key)
             self._check_alone(publication)
             os.rename(hidden, target)
             sync(self.path)

@@ -36,6 +36,7 @@ class Version:
         name: the step, and the first digits of the publication's sha256.
         step: global training step.
         time: seconds since 1970 when the weights were taken.
+        event_time, ingest_time: of the newest rows of a stream; see `Publication`.
         copy: number of the copy that holds its tables.
         powers: power by which the rows of each table are packed.
         dense: bytes of the dense part.
@@ -47,6 +48,8 @@ class Version:
     copy: int
     powers: tuple[int, ...]
     dense: bytes
+    event_time: int | None = None
+    ingest_time: float | None = None
 
     def dense_tensors(self) -> dict[str, Tensor]:
         """Return the dense parameters and buffers, by their names in the model."""
@@ -259,6 +262,8 @@ class Follower:
             copy=self.copies.active,
             powers=tuple(self._powers),
             dense=dense,
+            event_time=publication.event_time,
+            ingest_time=publication.ingest_time,
         )
 
     def _forked(self, publication: Publication) -> None:

@@ -10,13 +10,12 @@ one holds those of all bytes of the chain.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from rayrec.errors import ArtifactError
-from rayrec.serve.manifest import StoredFile
+from rayrec.serve.files import StoredFile
 from rayrec.serve.sealed import Form, SealedRecord
 
 PUBLICATION = "publication.json"
@@ -68,6 +67,8 @@ class Publication(SealedRecord):
             delta goes back to.
         from_step, to_step: steps whose changes it holds; a base has all up to `to_step`.
         time: seconds since 1970 when the weights were taken.
+        event_time: time of the newest event that was trained on; None where training reads none.
+        ingest_time: when the newest rows came out of their stream; None where they are no stream's.
         tables: changed tables of a delta, in the order of the artifact.
         dense: file of a delta's dense parameters.
         sha256: hash of the text, without this field.
@@ -90,6 +91,8 @@ class Publication(SealedRecord):
     from_step: int
     to_step: int
     time: float
+    event_time: int | None = None
+    ingest_time: float | None = None
     tables: tuple[ChangedTable, ...] = ()
     dense: StoredFile | None
     sha256: str = ""
@@ -114,12 +117,8 @@ class Publication(SealedRecord):
         files = [file for table in self.tables for file in table.files]
         return files if self.dense is None else [*files, self.dense]
 
-    def to_bytes(self) -> bytes:
-        """Return the text of publication.json, for a sealed publication."""
-        return (json.dumps(self._sealed_body(), indent=1) + "\n").encode()
-
     def check(self, where: str) -> None:
-        """Check numbers, and that its files can be files of its folder at `where`.
+        """Check numbers, and what belongs to its kind.
 
         Raises:
             ValueError: a number cannot be. ArtifactError: it contradicts itself.
@@ -134,8 +133,6 @@ class Publication(SealedRecord):
                 f"{where}/{PUBLICATION} is of kind {self.kind!r} and number {self.seq!r}, which no "
                 "publication is."
             )
-        for file in self.files():
-            file.check(f"{where}/{PUBLICATION}", "publication")
 
 
 def place_of(name: str) -> ChainPlace | None:

@@ -24,8 +24,8 @@ from torch import Tensor
 from rayrec.errors import ArtifactError
 from rayrec.quant import PackedTable, pack_rows
 from rayrec.serve.chain.publication import ChangedTable
-from rayrec.serve.manifest import StoredFile
-from rayrec.serve.stored import read_stored, stored
+from rayrec.serve.files import StoredFile
+from rayrec.serve.stored import numbers, read_columns, stored
 
 _CHUNK_ROWS = 1 << 16  # rows of a record batch
 
@@ -95,20 +95,10 @@ def read_rows(
     """
     count = 0
     for file in changed.files:
-        content = read_stored(folder, file)
-        try:
-            whole = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-            if dict(zip(whole.schema.names, whole.schema.types, strict=True)) != _columns(table):
-                raise ValueError(f"its columns are {' '.join(str(whole.schema).split())}")
-            whole.validate(full=True)
-            if any(column.null_count for column in whole.columns):
-                raise ValueError("it has nulls")
-            whole = whole.combine_chunks()
-            rows = _numbers(whole.column("row"))
-            keys = _numbers(whole.column("key")) if table.has_ids else None
-            packed = _bytes_of(whole.column("packed"), table.row_bytes)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise ArtifactError(f"{folder}/{file.path} is no file of rows: {error}.") from error
+        whole = read_columns(folder, file, _columns(table))
+        rows = numbers(whole.column("row"))
+        keys = numbers(whole.column("key")) if table.has_ids else None
+        packed = _bytes_of(whole.column("packed"), table.row_bytes)
         is_ascending = bool((rows[1:] > rows[:-1]).all())
         if len(rows) and not (is_ascending and int(rows[0]) >= 0 and int(rows[-1]) < table.rows):
             raise ArtifactError(
@@ -127,10 +117,6 @@ def _columns(table: PackedTable) -> dict[str, pa.DataType]:
     """Return the columns of a file of rows, with their types."""
     columns = {"row": pa.int64(), "packed": pa.binary(table.row_bytes)}
     return columns | {"key": pa.int64()} if table.has_ids else columns
-
-
-def _numbers(column: pa.ChunkedArray) -> Tensor:
-    return torch.from_numpy(np.array(column.to_numpy(), copy=True))
 
 
 def _bytes_of(column: pa.ChunkedArray, row_bytes: int) -> Tensor:

@@ -30,8 +30,9 @@ from rayrec.serve.chain.publication import BASE, DELTA, ChainPlace, ChangedTable
 from rayrec.serve.chain.row_files import write_rows
 from rayrec.serve.chain.row_ranges import Changed, RowRanges
 from rayrec.serve.dense_file import dense_bytes
+from rayrec.serve.files import StoredFile
 from rayrec.serve.live_rows import LiveRows
-from rayrec.serve.manifest import Manifest, StoredFile
+from rayrec.serve.manifest import Manifest
 from rayrec.serve.signing import SigningKey
 from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, table_path
@@ -52,12 +53,15 @@ class Moment:
         plan: sharding plan of the tables, over the ranks that write.
         dense: parameters and buffers by name; rank 0's are published.
         time: seconds since 1970; rank 0's is published.
+        event_time, ingest_time: of the newest rows of a stream; see `Publication`.
     """
 
     step: int
     plan: ShardingPlan
     dense: Mapping[str, Tensor]
     time: float
+    event_time: int | None = None
+    ingest_time: float | None = None
 
 
 class ChainWriter:
@@ -140,6 +144,8 @@ class ChainWriter:
                 from_step=0,
                 to_step=moment.step,
                 time=moment.time,
+                event_time=moment.event_time,
+                ingest_time=moment.ingest_time,
                 dense=None,
             ).sealed()
             self._folder.finish(publication, self._key)
@@ -285,6 +291,8 @@ class ChainWriter:
             from_step=head.to_step,
             to_step=moment.step,
             time=moment.time,
+            event_time=moment.event_time,
+            ingest_time=moment.ingest_time,
             tables=tuple(tables),
             dense=written[0][1],
         )

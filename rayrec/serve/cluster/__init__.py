@@ -1,6 +1,5 @@
 """The server of `rayrec serve` on the nodes of a Ray cluster.
 
-host       the actor of one node, which holds the supervisor and the replicas of that node
 placing    room for the replicas, spread over the nodes
 hosts      what happens to the nodes' servers, and how they end
 serving    joins the cluster and holds the servers there

@@ -1,9 +1,9 @@
 """`Hosts`: starts, watches, restarts and ends the servers of a cluster's nodes.
 
 There is room for every replica in a placement group. The replicas whose room is on one node are one
-server there. Ray finds other room for those of a lost node, and a server is started where it lies.
-What is inside of a server is its supervisor's to watch; here all hosts are asked a few times a
-second, and what has happened is told.
+server there, which an actor holds. Ray finds other room for those of a lost node, and a server is
+started where it lies. What is inside of a server is its supervisor's to watch; here all hosts are
+asked a few times a second, and what has happened is told.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 
 from rayrec.driver.rank_process import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
-from rayrec.serve.cluster.host import HostActor, HostReport
-from rayrec.serve.cluster.placing import NodePlace, Places, actor_on, kill_on, places_of
+from rayrec.serve.cluster.placing import NodePlace, kill_on, places_of, start_on
 from rayrec.serve.server.forked import say
+from rayrec.serve.server.hosted import HostedServer, HostReport
 from rayrec.serve.server.restarts import wait_before
+from rayrec.serve.server.served import served_model
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.storage import one_line
 
 _LOOK_S, _ANSWER_S = 0.25, 2.0
 _SILENT_S = 60.0  # an actor that has answered, and does not for so many seconds of looking, hangs
 _MOST_FAILED_STARTS = 3
+_ANY_HOST = ("0.0.0.0", "::")
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +36,7 @@ class _HostSlot:
     Attributes:
         bundles: parts of the placement group with the room of its replicas.
         place: node where they lie.
-        actor: None while the server waits to be started again.
+        actor: holder of the server; None while it waits to be started.
         asked: pending call of `report`, or None.
         pid: id of the actor's process, once it has answered.
         status: last status of a server whose replicas answer; None until then.
@@ -46,7 +48,7 @@ class _HostSlot:
 
     bundles: tuple[int, ...]
     place: NodePlace
-    actor: Any
+    actor: Any = None
     asked: Any = None
     pid: int = 0
     status: ServerStatus | None = None
@@ -98,7 +100,7 @@ class Hosts:
         while not (places := places_of(self._group, range(own.replicas), self._check)):
             self._check()
             time.sleep(_LOOK_S)
-        self._place(places)
+        self._slots = [_HostSlot(own, place) for place, own in places.items()]
         model = self._look()
         self._version = "" if self._follow else model
         for slot in self._slots:
@@ -161,7 +163,7 @@ class Hosts:
         # one that is being started has no requests; `kill` ends it
         waited = [slot for slot in self._slots if slot.status is not None]
         for slot in waited:
-            slot.actor.stop.remote()
+            slot.actor.terminate.remote()
         end = time.monotonic() + self._settings.end_s + 10
         while any(slot.actor for slot in waited) and time.monotonic() < end:
             self.watch()
@@ -177,12 +179,6 @@ class Hosts:
             if slot.actor is not None:
                 ray.kill(slot.actor, no_restart=True)
 
-    def _place(self, places: Places) -> list[_HostSlot]:
-        """Make an actor on every node where some parts of the group lie."""
-        made = [_HostSlot(own, place, actor_on(place, HostActor)) for place, own in places.items()]
-        self._slots += made
-        return made
-
     def _look(self) -> str:
         """Return the model at the path, which must be the same on all hosts.
 
@@ -192,7 +188,7 @@ class Hosts:
         import ray
 
         given = self._path, self._settings, self._follow
-        asked = [slot.actor.look.remote(*given) for slot in self._slots]
+        asked = [start_on(slot.place, served_model, *given) for slot in self._slots]
         waiting, seen = asked, list[str]()
         while waiting:
             self._check()
@@ -203,7 +199,7 @@ class Hosts:
             except ray.exceptions.RayTaskError as error:
                 raised = error.cause if error.cause is not None else error
                 raise _of_host(slot, raised) from None
-            except ray.exceptions.RayActorError as error:
+            except ray.exceptions.RayError as error:
                 raise ServingError(f"{slot.name} cannot start: {death_line(error)}.") from None
         for slot, other in zip(self._slots, seen, strict=True):
             if other != seen[0]:
@@ -219,7 +215,7 @@ class Hosts:
         if slot.ports is not None and slot.failed <= 2 * _MOST_FAILED_STARTS:
             own, tries = replace(own, port=slot.ports[0], http_port=slot.ports[1]), 1
         options = {"follow": self._follow, "version": self._version, "tries": tries}
-        slot.actor.serve.remote(self._path, own, options)
+        slot.actor = start_on(slot.place, HostedServer, self._path, own, **options)
 
     def _start_again(self, lost: _HostSlot) -> None:
         """Start servers where the room of a lost one lies now; wait where it has none yet."""
@@ -231,9 +227,9 @@ class Hosts:
             lost.due = time.monotonic() + 1.0
             return
         self._slots.remove(lost)
-        for slot in self._place(places):
-            slot.failed = lost.failed
-            slot.ports = lost.ports if slot.place == lost.place else None
+        for place, own in places.items():
+            ports = lost.ports if place == lost.place else None
+            self._slots.append(slot := _HostSlot(own, place, failed=lost.failed, ports=ports))
             self._serve(slot)
 
     def _hear(self, slot: _HostSlot) -> None:
@@ -255,6 +251,9 @@ class Hosts:
 
     def _answers(self, slot: _HostSlot, pid: int, status: ServerStatus) -> None:
         """Record and tell the addresses and the version of a server."""
+        if status.settings.host in _ANY_HOST:
+            reached = replace(status.settings, host=slot.place.host)
+            status = status._replace(settings=reached)
         before, slot.status = slot.status, status
         slot.pid, slot.failed = pid, 0
         slot.ports = status.settings.port, status.settings.http_port

@@ -91,25 +91,22 @@ def places_of(group: Any, bundles: Iterable[int], check: Callable[[], None]) -> 
     return places
 
 
-def actor_on(place: NodePlace, kind: type[Any]) -> Any:
-    """Return a new actor on a node; the CPUs that it needs are held by the placement group."""
-    import ray
+def start_on(place: NodePlace, what: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function in a task on a node, or make an actor of a class there.
 
-    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=_on(place)).remote()
+    The CPUs that it needs are held by the placement group.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+    return ray.remote(what).options(num_cpus=0, scheduling_strategy=there).remote(*args, **options)
 
 
 def kill_on(place: NodePlace, pid: int) -> None:
     """Have a process of Ray on a node killed."""
-    import ray
-
     # `ray.kill` of a stopped process had no effect in some runs
-    ray.remote(_kill).options(num_cpus=0, scheduling_strategy=_on(place)).remote(pid)
-
-
-def _on(place: NodePlace) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(place.node, soft=False)
+    start_on(place, _kill, pid)
 
 
 def _kill(pid: int) -> None:

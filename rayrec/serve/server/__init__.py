@@ -1,7 +1,7 @@
 """The server: replicas of a predictor that answer gRPC and HTTP, and the process that watches them.
 
 settings       where it listens, and how much it takes
-served         the predictor of a server
+served         the model of a server, and its predictor
 untrusted      bytes from anybody as columns that are safe to read
 reading_thread requests are read beside the event loop
 scoring_queue  the queue of a replica, and the thread that scores whatever waits in it

@@ -2,7 +2,8 @@
 
 The holder asks the supervisor for its status over a connection, a few times a second, and takes the
 lines that it writes to standard error. A supervisor that is silent for minutes is killed; one whose
-holder is gone answers the requests that it has, and ends.
+holder is gone answers the requests that it has, and ends. On a cluster the holder is an actor of
+each node, since a process of Ray may not be forked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayrec.errors import RayrecError, ServingError, as_user_mistake
 from rayrec.serve.server.pulse import STARTING_S
@@ -26,8 +27,26 @@ _MOST_LINES = 1000
 _LONGEST_TURN_S = 2.0  # time in which the holder did not run is nobody's silence
 
 
+class HostReport(NamedTuple):
+    """Report of a server and its holder.
+
+    Attributes:
+        pid: id of the holder's process.
+        status: status of the server; None until all replicas answer.
+        lines: lines of the server's log since the last report.
+        has_ended: the server has ended.
+        error: the error with which it ended, if any.
+    """
+
+    pid: int
+    status: ServerStatus | None
+    lines: tuple[str, ...]
+    has_ended: bool
+    error: RayrecError | None
+
+
 class HostedServer:
-    """A server in a child process.
+    """A server in a child process; its calls are short.
 
     Args:
         path, settings: the arguments of `serve`.
@@ -82,6 +101,11 @@ class HostedServer:
             self._lines.append(f"the server hangs: silent for {self._silent_s:.0f} s; it is killed")
             self._process.kill()
         return code is None
+
+    def report(self) -> HostReport:
+        """Return what has happened since the last report."""
+        has_ended = not self.poll()
+        return HostReport(os.getpid(), self.status, self.take_lines(), has_ended, self.error)
 
     def take_lines(self) -> tuple[str, ...]:
         """Return the lines that it has written since the last call."""

@@ -133,7 +133,7 @@ class Following:
         self._loop = asyncio.get_running_loop()
         self.told = lead.told(None)
         version = lead.predictor.follower.version
-        metrics.at_version(version.step, version.time)
+        metrics.at_version(version)
         metrics.chain_is(self.told.state)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop.add_reader(connection.fileno(), self._read)
@@ -162,7 +162,7 @@ class Following:
     async def _take(self, version: Version) -> None:
         # in a thread of its own: requests go on meanwhile, by the version before
         await asyncio.to_thread(self._change_over, version)
-        self._metrics.at_version(version.step, version.time)
+        self._metrics.at_version(version)
         self._connection.send_bytes(CHANGED)
 
     def _change_over(self, version: Version) -> None:

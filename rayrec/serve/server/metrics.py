@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -22,6 +23,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from rayrec.serve.chain.follower import Version
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.serve.server.faults import OUTCOMES
 from rayrec.serve.server.settings import METRICS_FOLDER
@@ -30,6 +32,21 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 PROTOCOLS = "grpc", "http"
 FOLLOWED = "followed"
 STATES = tuple(v.value for v in Verdict if v not in (Verdict.NEXT, Verdict.SEEN))
+# since when, by the version that is served
+_AGES: dict[str, tuple[str, Callable[[Version], float | None]]] = {
+    "rayrec_serve_staleness_seconds": (
+        "seconds since training had the weights that are served",
+        lambda version: version.time,
+    ),
+    "rayrec_serve_event_staleness_seconds": (
+        "seconds since the newest event of a stream that the weights have learned from",
+        lambda version: version.event_time,
+    ),
+    "rayrec_serve_ingest_staleness_seconds": (
+        "seconds since the newest rows that the weights have learned from left their stream",
+        lambda version: version.ingest_time,
+    ),
+}
 _SECONDS = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.025),
     *(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
@@ -47,15 +64,14 @@ class Metrics:
 
     def __init__(self, version: str | None) -> None:
         own = self._registry = CollectorRegistry()
+        counter, histogram = partial(Counter, registry=own), partial(Histogram, registry=own)
+        self._gauge = partial(Gauge, registry=own)
         self._computed = CollectorRegistry()
         self._computed.register(self)
         self._is_joined = METRICS_FOLDER in os.environ
         names = ["protocol"]
-        requests = Counter(
-            "rayrec_serve_requests",
-            "requests that were answered",
-            [*names, "outcome"],
-            registry=own,
+        requests = counter(
+            "rayrec_serve_requests", "requests that were answered", [*names, "outcome"]
         )
         # every series is there from the start, so that a rate over it is never undefined
         self._requests = {
@@ -63,81 +79,68 @@ class Metrics:
             for protocol in PROTOCOLS
             for outcome in OUTCOMES
         }
-        latency = Histogram(
+        latency = histogram(
             "rayrec_serve_latency_seconds",
             "seconds from a whole request to its answer, of requests that were scored",
             names,
             buckets=_SECONDS,
-            registry=own,
         )
         self._latency = {protocol: latency.labels(protocol) for protocol in PROTOCOLS}
-        self._batch_requests = Histogram(
-            "rayrec_serve_batch_requests",
-            "requests that were scored in one call",
-            buckets=_COUNTS,
-            registry=own,
+        self._batch_requests = histogram(
+            "rayrec_serve_batch_requests", "requests that were scored in one call", buckets=_COUNTS
         )
-        self._batch_rows = Histogram(
-            "rayrec_serve_batch_rows", "rows scored in one call", buckets=_COUNTS, registry=own
+        self._batch_rows = histogram(
+            "rayrec_serve_batch_rows", "rows scored in one call", buckets=_COUNTS
         )
-        self._unknown = Counter(
-            "rayrec_serve_unknown_ids",
-            "features of rows that had no id: a null, or an empty list",
-            registry=own,
+        self._unknown = counter(
+            "rayrec_serve_unknown_ids", "features of rows that had no id: a null, or an empty list"
         )
-        self._missed = Counter(
+        self._missed = counter(
             "rayrec_serve_missed_ids",
             "ids of a dynamic table that have no row, and were scored as zeros",
             ["table"],
-            registry=own,
         )
-        self._ids = Gauge(
+        self._ids = self._gauge(
             "rayrec_serve_ids",
             "ids of a dynamic table that have a row",
             ["table"],
-            registry=own,
             multiprocess_mode="livemax",
         )
-        self.queue_rows = Gauge(
+        self.queue_rows = self._gauge(
             "rayrec_serve_queue_rows",
             "rows that wait or are being scored",
-            registry=own,
             multiprocess_mode="livesum",
         )
-        Gauge(
+        self._gauge(
             "rayrec_serve_replicas",
             "replicas that serve these weights",
             ["version"],
-            registry=own,
             multiprocess_mode="livesum",
         ).labels(version or FOLLOWED).set(1)
-        self._time = 0.0
+        self._version: Version | None = None
         if version is None:
             self._add_chain()
-        starts = Counter("rayrec_serve_starts", "replicas that were started", registry=own)
-        starts.inc()
+        counter("rayrec_serve_starts", "replicas that were started").inc()
 
     def _add_chain(self) -> None:
         """Make the metrics of a server that follows a chain."""
-        self._step = Gauge(
+        self._step = self._gauge(
             "rayrec_serve_step",
             "training step of the weights, the least of all replicas",
-            registry=self._registry,
             multiprocess_mode="livemin",
         )
-        chain = Gauge(
+        chain = self._gauge(
             "rayrec_serve_chain",
             "1 at what the newest publication is: current where it is served",
             ["state"],
-            registry=self._registry,
             multiprocess_mode="livemax",
         )
         self._chain = {state: chain.labels(state) for state in STATES}
 
-    def at_version(self, step: int, taken: float) -> None:
-        """Record step and time of the weights that are served, in seconds since 1970."""
-        self._time = taken
-        self._step.set(step)
+    def at_version(self, version: Version) -> None:
+        """Record step and times of the weights that are served."""
+        self._version = version
+        self._step.set(version.step)
 
     def chain_is(self, state: str) -> None:
         """Record the verdict on the newest publication."""
@@ -145,13 +148,14 @@ class Metrics:
             gauge.set(name == state)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metrics that are computed at each scrape: the age of the weights."""
-        if self._time:
-            yield GaugeMetricFamily(
-                "rayrec_serve_staleness_seconds",
-                "seconds since training had the weights that are served",
-                value=max(0.0, time.time() - self._time),
-            )
+        """Yield the metrics that are computed at each scrape: ages of what is served."""
+        version = self._version
+        if version is None:
+            return
+        for name, (text, of) in _AGES.items():
+            at = of(version)
+            if at is not None:
+                yield GaugeMetricFamily(name, text, value=max(0.0, time.time() - at))
 
     def answered(self, protocol: str, outcome: str, seconds: float) -> None:
         """Count an answer."""

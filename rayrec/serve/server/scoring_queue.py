@@ -151,18 +151,15 @@ class ScoringQueue:
 
     def _outcomes(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         """Score requests; those with equal columns and options together, and each user alone."""
-        kinds: list[tuple[Asked | None, list[_Job]]] = []
+        groups: list[list[_Job]] = []
         for job in jobs:
-            if job.asked.user is not None:
-                kinds.append((None, [job]))
-                continue
-            for first, own in kinds:
-                if first is not None and _go_together(first, job.asked):
-                    own.append(job)
+            for group in groups:
+                if _go_together(group[0].asked, job.asked):
+                    group.append(job)
                     break
             else:
-                kinds.append((job.asked, [job]))
-        return [pair for _, own in kinds for pair in self._together(own)]
+                groups.append([job])
+        return [pair for group in groups for pair in self._together(group)]
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         try:
@@ -187,11 +184,11 @@ class ScoringQueue:
             whole = pa.Table.from_batches([part.rows for part in parts]).combine_chunks()
             (rows,) = whole.to_batches() or [rows]
         if user is not None:
-            request = self._predictor.read_candidates(user, rows)
+            request = self._predictor.requests.of_user(user, rows)
         elif first.ranks:
-            request = self._predictor.read_top(rows, first.k, first.masked)
+            request = self._predictor.requests.best(rows, first.k, first.masked)
         else:
-            request = self._predictor.read(rows)
+            request = self._predictor.requests.read(rows)
         scores, name, step = self._predictor.score_and_version(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
@@ -234,6 +231,8 @@ class ScoringQueue:
 
 def _go_together(one: Asked, other: Asked) -> bool:
     """Return True if one call scores the rows of both."""
+    if one.user is not None or other.user is not None:
+        return False
     options = (one.k, one.masked) == (other.k, other.masked)
     return options and bool(one.rows.schema.equals(other.rows.schema))
 

@@ -1,4 +1,4 @@
-"""`HistoryReader`: requests to a next-item model.
+"""`NextItemReader`: requests to a next-item model.
 
 A row has the list of a history, with what the schema has beside it, and is one of three:
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from rayrec.checks import whole_number
 from rayrec.data import Batch
@@ -26,8 +27,8 @@ from rayrec.serve.requests import (
     CandidateSplit,
     Request,
     Rows,
+    marked,
     names_of,
-    nothing,
     read_rows,
     user_columns,
 )
@@ -36,45 +37,36 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 _MOST_LISTED = 1 << 22  # places in the lists of one answer
 
 
-class HistoryReader:
+class NextItemReader:
     """Reads rows of columns as requests.
 
     Args:
         schema: as `NextItemRecipe.request_schema` makes it.
         model: the model, whose longest list of `ks` is the default of k.
+        is_checked: every id that the schema lets through has a row, so no lookup checks it again.
     """
 
-    def __init__(self, schema: FeatureSchema, model: NextItemModel) -> None:
-        self._schema, self._model = schema, model
+    def __init__(self, schema: FeatureSchema, model: NextItemModel, is_checked: bool) -> None:
+        self._schema, self._model, self._is_checked = schema, model, is_checked
         (item,) = (one for one in schema.features if one.name == model.item)
         (self._items,) = (t.num_embeddings for t in schema.tables if item.name in t.feature_names)
         self._column = item.column
         columns = frozenset(schema.columns(with_labels=False)) - {item.column}
         self._columns, self._split = columns, CandidateSplit(schema, columns)
 
-    def read(
-        self, rows: Rows, k: int | None = None, masked: bool = False, ranks: bool = False
-    ) -> Request:
-        """Return the request of rows that all have an item, or of rows for which to rank all items.
+    def read(self, rows: Rows) -> Request:
+        """Return the request of rows that all have an item; of others that of `best`.
 
-        Args:
-            k: length of the lists; None takes the longest that training scored.
-            masked: leave out what a row has seen: its history, and the model's sequence `seen`.
-            ranks: no rows with an item are taken.
         Raises:
-            InputError: the rows cannot be read, or have an item beside k or masked; or a list is
-                longer than all items.
+            InputError: the rows cannot be read.
         """
-        if not ranks and isinstance(rows, Sequence) and not rows:
-            return self.of_batch(nothing(self._schema))
-        if self._column not in names_of(rows):
-            return self._ranking(rows, max(self._model.ks) if k is None else k, masked)
-        if ranks:
-            raise InputError(
-                f"all items are to be ranked, and the rows have column {self._column!r}, the item "
-                "to score; leave it out, or ask for its score."
-            )
-        return self.of_batch(read_rows(rows, self._schema))
+        if self._column in names_of(rows) or (isinstance(rows, Sequence) and not rows):
+            return self.of_batch(read_rows(rows, self._schema))
+        return self.best(rows)
+
+    def of_tensors(self, ids: KeyedJaggedTensor, dense: Tensor | None) -> Request:
+        """Raise InputError: the request to such a model has no form as tensors."""
+        raise InputError("a next-item model is given rows of columns; these are tensors.")
 
     def of_batch(self, batch: Batch) -> Request:
         """Return the request of a batch with an item in each row.
@@ -83,7 +75,7 @@ class HistoryReader:
             InputError: a row has no item, or several.
         """
         item_ids(batch, self._model.item)
-        return Request(batch.dense_features, batch.sparse_features, batch.sequences)
+        return marked(Request.of_batch(batch), self._is_checked)
 
     def of_user(self, user: Rows, candidates: Rows) -> Request:
         """Return the request of the candidates of one user.
@@ -91,6 +83,8 @@ class HistoryReader:
         Raises:
             InputError: the rows cannot be read, or a column is on the wrong side.
         """
+        if len(candidates) == 0:
+            return self.read([])
         columns = user_columns(user, candidates, self._schema)
         if columns != self._columns:
             raise InputError(
@@ -100,11 +94,24 @@ class HistoryReader:
         one, many = self._split.read(user, candidates)
         items = item_ids(many, self._model.item)
         ids = _with_items(one.sparse_features, self._model.item, items, [len(items)])
-        return Request(one.dense_features, ids, one.sequences)
+        return marked(Request(one.dense_features, ids, one.sequences), self._is_checked)
 
-    def _ranking(self, rows: Rows, k: int, masked: bool) -> Request:
+    def best(self, rows: Rows, k: int | None = None, masked: bool = False) -> Request:
+        """Return the request of the best items of each row.
+
+        Args:
+            k: length of the lists; None takes the longest that training scored.
+            masked: leave out what a row has seen: its history, and the model's sequence `seen`.
+        Raises:
+            InputError: the rows cannot be read, or have an item; or the lists are too long.
+        """
         assert self._split.user is not None, "a history is read"
-        whole_number("k", k)
+        if self._column in names_of(rows):
+            raise InputError(
+                f"all items are to be ranked, and the rows have column {self._column!r}, the item "
+                "to score; leave it out, or ask for its score."
+            )
+        k = whole_number("k", max(self._model.ks) if k is None else k)
         if k > self._items:
             raise InputError(f"k={k} is longer than a list of all {self._items} items.")
         batch = read_rows(rows, self._split.user)
@@ -120,11 +127,12 @@ class HistoryReader:
             left_out = [batch.sparse_features[self._model.history]]
         if masked and self._model.seen is not None:
             left_out.append(batch.sequences[self._model.seen])
-        return Request(batch.dense_features, ids, batch.sequences, Top(k, tuple(left_out)))
+        top = Top(k, tuple(left_out))
+        return marked(Request(batch.dense_features, ids, batch.sequences, top), self._is_checked)
 
 
 def _with_items(
-    histories: KeyedJaggedTensor, item: str, ids: torch.Tensor, counts: list[int]
+    histories: KeyedJaggedTensor, item: str, ids: Tensor, counts: list[int]
 ) -> KeyedJaggedTensor:
     """Return histories with the items of each row beside them."""
     lengths = histories.lengths()

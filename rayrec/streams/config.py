@@ -1,0 +1,70 @@
+"""`StreamConfig`: the section `data.stream` of a run file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rayrec.checks import absolute_path, seconds, whole_number
+from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_fields
+
+if TYPE_CHECKING:
+    from rayrec.streams.source import StreamSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamConfig:
+    """Options of a stream: its source, where its windows end, and when the run ends.
+
+    A window ends with `rows` rows, or `seconds` after the first of its rows was seen.
+
+    Attributes:
+        folder: folder or URI that Parquet files are put into, read in the order of their names.
+        rows: most rows of a window.
+        seconds: wait for more rows for at most so long.
+        time: column of the time of an event, for late events and staleness: whole seconds since
+            1970, or timestamps; None takes the schema's, if it has one.
+        patience_s: a file that is no whole Parquet file and has not grown for so long is refused.
+        stop_after_windows: the run ends after so many windows; None goes on.
+        stop_when_idle_s: it ends when no row has come for so long; None waits for ever.
+    Raises:
+        ConfigError: no source is given, or a number is out of range.
+    """
+
+    folder: str | None = None
+    rows: int = 100_000
+    seconds: float = 60.0
+    time: str | None = None
+    patience_s: float = 30.0
+    stop_after_windows: int | None = None
+    stop_when_idle_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.folder is None:
+            raise ConfigError("StreamConfig has no source; give folder=... .")
+        object.__setattr__(self, "folder", absolute_path("folder", self.folder))
+        whole_number("StreamConfig has rows", self.rows)
+        seconds("StreamConfig has seconds", self.seconds)
+        seconds("StreamConfig has patience_s", self.patience_s)
+        if self.stop_after_windows is not None:
+            whole_number("StreamConfig has stop_after_windows", self.stop_after_windows)
+        if self.stop_when_idle_s is not None:
+            seconds("StreamConfig has stop_when_idle_s", self.stop_when_idle_s)
+
+    def open(self) -> StreamSource:
+        """Return the source, opened in this process.
+
+        Raises:
+            InputError: it cannot be reached.
+        """
+        from rayrec.streams.folder import FolderSource
+
+        assert self.folder is not None
+        return FolderSource(self.folder, self.patience_s)
+
+    @property
+    def source_name(self) -> str:
+        """What messages and fingerprints call the source."""
+        return f"folder {self.folder}"

@@ -1,0 +1,219 @@
+"""`WindowCutter`: cuts the rows of a source into windows, in a thread of rank 0.
+
+Rows are tried as training will read them, so that a window holds none that would end the run: what
+does not fit is left out, counted, and told in the folder of refused rows. The next window is cut
+while the current one is trained on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.data.convert import to_batch
+from rayrec.errors import InputError
+from rayrec.layout.schema import FeatureSchema
+from rayrec.streams.config import StreamConfig
+from rayrec.streams.kept import StreamWindow, WindowFolder
+from rayrec.streams.source import Cursor, Refusal, StreamSource
+
+MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A window that is being filled."""
+
+    number: int
+    cursor: Cursor
+    newest: int | None
+    tables: list[pa.Table] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    since: float | None = None  # when its first row was seen
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.tables))
+
+
+class WindowCutter:
+    """Cuts the windows of a run, one after another.
+
+    Args:
+        schema: what rows are tried by.
+        binary: label columns that hold 0 and 1 alone.
+    """
+
+    def __init__(
+        self,
+        folder: WindowFolder,
+        source: StreamSource,
+        config: StreamConfig,
+        schema: FeatureSchema,
+        binary: bool | Sequence[str] = False,
+    ) -> None:
+        self._folder, self._source, self._config = folder, source, config
+        self._schema, self._binary = schema, binary
+        self._time = config.time or schema.time
+        self._columns = list(schema.columns())
+        if self._time is not None and self._time not in self._columns:
+            self._columns.append(self._time)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
+        self._task: Future[StreamWindow | None] | None = None
+        self._growing: _Growing | None = None
+        self._seen = time.monotonic()
+
+    def is_idle(self, seconds: float) -> bool:
+        """Return True if no row was seen for so long, and none is left to cut."""
+        growing = self._growing
+        return self._idle_s >= seconds and (growing is None or not growing.rows)
+
+    @property
+    def _idle_s(self) -> float:
+        return time.monotonic() - self._seen
+
+    def window(self, number: int) -> StreamWindow | None:
+        """Return a window if it has been cut by now; else begin to cut it.
+
+        Raises:
+            RayrecError: the source cannot be read, or the window not be written.
+        """
+        self.begin(number)
+        assert self._task is not None
+        if not self._task.done():
+            return None
+        task, self._task = self._task, None
+        return task.result()
+
+    def begin(self, number: int) -> None:
+        """Begin to cut a window in the thread, unless that is under way."""
+        if self._task is None:
+            self._task = self._thread.submit(self._cut, number)
+
+    def close(self) -> None:
+        """End the thread; what is being filled is read again from its cursor."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _cut(self, number: int) -> StreamWindow | None:
+        """Return a window that is there, or cut it if enough rows are; else None."""
+        kept = self._folder.read(number)
+        if kept is not None:
+            self._seen = time.monotonic()
+            return kept
+        growing, config = self._begun(number), self._config
+        while growing.rows < config.rows:
+            found = self._source.read(growing.cursor, config.rows - growing.rows)
+            if found is None:
+                break
+            if found.cursor == growing.cursor and not found.refused:
+                raise InputError(f"stream {self._source.name} gives rows and no further cursor.")
+            growing.cursor = found.cursor
+            growing.refusals += found.refused
+            if found.rows is not None and len(found.rows):
+                self._add(growing, found.rows, found.place)
+        if growing.rows and growing.since is None:
+            growing.since = time.monotonic()
+        return self._closed(growing) if self._is_due(growing) else None
+
+    def _begun(self, number: int) -> _Growing:
+        if self._growing is None or self._growing.number != number:
+            before = self._folder.read(number - 1) if number else None
+            if number and before is None:
+                raise InputError(
+                    f"{self._folder.path} has no window {number - 1}, behind which window {number} "
+                    "begins. Resume a checkpoint whose windows are kept, or begin a new run."
+                )
+            cursor = self._source.start() if before is None else before.after
+            newest = None if before is None else before.newest_event
+            self._growing = _Growing(number, cursor, newest)
+        return self._growing
+
+    def _is_due(self, growing: _Growing) -> bool:
+        if growing.since is None:
+            return False
+        age, idle = time.monotonic() - growing.since, self._config.stop_when_idle_s
+        is_old = age >= self._config.seconds or (idle is not None and self._idle_s >= idle)
+        return growing.rows >= self._config.rows or is_old
+
+    def _add(self, growing: _Growing, rows: pa.Table, place: str) -> None:
+        self._seen = time.monotonic()
+        first = int(growing.cursor.get("row", len(rows))) - len(rows)
+        for name in self._columns:
+            if rows.schema.names.count(name) != 1:
+                why = f"no column {name!r}; it has {rows.schema.names}"
+                growing.refusals.append(Refusal(place, why, len(rows)))
+                return
+        for table in self._fitting(growing, rows.select(self._columns), place, first):
+            try:
+                pa.unify_schemas([table.schema, *(one.schema for one in growing.tables[-1:])])
+            except pa.ArrowException as error:
+                why = f"types of another kind than before: {str(error).splitlines()[0]}"
+                growing.refusals.append(Refusal(place, why, len(table)))
+                continue
+            growing.tables.append(table)
+
+    def _fitting(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> list[pa.Table]:
+        """Return the rows that training can read, in order; each bad one is refused."""
+        try:
+            self._try(rows, place, first)
+        except InputError as error:
+            many = len(growing.refusals) >= MOST_REFUSALS
+            if len(rows) > 1 and not many:
+                half = len(rows) // 2
+                return [
+                    *self._fitting(growing, rows.slice(0, half), place, first),
+                    *self._fitting(growing, rows.slice(half), place, first + half),
+                ]
+            growing.refusals.append(Refusal(f"{place}, row {first}", str(error), len(rows)))
+            return []
+        return [rows]
+
+    def _try(self, rows: pa.Table, place: str, first: int) -> None:
+        to_batch(rows, self._schema, place, first, self._binary)
+        if self._time is not None:
+            _seconds(rows, self._time)
+
+    def _closed(self, growing: _Growing) -> StreamWindow:
+        """Write a window and its record."""
+        rows = pa.concat_tables(growing.tables, promote_options="permissive")
+        newest, late = growing.newest, 0
+        if self._time is not None:
+            times = _seconds(rows, self._time)
+            late = 0 if newest is None else int((times < newest).sum())
+            newest = max([int(times.max()), *([] if newest is None else [newest])])
+        lag, file = self._source.lag(growing.cursor), self._folder.write_rows(growing.number, rows)
+        window = StreamWindow(
+            number=growing.number,
+            file=file,
+            rows=len(rows),
+            after=dict(growing.cursor),
+            cut_s=round(time.time(), 3),
+            newest_event=newest,
+            late=late,
+            refused=sum(max(1, one.rows) for one in growing.refusals),
+            lag_rows=lag.rows,
+            lag_s=None if lag.seconds is None else round(lag.seconds, 3),
+        )
+        self._growing = None
+        return self._folder.add(window, growing.refusals)
+
+
+def _seconds(rows: pa.Table, column: str) -> np.ndarray:
+    """Return the event times of rows, int64 seconds since 1970."""
+    values = rows[column].combine_chunks()
+    if values.null_count:
+        raise InputError(f"column {column!r} of event times is null in a row; give each its time.")
+    if pa.types.is_timestamp(values.type):
+        values = pc.cast(values, pa.timestamp("s", values.type.tz), safe=False)
+    elif not pa.types.is_integer(values.type):
+        raise InputError(
+            f"column {column!r} of event times has type {values.type}; give whole seconds since "
+            "1970, or timestamps."
+        )
+    return np.asarray(pc.cast(values, pa.int64()))

@@ -1,0 +1,47 @@
+"""`StreamDataset`: the training data of a run that is fed by a stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from rayrec.data.files import ParquetDataset
+from rayrec.data.rows import RowDataset
+from rayrec.layout.schema import FeatureSchema
+from rayrec.streams.config import StreamConfig
+from rayrec.streams.kept import StreamWindow, WindowFolder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamDataset:
+    """Rows of a stream, window after window; an epoch of the run is a window.
+
+    Attributes:
+        config: the source, and where windows end.
+        schema: what the columns mean.
+        num_streams: parts of a window of which every batch takes rows in turn.
+    """
+
+    config: StreamConfig
+    schema: FeatureSchema
+    num_streams: int = 8
+
+    def window(self, run_path: str, window: StreamWindow) -> ParquetDataset:
+        """Return the rows of a window that has been cut.
+
+        Raises:
+            InputError: they are gone or damaged.
+        """
+        path = f"{WindowFolder(run_path).path}/{window.file}"
+        return ParquetDataset(path, self.schema, num_streams=self.num_streams)
+
+    def fingerprint(self) -> str:
+        """A short hash of what a place in the stream depends on, beside the windows of the run."""
+        parts = ["stream", self.config.source_name, self.num_streams]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def schema_of(data: object) -> FeatureSchema | None:
+    """Return the schema of data, if they have one."""
+    return data.schema if isinstance(data, RowDataset | StreamDataset) else None

@@ -1,0 +1,183 @@
+"""`FolderSource`: Parquet files that are put into a folder, in the order of their names.
+
+A file counts once it is whole: Parquet writes its footer last. Reading waits for a file that still
+grows, also if later ones are whole, so that the order is that of the names. Names that start with
+'.' or '_' are left out, which is how a producer writes aside before it renames.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from rayrec.errors import InputError
+from rayrec.storage import one_line, resolve
+from rayrec.streams.source import Cursor, Refusal, SourceLag, SourceRows
+
+SUFFIX = ".parquet"
+
+
+class _Seen(NamedTuple):
+    """A file that was not whole: its size, and when it was first seen with it (monotonic)."""
+
+    size: int
+    since: float
+
+
+class FolderSource:
+    """Growing folder of Parquet files.
+
+    A cursor names the file that was read last, its size and rows, and the rows of it that are done.
+
+    Args:
+        path: folder or URI; files of its subfolders are not read.
+        patience_s: a file that is not whole and has not grown for so long is refused.
+    Raises:
+        CheckpointError: there is no file system for the URI.
+    """
+
+    def __init__(self, path: str, patience_s: float = 30.0) -> None:
+        self.path, self._patience_s = path, patience_s
+        self._filesystem, self._root = resolve(path)
+        self._partial: dict[str, _Seen] = {}
+        self._rows: dict[tuple[str, int], int] = {}  # of whole files that wait, for the lag
+        self._passed: set[str] | None = None  # names at or before the cursor
+
+    @property
+    def name(self) -> str:
+        """What messages call the source."""
+        return f"folder {self.path}"
+
+    def start(self) -> Cursor:
+        """Return the cursor before the first file."""
+        return {"file": "", "size": 0, "rows": 0, "row": 0}
+
+    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+        """Return rows of one file; see `StreamSource.read`."""
+        files = self._list()
+        refused = self._out_of_order(files, str(cursor["file"]))
+        if cursor["row"] < cursor["rows"]:
+            found: SourceRows | None = self._rest(files, cursor, most)
+        else:
+            found = self._next(files, str(cursor["file"]), most)
+        if found is None:
+            return SourceRows(None, cursor, self.name, refused) if refused else None
+        return found._replace(refused=(*refused, *found.refused))
+
+    def lag(self, cursor: Cursor) -> SourceLag:
+        """Return the rows of whole files behind the cursor, and the age of the first."""
+        rows, oldest = int(cursor["rows"]) - int(cursor["row"]), None
+        waiting = {}
+        for name, info in self._list().items():
+            behind = name > cursor["file"]
+            if behind:
+                key = (name, info.size)
+                try:
+                    waiting[key] = self._rows.get(key) or self._open(name).metadata.num_rows
+                except (pa.ArrowException, OSError):
+                    continue
+                rows += waiting[key]
+            if (behind or (rows and name == cursor["file"])) and info.mtime is not None:
+                written = info.mtime.timestamp()
+                oldest = written if oldest is None else min(oldest, written)
+        self._rows = waiting
+        # clocks of two machines differ, and a clock may jump
+        seconds = 0.0 if not rows else None if oldest is None else max(0.0, time.time() - oldest)
+        return SourceLag(rows, seconds)
+
+    def _list(self) -> dict[str, fs.FileInfo]:
+        try:
+            found = self._filesystem.get_file_info(fs.FileSelector(self._root))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(
+                f"stream {self.name} cannot be listed: {one_line(error)}. Make the folder, or give "
+                "its place in [data.stream] folder."
+            ) from error
+        files = {
+            info.base_name: info
+            for info in found
+            if info.is_file and info.base_name.endswith(SUFFIX) and info.base_name[0] not in "._"
+        }
+        return dict(sorted(files.items()))
+
+    def _out_of_order(self, files: dict[str, fs.FileInfo], last: str) -> tuple[Refusal, ...]:
+        """Return the files that have come with a name before the cursor."""
+        passed = {name for name in files if name <= last}
+        # what an earlier process has read cannot be told from what came after it
+        new = () if self._passed is None else sorted(passed - self._passed - {last})
+        self._passed = passed
+        why = f"its name sorts before {last}, which has been read; name files in order"
+        return tuple(Refusal(name, why) for name in new)
+
+    def _open(self, name: str) -> pq.ParquetFile:
+        return pq.ParquetFile(self._filesystem.open_input_file(f"{self._root}/{name}"))
+
+    def _next(self, files: dict[str, fs.FileInfo], last: str, most: int) -> SourceRows | None:
+        for name, info in files.items():
+            if name <= last:
+                continue
+            try:
+                file = self._open(name)
+            except FileNotFoundError:
+                continue  # renamed or taken away just now
+            except (pa.ArrowException, OSError) as error:
+                refusal = self._not_whole(name, info.size, one_line(error))
+                if refusal is None:
+                    return None
+                cursor = {"file": name, "size": info.size, "rows": 0, "row": 0}
+                return SourceRows(None, cursor, name, (refusal,))
+            self._partial.pop(name, None)
+            return self._rows_of(file, name, info.size, 0, most)
+        return None
+
+    def _not_whole(self, name: str, size: int, why: str) -> Refusal | None:
+        now, seen = time.monotonic(), self._partial.get(name)
+        if seen is None or seen.size != size:
+            self._partial = {name: _Seen(size, now)}
+            return None
+        if now - seen.since < self._patience_s:
+            return None
+        return Refusal(name, f"no whole Parquet file, and does not grow: {why}")
+
+    def _rest(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> SourceRows:
+        """Return further rows of the file that the cursor is in."""
+        name, left = str(cursor["file"]), int(cursor["rows"]) - int(cursor["row"])
+        past = {**cursor, "row": cursor["rows"]}
+        info = files.get(name)
+        try:
+            if info is None:
+                why = "is gone"
+            elif info.size != cursor["size"]:
+                why = f"has {info.size} bytes now, and had {cursor['size']}"
+            else:
+                return self._rows_of(self._open(name), name, info.size, int(cursor["row"]), most)
+        except (pa.ArrowException, OSError) as error:
+            why = f"cannot be read: {one_line(error)}"
+        refusal = Refusal(name, f"{why}; its last {left} rows are not trained on", left)
+        return SourceRows(None, past, name, (refusal,))
+
+    def _rows_of(
+        self, file: pq.ParquetFile, name: str, size: int, row: int, most: int
+    ) -> SourceRows:
+        """Return the rows of a file from a row on, at most so many."""
+        total, stop = file.metadata.num_rows, min(file.metadata.num_rows, row + most)
+        groups: list[int] = []
+        first = before = 0
+        for group in range(file.num_row_groups):
+            end = first + file.metadata.row_group(group).num_rows
+            if end > row and first < stop:
+                if not groups:
+                    before = first
+                groups.append(group)
+            first = end
+        try:
+            rows = file.read_row_groups(groups).slice(row - before, stop - row)
+        except (pa.ArrowException, OSError) as error:
+            past = {"file": name, "size": size, "rows": total, "row": total}
+            why = f"cannot be read: {one_line(error)}"
+            return SourceRows(None, past, name, (Refusal(name, why, total - row),))
+        return SourceRows(rows, {"file": name, "size": size, "rows": total, "row": stop}, name)

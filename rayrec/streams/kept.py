@@ -1,0 +1,171 @@
+"""`StreamWindow`, a window as a fact of a run, and the folder of the run that keeps windows.
+
+The rows of a window are written first, under a name of their own, and its record last: from then on
+every attempt of the run, with any number of ranks, reads these rows and no others. The folder has
+
+    window-00000012.json              the record
+    window-00000012-3f9a61c2.parquet  its rows
+    refused/window-00000012.json      what was left out while it was cut, and why
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from rayrec.checks import is_uri
+from rayrec.errors import InputError, SaveError
+from rayrec.fields.json_text import json_object, of_json
+from rayrec.fields.writing import record_of
+from rayrec.storage import one_line, resolve, write_whole
+from rayrec.streams.source import Refusal
+
+FOLDER = "stream"
+ROW_GROUPS = 16  # of a window: so many parts can be read beside each other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamWindow:
+    """Window of a stream.
+
+    Attributes:
+        number: 0 is the first of the run.
+        file: name of the file of its rows.
+        rows: number of them.
+        after: cursor of the source behind it.
+        cut_s: wall clock when it was cut, seconds since 1970.
+        newest_event: greatest event time of this window and all before it, seconds since 1970; None
+            where the run reads no time.
+        late: rows whose event time lies before the newest of the windows before.
+        refused: rows, messages and files that were left out.
+        lag_rows, lag_s: what waited in the source then, see `SourceLag`.
+    """
+
+    number: int
+    file: str
+    rows: int
+    after: dict[str, Any]
+    cut_s: float
+    newest_event: int | None = None
+    late: int = 0
+    refused: int = 0
+    lag_rows: int | None = None
+    lag_s: float | None = None
+
+
+class WindowFolder:
+    """Folder of the windows of a run.
+
+    Args:
+        run_path: absolute folder or URI of the run.
+    """
+
+    def __init__(self, run_path: str) -> None:
+        self.path = f"{run_path}/{FOLDER}"
+
+    def read(self, number: int) -> StreamWindow | None:
+        """Return a window, or None where it has not been cut.
+
+        Raises:
+            InputError: its record is damaged.
+        """
+        path = f"{self.path}/{_record_name(number)}"
+        filesystem, where = resolve(path)
+        try:
+            with filesystem.open_input_stream(where) as stream:
+                text = stream.read().decode()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeError, pa.ArrowException) as error:
+            raise InputError(f"window {path} cannot be read: {one_line(error)}.") from error
+        data = json_object(text, path, InputError)
+        window: StreamWindow = of_json(StreamWindow, data, path, InputError)
+        return window
+
+    def write_rows(self, number: int, rows: pa.Table) -> str:
+        """Write the rows of a window, and return the name of their file.
+
+        Raises:
+            SaveError: they cannot be written.
+        """
+        name = f"window-{number:08d}-{uuid.uuid4().hex[:8]}.parquet"
+        filesystem, root = resolve(self.path)
+        try:
+            filesystem.create_dir(root, recursive=True)
+            size = max(1024, -(-len(rows) // ROW_GROUPS))
+            pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, row_group_size=size)
+        except (OSError, pa.ArrowException) as error:
+            raise SaveError(
+                f"cannot write window {number} to {self.path}: {one_line(error)}."
+            ) from error
+        return name
+
+    def add(self, window: StreamWindow, refusals: Sequence[Refusal]) -> StreamWindow:
+        """Write the record of a window, and return it; or the record that is there already.
+
+        Raises:
+            SaveError: it cannot be written.
+        """
+        if refusals:
+            told = json.dumps([asdict(one) for one in refusals], indent=1)
+            path = f"{self.path}/refused/window-{window.number:08d}.json"
+            write_whole("refused rows", path, told)
+        path = f"{self.path}/{_record_name(window.number)}"
+        text = json.dumps(record_of(window))
+        if is_uri(path):
+            # one process cuts at a time, since the driver ends a world before it begins the next
+            write_whole("a window", path, text)
+        elif not _write_new(Path(path), text):
+            return self.read(window.number) or window
+        return window
+
+    def prune(self, first: int) -> None:
+        """Delete windows before a number; trouble is left to the next time."""
+        filesystem, root = resolve(self.path)
+        with suppress(OSError, pa.ArrowException):
+            for info in filesystem.get_file_info(fs.FileSelector(root)):
+                number = _number_of(info.base_name)
+                if info.is_file and number is not None and number < first:
+                    filesystem.delete_file(info.path)
+
+
+def _record_name(number: int) -> str:
+    return f"window-{number:08d}.json"
+
+
+def _number_of(name: str) -> int | None:
+    digits = name.removeprefix("window-")[:8]
+    return int(digits) if name.startswith("window-") and digits.isdecimal() else None
+
+
+def _write_new(path: Path, text: str) -> bool:
+    """Write a file whole, and return True; False where there is one already."""
+    try:
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".rayrec-")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.link(partial, path)
+        finally:
+            os.unlink(partial)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise SaveError(f"cannot write {path}: {one_line(error)}.") from error
+    return True
+
+
+def as_record(window: StreamWindow) -> Mapping[str, Any]:
+    """Return a window as data of JSON, to send."""
+    return record_of(window)

@@ -1,0 +1,81 @@
+"""`StreamSource`: the protocol of what a stream reads, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+Cursor = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Rows, a message or a file of a stream that are not trained on.
+
+    Attributes:
+        place: file, or partition and offset, and row.
+        reason: one line.
+        rows: number of rows that are known to be lost by it.
+    """
+
+    place: str
+    reason: str
+    rows: int = 0
+
+
+class SourceRows(NamedTuple):
+    """Rows of a source that follow each other.
+
+    Attributes:
+        rows: in the order in which they are trained on before shuffling; there may be none.
+        cursor: JSON data; the place behind the rows.
+        place: name of the rows in messages, such as their file.
+        refused: what the source left out before or behind them.
+    """
+
+    rows: pa.Table | None
+    cursor: Cursor
+    place: str
+    refused: tuple[Refusal, ...] = ()
+
+
+class SourceLag(NamedTuple):
+    """Distance of a cursor from the end of its source.
+
+    Attributes:
+        rows: rows that wait; None where the source cannot tell.
+        seconds: age of the oldest of them; 0 where none waits, None where it cannot be told.
+    """
+
+    rows: int | None
+    seconds: float | None
+
+
+class StreamSource(Protocol):
+    """Source of rows, which is read by one process at a time.
+
+    Equal cursors give equal rows for as long as the source keeps them; a window, once it is cut,
+    does not need the source any more.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages and fingerprints call the source."""
+
+    def start(self) -> Cursor:
+        """Return the cursor of a run that begins."""
+
+    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+        """Return rows behind a cursor that are there by now; None where nothing is.
+
+        Args:
+            most: rows at most.
+        Raises:
+            InputError: the source cannot be read, or has lost what lies behind the cursor.
+        """
+
+    def lag(self, cursor: Cursor) -> SourceLag:
+        """Return how far a cursor is behind."""

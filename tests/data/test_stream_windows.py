@@ -1,0 +1,251 @@
+"""Windows of a growing folder: whatever happens to its files and to the process that cuts, every
+row that can be trained on is in one window, once, in the order of the names.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.data import DenseColumn, Feature, FeatureSchema
+from rayrec.errors import InputError
+from rayrec.layout import EmbeddingBagConfig
+from rayrec.streams import StreamConfig, StreamWindow
+from rayrec.streams.cutting import WindowCutter
+from rayrec.streams.folder import FolderSource
+from rayrec.streams.kept import WindowFolder
+
+SCHEMA = FeatureSchema(
+    label="label",
+    dense=(DenseColumn(column="amount"),),
+    features=(Feature(name="item", column="item"),),
+    tables=(EmbeddingBagConfig(1000, 4, "t_item", feature_names=["item"]),),
+)
+
+
+def rows_of(first: int, count: int, event: int = 0) -> pa.Table:
+    """Rows whose amounts are their numbers in the stream."""
+    numbers = np.arange(first, first + count)
+    return pa.table(
+        {
+            "label": (numbers % 2).astype(np.int64),
+            "amount": numbers.astype(np.float32),
+            "item": numbers % 1000,
+            "at": np.full(count, event, np.int64),
+        }
+    )
+
+
+def as_bytes(rows: pa.Table, group: int = 7) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(rows, out, row_group_size=group)
+    return out.getvalue()
+
+
+def config_of(folder: Path, **options: object) -> StreamConfig:
+    return StreamConfig(folder=str(folder), **{"rows": 10, "seconds": 1e-6, **options})  # type: ignore[arg-type]
+
+
+def cutter_of(run: Path, config: StreamConfig) -> WindowCutter:
+    return WindowCutter(WindowFolder(str(run)), config.open(), config, SCHEMA, True)
+
+
+def cut(cutter: WindowCutter, number: int, polls: int = 3) -> StreamWindow | None:
+    """Ask for a window some times, each time until the thread has answered."""
+    for _ in range(polls):
+        cutter.begin(number)
+        while not cutter._task.done():  # type: ignore[union-attr]
+            time.sleep(1e-4)
+        window = cutter.window(number)
+        if window is not None:
+            return window
+    return None
+
+
+def amounts(run: Path, window: StreamWindow) -> list[int]:
+    path = Path(WindowFolder(str(run)).path, window.file)
+    return [int(value) for value in pq.read_table(path)["amount"].to_pylist()]
+
+
+@pytest.mark.seeds(range(500))
+def test_every_row_is_in_one_window_once(seed: int, tmp_path: Path) -> None:
+    """Files come whole, grow, are garbage or hold bad rows; the cutter dies at any time."""
+    rng = random.Random(seed)
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    config = config_of(incoming, rows=rng.randint(1, 25), patience_s=1e6)
+    wanted: list[int] = []
+    growing: list[tuple[Path, bytes]] = []
+    first = files = 0
+    cutter, number, got = cutter_of(run, config), 0, list[int]()
+    for _ in range(rng.randint(5, 40)):
+        action = rng.random()
+        if action < 0.4 and not growing:
+            count = rng.randint(0, 30)
+            rows = rows_of(first, count)
+            path = incoming / f"part-{files:04d}.parquet"
+            fine = list(range(first, first + count))
+            if count and rng.random() < 0.2:
+                bad = rng.randrange(count)
+                items = rows["item"].to_pylist()
+                items[bad] = rng.choice([-1, 1000, None])
+                # a null is an empty bag
+                if items[bad] is not None:
+                    fine.remove(first + bad)
+                rows = rows.set_column(2, "item", pa.array(items, pa.int64()))
+            data = as_bytes(rows, rng.randint(1, 40))
+            if rng.random() < 0.3:
+                path.write_bytes(data[: rng.randrange(len(data))])
+                growing.append((path, data))
+            else:
+                path.write_bytes(data)
+            wanted += fine
+            first, files = first + count, files + 1
+            (incoming / rng.choice(["_aside.parquet", ".hidden.parquet", "x.txt"])).touch()
+        elif action < 0.6 and growing:
+            path, data = growing.pop()
+            path.write_bytes(data)
+        elif action < 0.75:
+            cutter.close()
+            cutter = cutter_of(run, config)
+            if rng.random() < 0.3:
+                # a process that died behind the rows of a window, before its record
+                WindowFolder(str(run)).write_rows(number, rows_of(10**6, 3))
+        else:
+            window = cut(cutter, number)
+            if window is not None:
+                assert window.number == number and window.rows <= config.rows
+                got += amounts(run, window)
+                number += 1
+        assert got == wanted[: len(got)]
+    for path, data in growing:
+        path.write_bytes(data)
+    while (window := cut(cutter, number)) is not None:
+        got += amounts(run, window)
+        number += 1
+    cutter.close()
+    assert got == wanted
+    # whoever walks the run again is given the same windows
+    again, seen = cutter_of(run, config), list[int]()
+    for each in range(number):
+        window = cut(again, each)
+        assert window is not None
+        seen += amounts(run, window)
+    again.close()
+    assert seen == wanted
+
+
+def test_what_cannot_be_trained_on_is_told_and_counted(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    (incoming / "b.parquet").write_bytes(b"PAR1 and no more")
+    (incoming / "c.parquet").write_bytes(as_bytes(rows_of(4, 5).drop(["item"])))
+    texts = rows_of(9, 2).set_column(2, "item", pa.array(["x", "y"]))
+    (incoming / "d.parquet").write_bytes(as_bytes(texts))
+    bad = rows_of(11, 3).set_column(2, "item", pa.array([1, -5, 3]))
+    (incoming / "e.parquet").write_bytes(as_bytes(bad))
+    config = config_of(incoming, rows=100, seconds=0.3, patience_s=0.05)
+    cutter = cutter_of(run, config)
+    assert cut(cutter, 0, polls=1) is None  # it waits for b, which may grow
+    time.sleep(0.1)
+    window = None
+    while window is None:
+        window = cut(cutter, 0, polls=1)
+    cutter.close()
+    assert amounts(run, window) == [0, 1, 2, 3, 11, 13]
+    assert window.refused == 1 + 5 + 2 + 1 and window.lag_rows == 0
+    told = json.loads((run / "stream" / "refused" / "window-00000000.json").read_text())
+    places = {one["place"]: one["reason"] for one in told}
+    rows = [f"{file}.parquet, row {row}" for file, row in (("d", 0), ("d", 1), ("e", 1))]
+    assert list(places) == ["b.parquet", "c.parquet", *rows]
+    assert "no whole Parquet file" in places["b.parquet"] and "'item'" in places["c.parquet"]
+    assert "-5" in places["e.parquet, row 1"]
+
+
+def test_files_that_go_change_or_come_late_are_refused(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    config = config_of(incoming, rows=3)
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(0, 8)))
+    cutter = cutter_of(run, config)
+    assert amounts(run, cut(cutter, 0)) == [0, 1, 2]  # type: ignore[arg-type]
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(100, 9)))
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(50, 2)))
+    (incoming / "c.parquet").write_bytes(as_bytes(rows_of(8, 4)))
+    second = cut(cutter, 1)
+    assert second is not None and amounts(run, second) == [8, 9, 10]
+    # the name before the cursor, and the five rows of the file that is another one now
+    assert second.refused == 1 + 5
+    os.unlink(incoming / "c.parquet")
+    (incoming / "d.parquet").write_bytes(as_bytes(rows_of(12, 3)))
+    third = cut(cutter, 2)
+    cutter.close()
+    assert third is not None and amounts(run, third) == [12, 13, 14] and third.refused == 1
+    (told,) = json.loads((run / "stream" / "refused" / "window-00000002.json").read_text())
+    assert told == {
+        "place": "c.parquet",
+        "reason": "is gone; its last 1 rows are not trained on",
+        "rows": 1,
+    }
+
+
+def test_late_events_are_trained_on_and_counted(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    config = config_of(incoming, rows=4, time="at")
+    for name, event in (("a", 100), ("b", 90), ("c", 120)):
+        (incoming / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 4, event)))
+    cutter = cutter_of(run, config)
+    windows = [cut(cutter, number) for number in range(3)]
+    cutter.close()
+    told = [(one.late, one.newest_event, one.lag_rows) for one in windows if one is not None]
+    assert told == [(0, 100, 8), (4, 100, 4), (0, 120, 0)]
+
+
+def test_a_window_waits_for_its_seconds_and_no_longer(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    cutter = cutter_of(run, config_of(incoming, rows=10, seconds=1e6))
+    assert cut(cutter, 0) is None
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(4, 9)))
+    window = cut(cutter, 0)
+    cutter.close()
+    assert window is not None and window.rows == 10
+
+
+def test_a_folder_that_is_not_there_and_a_damaged_record_are_errors(tmp_path: Path) -> None:
+    cutter = cutter_of(tmp_path / "run", config_of(tmp_path / "none"))
+    with pytest.raises(InputError, match=r"stream folder .*none cannot be listed"):
+        cut(cutter, 0)
+    cutter.close()
+    (tmp_path / "in").mkdir()
+    cutter = cutter_of(tmp_path / "run", config_of(tmp_path / "in"))
+    with pytest.raises(InputError, match="has no window 6, behind which window 7 begins"):
+        cut(cutter, 7)
+    (tmp_path / "run" / "stream").mkdir(parents=True)
+    (tmp_path / "run" / "stream" / "window-00000007.json").write_text('{"number": 7}')
+    with pytest.raises(InputError, match=r"window-00000007.json.*file"):
+        cut(cutter, 7)
+    cutter.close()
+
+
+def test_two_that_cut_one_window_agree(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    one = cut(cutter_of(run, config_of(incoming)), 0)
+    assert one is not None
+    other = StreamWindow(number=0, file="other.parquet", rows=1, after={}, cut_s=0.0)
+    assert WindowFolder(str(run)).add(other, ()) == one
+    assert FolderSource(str(incoming)).lag(one.after) == (0, 0.0)

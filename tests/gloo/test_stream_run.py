@@ -1,0 +1,241 @@
+"""Runs that are fed by a stream: each row is trained on once, on any ranks and after any stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.cli.main import main
+from rayrec.data import FeatureSchema
+from rayrec.streams import StreamConfig, StreamDataset
+from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.config import ENDLESS
+from rayrec.train.events import Evaluation, StreamProgress
+from tests.clicks import write_clicks
+from tests.gloo.trainers import numbers, spec_of
+from tests.ranks import RankPool
+
+# 1003 rows in windows of 300: three steps of 128 each, and one of 103 rows
+WINDOWS, STARTS = [300, 300, 300, 103], [0, 3, 6, 9]
+Told = list[tuple[str, int, int, int]]
+
+
+def write_stream(folder: Path, files: int = 7) -> None:
+    """Write the rows of `write_clicks` as files of a stream."""
+    write_clicks(folder)
+    rows = pa.concat_tables(map(pq.read_table, sorted((folder / "train").glob("*.parquet"))))
+    (folder / "in").mkdir()
+    size = -(-len(rows) // files)
+    for k in range(files):
+        pq.write_table(rows.slice(k * size, size), folder / "in" / f"part-{k}.parquet")
+
+
+def streamed(folder: Path, world_size: int, run: str, **options: object) -> TrainSpec:
+    config = StreamConfig(
+        folder=str(folder / "in"),
+        **{"rows": 300, "seconds": 0.05, "stop_after_windows": 4, **options},  # type: ignore[arg-type]
+    )
+    schema = FeatureSchema.load(folder / "schema.json")
+    data = StreamDataset(config=config, schema=schema)
+    spec = spec_of(folder, world_size)
+    path = str(folder / run)
+    return replace(spec, data=data, steps=ENDLESS, run_path=path, report_every_s=1e-6)
+
+
+def keep_in(told: Told) -> object:
+    def keep(event: object) -> None:
+        if isinstance(event, Evaluation):
+            told.append(("scored", event.window or 0, event.step, int(event.scores["rows"])))
+        if isinstance(event, StreamProgress):
+            told.append(("open", event.window, event.step, event.rows))
+
+    return keep
+
+
+def walked(
+    rank: int, world_size: int, folder: Path, run: str = "calm"
+) -> tuple[Told, dict[str, torch.Tensor], int]:
+    told: Told = []
+    spec = replace(streamed(folder, world_size, run), checkpoint=CheckpointConfig(at_end=False))
+    with RankTrainer(spec) as trainer:
+        assert not trainer.run(on_event=keep_in(told))  # type: ignore[arg-type]
+        return told, numbers(trainer.model), trainer.step
+
+
+def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    write_stream(tmp_path)
+    told, found, steps = ranks.run(1, walked, tmp_path)[0]
+    wanted = []
+    for number, (rows, step) in enumerate(zip(WINDOWS, STARTS, strict=True)):
+        wanted += [("open", number, step, rows), ("scored", number, step, rows)]
+    assert told == wanted and steps == 10
+    # the windows are facts of the run: a second walk reads them, and not the source
+    (tmp_path / "in").rename(tmp_path / "gone")
+    (tmp_path / "in").mkdir()
+    same, tables, _ = ranks.run(1, walked, tmp_path)[0]
+    assert same == wanted and all(torch.equal(found[name], tables[name]) for name in found)
+    for other, tables, _ in ranks.run(2, walked, tmp_path):
+        assert other == wanted
+        for name in set(found) & set(tables):
+            assert torch.allclose(found[name], tables[name], atol=1e-5), name
+
+
+def go_on(
+    rank: int, world_size: int, folder: Path, stops: tuple[int, ...], run: str
+) -> tuple[Told, dict[str, torch.Tensor], int]:
+    """Stop after some steps, go on from the checkpoint, and so on to the end."""
+    told: Told = []
+    newest: str | None = None
+    for after in (*stops, ENDLESS):
+        spec = streamed(folder, world_size, run)
+        spec = replace(spec, resume_from=(newest,) if newest else ())
+        with RankTrainer(spec) as trainer:
+            trainer.begin()
+            stopped = trainer.run(lambda t=trainer, a=after: t.step >= a, keep_in(told))  # type: ignore[misc, arg-type]
+            assert stopped == (after < ENDLESS)
+            newest, found, step = trainer.newest, numbers(trainer.model), trainer.step
+    return told, found, step
+
+
+@pytest.mark.parametrize("stops", [(0, 2), (3,), (1, 3, 4, 6), (5, 9), (9,)])
+def test_a_run_goes_on_in_the_window_where_it_stopped(
+    ranks: RankPool, tmp_path: Path, stops: tuple[int, ...]
+) -> None:
+    write_stream(tmp_path)
+    wanted, tables, steps = ranks.run(1, walked, tmp_path)[0]
+    told, found, step = ranks.run(1, go_on, tmp_path, stops, "stopped")[0]
+    assert step == steps
+    # a window that was open, and not begun, is opened once more
+    assert sorted(set(told)) == sorted(wanted)
+    assert all(torch.equal(tables[name], found[name]) for name in tables)
+
+
+def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Told]:
+    """Train past a checkpoint, and forget all behind it, as a killed process does."""
+    spec = streamed(folder, world_size, "lost")
+    spec = replace(spec, checkpoint=CheckpointConfig(every_n_steps=after, at_end=False))
+    with RankTrainer(spec) as trainer:
+        trainer.begin()
+        trainer.run(lambda: trainer.step > after)
+        return str(trainer.newest), []
+
+
+@pytest.mark.parametrize("after", [2, 3, 7])
+def test_rows_behind_a_checkpoint_are_trained_on_again_from_the_same_windows(
+    ranks: RankPool, tmp_path: Path, after: int
+) -> None:
+    write_stream(tmp_path)
+    _, tables, _ = ranks.run(1, walked, tmp_path)[0]
+    path = ranks.run(1, lost, tmp_path, after)[0][0]
+    assert path.endswith(f"{after:08d}")
+    found = ranks.run(1, resumed, tmp_path, path)[0]
+    assert all(torch.equal(tables[name], found[name]) for name in tables)
+    for found in ranks.run(2, resumed, tmp_path, path):
+        for name in set(tables) & set(found):
+            assert torch.allclose(tables[name], found[name], atol=1e-5), name
+
+
+def resumed(rank: int, world_size: int, folder: Path, path: str) -> dict[str, torch.Tensor]:
+    with RankTrainer(replace(streamed(folder, world_size, "lost"), resume_from=(path,))) as trainer:
+        trainer.begin()
+        trainer.run()
+        return numbers(trainer.model)
+
+
+def idle(rank: int, world_size: int, folder: Path) -> tuple[bool, int, list[str], str | None]:
+    """Wait for rows that do not come, and stop or save meanwhile."""
+    phases: list[str] = []
+    spec = streamed(folder, world_size, "idle", stop_after_windows=None)
+    spec = replace(spec, checkpoint=CheckpointConfig(every_s=1e-3))
+    began = time.monotonic()
+    with RankTrainer(spec, on_phase=phases.append) as trainer:
+
+        def stop() -> bool:
+            waits = phases[-1] == "waiting for rows of the stream" and trainer.step == 10
+            return waits and rank == world_size - 1 and time.monotonic() - began > 4
+
+        stopped = trainer.run(stop)
+        return stopped, trainer.step, phases, trainer.newest
+
+
+def test_a_run_that_waits_saves_what_is_due_and_stops_at_once(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    write_stream(tmp_path)
+    for stopped, step, phases, newest in ranks.run(2, idle, tmp_path):
+        assert stopped and step == 10
+        assert newest is not None and newest.endswith("00000010")
+        waiting = phases.index("waiting for rows of the stream")
+        assert "waiting for rows of the stream" in phases[waiting:]
+
+
+def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows and lag are in the run's events; kept windows are those of kept checkpoints."""
+    write_stream(tmp_path)
+    told = tmp_path / "result.json"
+    keys = {
+        "data.schema": tmp_path / "schema.json",
+        "data.stream.folder": tmp_path / "in",
+        "data.stream.rows": 300,
+        "data.stream.seconds": 0.05,
+        "data.stream.stop_when_idle_s": 1.0,
+        "run.storage_path": tmp_path / "runs",
+        "run.name": "a",
+        "run.global_batch_size": 128,
+        "run.checkpoint.every_n_steps": 4,
+        "run.checkpoint.num_to_keep": 1,
+    }
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    assert main(["train", "--local", "--result", str(told), *words]) == 0
+    said = capsys.readouterr().out
+    assert "window 1 of the stream: 300 rows; 403 more wait" in said and "step 10 " in said
+    result = json.loads(told.read_text())
+    assert [one["rows"] for one in result["windows"]] == WINDOWS
+    lines = [json.loads(line) for line in (tmp_path / "runs" / "a" / "events.jsonl").open()]
+    opened = [line for line in lines if line["event"] == "stream"]
+    assert [one["lag_rows"] for one in opened] == [703, 403, 103, 0]
+    kept = sorted(os.listdir(tmp_path / "runs" / "a" / "stream"))
+    assert [name for name in kept if name.endswith("json")] == ["window-00000003.json"]
+    # a second life waits for new rows, and has nothing to do
+    again = [*words, "--set", "run.resume_from=latest"]
+    assert main(["train", "--local", *again]) == 0
+    assert "done: step 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"run.epochs": 2}, "epochs=2, and a stream is walked once"),
+        ({"run.accumulate": 2}, "accumulate=2, and windows of a stream begin at any step"),
+        ({"run.storage_path": "none", "run.name": None}, "give run.storage_path and leave"),
+        ({"run.dense_schedule.decay": "linear"}, "dense_schedule with decay='linear'"),
+        ({"data.train": "x"}, "does not go with train"),
+        ({"data.stream.rows": 0}, "rows=0"),
+        ({"data.stream.folder": "none"}, "has no source"),
+        ({"model.model": "sasrec"}, "[data.stream] is for click models"),
+    ],
+)
+def test_what_does_not_go_with_a_stream_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: dict[str, object], why: str
+) -> None:
+    write_stream(tmp_path)
+    keys: dict[str, object] = {
+        "data.schema": tmp_path / "schema.json",
+        "data.stream.folder": tmp_path / "in",
+        "run.storage_path": tmp_path / "runs",
+        "run.name": "a",
+        **said,
+    }
+    words = [f"{key}={value}" for key, value in keys.items() if value is not None]
+    assert main(["train", "--local", *(w for word in words for w in ("--set", word))]) == 2
+    assert why in capsys.readouterr().err
