@@ -118,7 +118,7 @@ def write_shard(
     batch_rows = max(1, batch_bytes // row_bytes)
     path, has_free = shard_path(shard), bool(state.ids) and not is_increment
     schema = schema_of(columns, has_free=has_free)
-    marks, counts = _write_batches(store, path, schema, _chunks(state, batch_rows))
+    marks, counts = write_batches(store, path, schema, _chunks(state, batch_rows))
     held: int | None = None
     firsts: tuple[int, ...] | None = None
     if isinstance(state, TouchedState):
@@ -154,7 +154,7 @@ def _chunks(state: ShardState | TouchedState, batch_rows: int) -> Iterator[Mappi
             yield in_use(chunk, state.shard.rows.start + start)
 
 
-def _write_batches(
+def write_batches(
     store: Store, path: str, schema: pa.Schema, chunks: Iterator[Mapping[str, Tensor]]
 ) -> tuple[tuple[Checksum, ...], tuple[int, ...]]:
     """Write a file of a record batch per chunk.

@@ -29,6 +29,7 @@ COMMANDS = {  # -> what it does; the module of the same name has it as `command`
     "serve": "answer requests for an artifact's scores",
     "inspect": "look into data or a checkpoint",
     "doctor": "find what is wrong with trained tables",
+    "forget": "take the rows of keys out of all that a run has stored",
     "report": "show runs on one HTML page",
     "plan": "plan where every table lies, without a cluster",
     "calibrate": "measure the ranks of a cluster, for plans",

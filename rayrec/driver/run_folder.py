@@ -28,6 +28,8 @@ from rayrec.errors import ConfigError, RayrecError
 from rayrec.storage import one_line, resolve
 
 LOCK = "lock.json"
+# rows of ids are being taken out of a folder that has this file, or were until a process was killed
+ERASURE, JOURNAL = ".erasure", "journal.json"
 BEAT_S = 10.0
 STALE_S = 60.0
 
@@ -70,13 +72,15 @@ class Owner:
 class RunFolder:
     """Run folder that this process has locked with `held`.
 
+    Args:
+        erases: True where rows are to be taken out of the folder, and no run is to start.
     Attributes:
         path: absolute folder or URI.
         token: name of a file in the folder that ranks look for.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, erases: bool = False) -> None:
+        self.path, self._erases = path, erases
         self._filesystem, self._root = resolve(path)
         self._id = uuid.uuid4().hex
         self.token = f".rayrec-token-{self._id}"
@@ -102,8 +106,15 @@ class RunFolder:
         """Write the token, take the lock, and keep it.
 
         Raises:
-            ConfigError: the folder cannot be written to, or another driver holds it.
+            ConfigError: the folder cannot be written to, or another driver holds it, or an erasure
+                in it was cut short.
         """
+        journal = self._filesystem.get_file_info(f"{self._root}/{ERASURE}/{JOURNAL}")
+        if journal.type == fs.FileType.File and not self._erases:
+            raise ConfigError(
+                f"an erasure in {self.path} was cut short. Run rayrec forget on it again, which "
+                "finishes it."
+            )
         try:
             # A folder that this driver made is removed again if nothing is kept in it.
             self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
@@ -116,9 +127,14 @@ class RunFolder:
             ) from None
         owner = self._owner()
         if owner is not None and not owner.is_gone():
+            remedy = (
+                "Wait for that run or end it, or give this run another name or storage_path."
+                if not self._erases
+                else "End it by SIGTERM, so that it saves; forget; then resume it."
+            )
             raise ConfigError(
                 f"{self.path} is in use by {owner}, last heard of {time.time() - owner.beat:.0f} s "
-                "ago. Wait for that run or end it, or give this run another name or storage_path."
+                f"ago. {remedy}"
             )
         if owner is not None:
             say(f"took over {self.path} from {owner}, which is gone")
@@ -186,19 +202,22 @@ class RunFolder:
 
 
 @contextmanager
-def held(path: str | None, say: Callable[[str], None]) -> Iterator[RunFolder | None]:
+def held(
+    path: str | None, say: Callable[[str], None], erases: bool = False
+) -> Iterator[RunFolder | None]:
     """Hold the folder of a run inside the block; does nothing without one.
 
     Args:
         path: absolute folder or URI, made if need be.
         say: receives a line when the folder was taken over from an owner that is gone.
+        erases: True to take rows out of the folder, and start no run in it.
     Raises:
         ConfigError: the folder cannot be written to, or another driver holds it.
     """
     if path is None:
         yield None
         return
-    folder = RunFolder(path)
+    folder = RunFolder(path, erases)
     try:
         folder.open(say)
         yield folder

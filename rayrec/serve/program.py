@@ -23,6 +23,8 @@ from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 from rayrec.storage import one_line
 
 MAX_ROWS = 1 << 20
+MODEL = "scorer.model."  # begins the names of the model's tensors in a program
+_TROUBLE = (RuntimeError, ValueError, KeyError, TypeError, OSError)
 Program = Callable[..., tuple[Tensor, ...]]
 
 
@@ -118,8 +120,35 @@ def load_program(content: bytes, where: Path) -> Program:
     """
     try:
         return cast("Program", torch.export.load(io.BytesIO(content)).module())
-    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
-        raise ArtifactError(
-            f"{where} cannot be loaded by torch {torch.__version__}: {one_line(error)}. Export the "
-            "checkpoint with this torch."
-        ) from error
+    except _TROUBLE as error:
+        raise _not_loaded(where, error) from error
+
+
+def program_with(content: bytes, dense: Mapping[str, Tensor], where: Path) -> bytes:
+    """Return the bytes of an exported dense part with other parameters.
+
+    Args:
+        content: bytes of the file that `export_program` wrote.
+        dense: parameters and buffers by their names in the model; those that the program does not
+            use are not read.
+        where: path of the file, for messages.
+    Raises:
+        ArtifactError: this torch cannot load it.
+    """
+    try:
+        program = torch.export.load(io.BytesIO(content))
+        with torch.no_grad():
+            for name, tensor in program.state_dict.items():
+                tensor.copy_(dense[name.removeprefix(MODEL)])
+        written = io.BytesIO()
+        torch.export.save(program, written)
+    except _TROUBLE as error:
+        raise _not_loaded(where, error) from error
+    return written.getvalue()
+
+
+def _not_loaded(where: Path, error: Exception) -> ArtifactError:
+    return ArtifactError(
+        f"{where} cannot be loaded by torch {torch.__version__}: {one_line(error)}. Export the "
+        "checkpoint with this torch."
+    )

@@ -91,9 +91,9 @@ def write_packed(
         values = torch.zeros(len(ids), table.width)
         parts = _packed_parts(reader, table, reader.rows_of(table.name, ids), values)
         path = table_path(table.name, number)
-        one = _write_table(folder, path, table, parts)
+        one = write_table(folder, path, table, parts)
         if table.has_ids:
-            one = replace(one, ids=_write_ids(folder, ids_path(path), reader.keys[table.name]))
+            one = replace(one, ids=write_ids(folder, ids_path(path), reader.keys[table.name]))
         written.append(one)
         kept[table.name] = SampledRows(ids, values)
     return written, kept
@@ -110,7 +110,7 @@ def _packed_parts(
         yield pack_rows(rows, table.kind, table.power)
 
 
-def _write_table(
+def write_table(
     folder: Path, path: str, table: PackedTable, parts: Iterable[Tensor]
 ) -> StoredTable:
     """Write the file of one table.
@@ -138,7 +138,7 @@ def _write_table(
     return StoredTable(*sizes, sink.body, whole)
 
 
-def _write_ids(folder: Path, path: str, keys: Tensor) -> StoredFile:
+def write_ids(folder: Path, path: str, keys: Tensor) -> StoredFile:
     """Write (R,) int64 keys of all rows, -1 of rows without an id.
 
     Raises:

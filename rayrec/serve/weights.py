@@ -20,7 +20,7 @@ from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.quant.ids import PackedIds
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
-from rayrec.serve.program import Program, load_program
+from rayrec.serve.program import MODEL, Program, load_program
 from rayrec.serve.recipes import Recipe, recipe_of
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
@@ -199,11 +199,10 @@ def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str)
     """Return a copy of an exported dense part with other parameters."""
     assert isinstance(program, nn.Module)
     twin: nn.Module = copy.deepcopy(program)
-    prefix = "scorer.model."
     live = {
-        key.removeprefix(prefix): tensor.detach()
+        key.removeprefix(MODEL): tensor.detach()
         for key, tensor in twin.state_dict(keep_vars=True).items()
-        if key.startswith(prefix)
+        if key.startswith(MODEL)
     }
     # a program keeps what it uses; the rest of the dense part is not read
     load_dense(live, {key: dense[key] for key in live if key in dense}, name)

@@ -158,7 +158,8 @@ class StreamWindows:
         rows = self._data.window(self._run_path, window)
         self.current, self._rows = window, TimeWindow(window.number, window.number + 1, rows)
         self._live.cursor.open(window.number, rows)
-        if self._cutter is not None:
+        last = self._data.config.stop_after_windows
+        if self._cutter is not None and (last is None or window.number + 1 < last):
             self._cutter.begin(window.number + 1)
         if not self._live.cursor.batch:
             told = {name: getattr(window, name) for name in _TOLD}

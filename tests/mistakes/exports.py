@@ -1,4 +1,4 @@
-"""Mistakes at `rayrec export`, `rayrec serve` and `rayrec doctor`."""
+"""Mistakes at `rayrec export`, `rayrec serve`, `rayrec doctor` and `rayrec forget`."""
 
 from __future__ import annotations
 
@@ -65,9 +65,20 @@ DOCTOR = [
     (RUN + "--html {own}/one --arrow {own}/one", "--arrow|--html|name another file"),
 ]
 
+FORGETS = [
+    ("forget {data}/runs/clicks", "--keys"),
+    ("forget --keys {own}/nothing.csv", "RUN"),
+    ("forget --keys {own}/nothing.csv {data}/runs/clicks", "nothing.csv cannot be read"),
+    ("forget --keys {data}/clicks/schema.json {data}/runs/clicks", "no known kind|.parquet"),
+    ("forget --keys {own}/nothing.csv {own}/nothing", "nothing is no folder"),
+    ("forget --keys {own}/nothing.csv s3://b/run", "another file system"),
+    ("forget --keys {own}/nothing.csv --signing-key {own}/key {data}/runs/clicks", "nothing.csv"),
+]
+
 MISTAKES = [
     *mistakes("rayrec", "", DOCTOR),
     *mistakes("rayrec serve", "", SERVES),
+    *mistakes("rayrec forget", "", FORGETS),
     *mistakes("rayrec export", "export", EXPORTS),
     *mistakes(
         "rayrec export",

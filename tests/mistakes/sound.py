@@ -56,6 +56,7 @@ COMMANDS = {
     "rayrec evaluate": "rayrec.cli.main",
     "rayrec predict": "rayrec.cli.main",
     "rayrec export": "rayrec.cli.main",
+    "rayrec forget": "rayrec.cli.main",
     "rayrec chaos": "rayrec.cli.main",
     "rayrec serve": "rayrec.cli.main",
     "rayrec": "rayrec.cli.main",

@@ -23,6 +23,7 @@ SLOW = {
     "walkthrough",
     "cli",
     "dynamic",
+    "forget",
     "own-loop",
     "pipelining",
     "serving",

@@ -66,6 +66,7 @@ LAYERS = {  # package -> layer; the lower knows nothing of the higher
     "serve.ray_serve": 10,
     "serve.cluster": 15,
     "chaos": 15,
+    "erasure": 15,
     "runs": 15,
     "cli": 16,
     "jobs": 17,

@@ -1,0 +1,115 @@
+"""`StoredFolders`: the checkpoints, artifacts and publications below a folder, at any depth.
+
+What an unfinished save or publication left holds rows as well, and is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rayrec.checkpoint import CheckpointManager
+from rayrec.checkpoint.manifest import FORMAT
+from rayrec.data import FeatureSchema
+from rayrec.driver.run_folder import ERASURE, LOCK
+from rayrec.erasure.artifacts import StoredArtifact
+from rayrec.erasure.chains import StoredChain
+from rayrec.erasure.checkpoints import StoredCheckpoint
+from rayrec.erasure.keys import TableSize
+from rayrec.erasure.windows import StoredWindows
+from rayrec.errors import ConfigError, DamagedCheckpointError
+from rayrec.serve.chain.publication import place_of
+from rayrec.serve.manifest import MANIFEST
+from rayrec.streams.kept import FOLDER as STREAM
+
+RECEIPT = "forgotten-"  # begins the names of receipts
+
+
+class StoredFolders:
+    """What a folder holds, by path below it; no run may write to it.
+
+    Attributes:
+        checkpoints: checkpoints, in the order of their steps.
+        artifacts: artifacts that are no publications.
+        chains: folders of publications.
+        windows: folders of the windows of a stream.
+        others: paths of files that are part of none of these.
+    Raises:
+        ConfigError: it holds none of these, or is one itself, or a link is in it.
+        CheckpointError, ArtifactError: something cannot be read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.checkpoints = dict[str, StoredCheckpoint]()
+        self.artifacts = dict[str, StoredArtifact]()
+        self.chains = dict[str, StoredChain]()
+        self.windows = dict[str, StoredWindows]()
+        self.others: list[str] = []
+        if (root / MANIFEST).exists():
+            raise ConfigError(f"{root} is one checkpoint or artifact; name the folder around it.")
+        for folder, folders, files in os.walk(root):
+            self._add(root, Path(folder), folders, files)
+        if not self._all():
+            raise ConfigError(f"{root} holds no checkpoint, artifact or publication.")
+        # an increment comes after what it adds to, whichever folder either lies in
+        by_step = sorted(self.checkpoints.items(), key=lambda one: one[1].manifest.step)
+        self.checkpoints = dict(by_step)
+
+    def schemas(self) -> list[FeatureSchema]:
+        """Return the schemas that are known."""
+        return [schema for one in self._all() if (schema := one.schema()) is not None]
+
+    def tables(self) -> set[TableSize]:
+        """Return the tables that are stored."""
+        return {table for one in self._all() for table in one.tables()}
+
+    def _all(self) -> list[StoredCheckpoint | StoredArtifact | StoredChain]:
+        return [*self.checkpoints.values(), *self.artifacts.values(), *self.chains.values()]
+
+    def _add(self, root: Path, folder: Path, folders: list[str], files: list[str]) -> None:
+        """Add what lies in a folder itself, and leave in `folders` those to go on with."""
+        path = folder.relative_to(root).as_posix()
+        links = [folder / name for name in (*folders, *files) if (folder / name).is_symlink()]
+        if links:
+            raise ConfigError(
+                f"{links[0]} is a link to {links[0].resolve()}, where rows would stay. Remove it, "
+                "and forget there by itself."
+            )
+        if MANIFEST in files:
+            folders.clear()
+            if _format_of(folder) == FORMAT:
+                self.checkpoints[path] = StoredCheckpoint(folder)
+            else:
+                self.artifacts[path] = StoredArtifact(folder)
+            return
+        if folder.name == STREAM and any(name.startswith("window-") for name in files):
+            self.windows[path] = StoredWindows(folder)
+            folders.clear()
+            return
+        if any(place_of(name) for name in folders):
+            self.chains[path] = StoredChain(folder)
+        CheckpointManager(str(folder)).clear_unfinished(-1)
+        left = {name for name in folders if (folder / name).is_dir() and place_of(name) is None}
+        folders[:] = sorted(left - {ERASURE})
+        self.others += sorted(_others(path, files))
+
+
+def _others(path: str, files: list[str]) -> Iterator[str]:
+    for name in files:
+        is_own = LOCK in name or ".rayrec-" in name or name.startswith(RECEIPT)
+        if path == "." and is_own:
+            continue
+        yield name if path == "." else f"{path}/{name}"
+
+
+def _format_of(folder: Path) -> str:
+    """Return the format that a manifest says."""
+    try:
+        return str(json.loads((folder / MANIFEST).read_bytes())["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(
+            f"{folder / MANIFEST} cannot be read ({error}), so nobody knows what is in {folder}. "
+            "Delete that folder."
+        ) from None

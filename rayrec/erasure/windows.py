@@ -1,0 +1,130 @@
+"""`StoredWindows`: the windows of a stream that a run keeps, whose rows hold keys as they came.
+
+A row stays where it is, since the place of a run is a window and a batch, and what holds a key of
+it becomes null: an empty bag. So do lists that are aligned with it, and the weights of its ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rayrec.data import FeatureSchema
+from rayrec.erasure.keys import KeyFile
+from rayrec.erasure.staging import linked
+from rayrec.errors import InputError
+from rayrec.storage import one_line
+
+
+class StoredWindows:
+    """Windows in the folder `stream` of a run.
+
+    Args:
+        folder: local folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, keys: KeyFile, schemas: Sequence[FeatureSchema]) -> dict[str, int]:
+        """Return the number of rows with a key by file, of files that have any.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        found = {}
+        for path in sorted(self._folder.glob("*.parquet")):
+            masks = _masks(_read(path), keys, schemas)
+            rows = pc.sum(_any(list(masks.values()))).as_py() if masks else 0
+            if rows:
+                found[path.name] = int(rows)
+        return found
+
+    def rewrite(
+        self, out: Path, keys: KeyFile, schemas: Sequence[FeatureSchema], found: dict[str, int]
+    ) -> None:
+        """Write the folder anew, without keys and without the notes of refused rows.
+
+        Raises:
+            OSError: the file system refuses. InputError: a file cannot be read.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self._folder.iterdir()):
+            if path.is_file() and path.name not in found:
+                linked(self._folder, out, path.name)
+        for name in found:
+            rows = _read(self._folder / name)
+            for column, mask in _masks(rows, keys, schemas).items():
+                place = rows.schema.get_field_index(column)
+                empty = pa.scalar(None, rows.schema.field(column).type)
+                kept = pc.if_else(mask, empty, rows[column].combine_chunks())
+                rows = rows.set_column(place, rows.schema.field(column), kept)
+            # the order of the rows of an epoch depends on the groups
+            group = pq.read_metadata(self._folder / name).row_group(0).num_rows
+            pq.write_table(rows, out / name, row_group_size=group)
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"the window {path} cannot be read: {one_line(error)}. Delete it, and the checkpoints "
+            "that go on from it."
+        ) from error
+
+
+def _masks(
+    rows: pa.Table, keys: KeyFile, schemas: Sequence[FeatureSchema]
+) -> dict[str, pa.BooleanArray]:
+    """Return the rows whose entry has to go, by column."""
+    found: dict[str, pa.BooleanArray] = {}
+    for schema in schemas:
+        for feature, values in keys.of_features(schema):
+            if feature.column in rows.schema.names:
+                mask = _holds(rows[feature.column].combine_chunks(), values)
+                for column in _together(schema, feature.name):
+                    if column in rows.schema.names:
+                        both = [mask, *([found[column]] if column in found else [])]
+                        found[column] = _any(both)
+    return {column: mask for column, mask in found.items() if pc.any(mask).as_py()}
+
+
+def _any(masks: list[pa.BooleanArray]) -> pa.BooleanArray:
+    out = masks[0]
+    for mask in masks[1:]:
+        out = pc.or_(out, mask)
+    return out
+
+
+def _holds(column: pa.Array, values: pa.Array) -> pa.BooleanArray:
+    """Return True for each row that is a key, or a list with one."""
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    entries = column.flatten() if is_list else column
+    if isinstance(entries, pa.DictionaryArray):
+        entries = entries.dictionary_decode()
+    try:
+        own = pc.is_in(entries, pc.cast(values, entries.type))
+    except pa.ArrowException:  # keys of another kind than the column's
+        return pa.array([False] * len(column))
+    if not is_list:
+        return own
+    rows = pc.list_parent_indices(column).filter(own)
+    return pc.is_in(pa.array(range(len(column)), rows.type), rows)
+
+
+def _together(schema: FeatureSchema, name: str) -> set[str]:
+    """Return the columns of a feature, its weights, and what is aligned with it."""
+    lists = [*schema.features, *schema.sequences]
+    group, size = {name}, 0
+    while len(group) > size:
+        size = len(group)
+        group |= {one.name for one in lists if one.aligned_with in group}
+        group |= {one.aligned_with for one in lists if one.name in group and one.aligned_with}
+    columns = {one.column for one in lists if one.name in group}
+    columns |= {f.weights for f in schema.features if f.name in group and f.weights is not None}
+    return columns

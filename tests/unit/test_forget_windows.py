@@ -1,0 +1,143 @@
+"""`rayrec forget` on the kept windows of a stream: no key is left, and every row has its place."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.cli.main import main
+from rayrec.data import Feature, FeatureSchema, SequenceColumn, to_batch
+from rayrec.erasure.keys import KeyFile
+from rayrec.erasure.windows import StoredWindows
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, EmbeddingConfig
+
+USER = 7_000_000_000_007
+SCHEMA = FeatureSchema(
+    label="label",
+    features=(
+        Feature(name="user", column="user_id"),
+        Feature(name="past", column="items"),
+        Feature(name="item", column="item"),
+        Feature(name="word", column="word", hash_buckets=3),
+    ),
+    sequences=(SequenceColumn(name="times", column="times", aligned_with="past"),),
+    tables=(
+        EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig()),
+        EmbeddingConfig(30, 4, "t_item", feature_names=["past", "item"]),
+        EmbeddingBagConfig(3, 4, "t_word", feature_names=["word"]),
+    ),
+)
+
+
+def random_rows(rng: random.Random, count: int) -> pa.Table:
+    lists = [[rng.randrange(30) for _ in range(rng.randrange(4))] for _ in range(count)]
+    return pa.table(
+        {
+            "label": pa.array([rng.randrange(2) for _ in range(count)], pa.int64()),
+            "user_id": pa.array([USER + rng.randrange(5) for _ in range(count)], pa.int64()),
+            "items": pa.array(lists, pa.list_(pa.int64())),
+            "times": pa.array([list(range(len(one))) for one in lists], pa.list_(pa.int64())),
+            "item": pa.array([rng.randrange(30) for _ in range(count)], pa.int64()),
+            "word": pa.array([rng.choice("abcdefgh") for _ in range(count)]),
+        }
+    )
+
+
+@pytest.mark.seeds(range(60))
+def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    (tmp_path / "stream" / "refused").mkdir(parents=True)
+    windows = {f"window-{k:08d}-x.parquet": random_rows(rng, rng.randint(1, 40)) for k in range(3)}
+    for name, rows in windows.items():
+        pq.write_table(rows, tmp_path / "stream" / name, row_group_size=rng.randint(1, 50))
+        (tmp_path / "stream" / f"{name[:15]}.json").write_text("{}")
+    columns = {
+        "user": [USER + rng.randrange(5)],
+        "t_item": [rng.randrange(30)],
+        "word": [rng.choice("abcdefgh")],
+    }
+    some = {name: columns[name] for name in rng.sample(sorted(columns), rng.randint(1, 3))}
+    pq.write_table(pa.table(some), tmp_path / "keys.parquet")
+    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    found = stored.find(keys, [SCHEMA])
+    out = tmp_path / "out"
+    stored.rewrite(out, keys, [SCHEMA], found)
+    assert not StoredWindows(out).find(keys, [SCHEMA])
+    assert {path.name for path in out.iterdir()} == {
+        path.name for path in (tmp_path / "stream").iterdir() if path.is_file()
+    }
+    user, item, word = (some.get(name, [None])[0] for name in ("user", "t_item", "word"))
+    for name, before in windows.items():
+        after, touched = pq.read_table(out / name), 0
+        assert after.schema == before.schema
+        groups = [pq.read_metadata(f / name) for f in (out, tmp_path / "stream")]
+        sizes = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in groups]
+        assert sizes[0] == sizes[1]
+        for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True):
+            wanted = dict(was)
+            if was["user_id"] == user:
+                wanted["user_id"] = None
+            if item in was["items"]:
+                wanted["items"] = wanted["times"] = None
+            if was["item"] == item:
+                wanted["item"] = None
+            if was["word"] == word:
+                wanted["word"] = None
+            touched += wanted != was
+            assert now == wanted
+        assert found.get(name, 0) == touched
+        # what is left can be trained on
+        assert len(to_batch(after, SCHEMA).labels) == len(before)
+
+
+def test_a_stream_forgets_a_user_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    users = USER + rng.integers(0, 50, 900)
+    rows = pa.table({"label": rng.integers(0, 2, 900), "user_id": users})
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        pq.write_table(rows.slice(300 * k, 300), tmp_path / "in" / f"{k}.parquet")
+    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
+    feature = Feature(name="user", column="user_id")
+    FeatureSchema(label="label", features=(feature,), tables=(table,)).save(
+        tmp_path / "schema.json"
+    )
+    keys = {
+        "model.dense_layers": "[8]",
+        "data.schema": tmp_path / "schema.json",
+        "data.stream.folder": tmp_path / "in",
+        "data.stream.rows": 200,
+        "data.stream.seconds": 0.05,
+        "data.stream.stop_when_idle_s": 0.5,
+        "run.storage_path": tmp_path / "runs",
+        "run.name": "a",
+        "run.global_batch_size": 64,
+    }
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    stop = ["--set", "data.stream.stop_after_windows=2"]
+    assert main(["train", "--local", *words, *stop]) == 0
+    run, key_file = tmp_path / "runs" / "a", tmp_path / "keys.csv"
+    key_file.write_text(f"user\n{users[0]}\n")
+    told = int(users[0]).to_bytes(8, "little")
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert sum(told in path.read_bytes() for path in files) >= 2  # a window, and the table's ids
+    capsys.readouterr()
+    assert main(["forget", "--keys", str(key_file), str(run)]) == 0
+    for path in run.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert told not in data and str(users[0]).encode() not in data, path
+    (receipt,) = run.glob("forgotten-*.json")
+    changed = {one["path"]: one["rows"] for one in json.loads(receipt.read_text())["files"]}
+    of_windows = {path: rows for path, rows in changed.items() if path.startswith("stream/")}
+    assert sum(of_windows.values()) == int((users[:400] == users[0]).sum())
+    assert main(["train", "--local", *words, "--set", "run.resume_from=latest"]) == 0
+    assert "done: step 18" in capsys.readouterr().out
