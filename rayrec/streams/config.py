@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class StreamConfig:
     """Options of a stream: its source, where its windows end, and when the run ends.
 
-    A window ends with `rows` rows, or `seconds` after the first of its rows was seen.
+    A window ends with `rows` rows, or `seconds` after the first of its rows was seen, or before the
+    first row whose event time is past its `event_seconds`.
 
     Attributes:
         folder: folder or URI that Parquet files are put into, read in the order of their names.
@@ -26,6 +27,9 @@ class StreamConfig:
         time: column of the time of an event, for late events and staleness: whole seconds since
             1970, or timestamps; None takes the schema's, if it has one.
         patience_s: a file that is no whole Parquet file and has not grown for so long is refused.
+        event_seconds: seconds of event time of a window, which ends at a multiple of them; None
+            ends none by its events.
+        stop_after_rows: the run ends after so many rows; None goes on.
         stop_after_windows: the run ends after so many windows; None goes on.
         stop_when_idle_s: it ends when no row has come for so long; None waits for ever.
     Raises:
@@ -37,6 +41,8 @@ class StreamConfig:
     seconds: float = 60.0
     time: str | None = None
     patience_s: float = 30.0
+    event_seconds: int | None = None
+    stop_after_rows: int | None = None
     stop_after_windows: int | None = None
     stop_when_idle_s: float | None = None
 
@@ -48,8 +54,9 @@ class StreamConfig:
         whole_number("StreamConfig has rows", self.rows)
         seconds("StreamConfig has seconds", self.seconds)
         seconds("StreamConfig has patience_s", self.patience_s)
-        if self.stop_after_windows is not None:
-            whole_number("StreamConfig has stop_after_windows", self.stop_after_windows)
+        for what in ("event_seconds", "stop_after_rows", "stop_after_windows"):
+            if getattr(self, what) is not None:
+                whole_number(f"StreamConfig has {what}", getattr(self, what))
         if self.stop_when_idle_s is not None:
             seconds("StreamConfig has stop_when_idle_s", self.stop_when_idle_s)
 

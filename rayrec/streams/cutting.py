@@ -24,6 +24,7 @@ from rayrec.streams.config import StreamConfig
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
+UNKNOWN = np.iinfo(np.int64).min  # in place of an event time that is null
 MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
 
 
@@ -34,6 +35,8 @@ class _Growing:
     number: int
     cursor: Cursor
     newest: int | None
+    total: int = 0  # rows of all windows before
+    end: int | None = None  # the event time that it ends before
     table: pa.Table | None = None
     refusals: list[Refusal] = field(default_factory=list)
     told: int = 0  # refusals that are in the folder of refused rows
@@ -117,19 +120,32 @@ class WindowCutter:
             self._seen = time.monotonic()
             return kept
         growing, config = self._begun(number), self._config
-        while growing.rows < config.rows:
-            found = self._source.read(growing.cursor, config.rows - growing.rows)
+        most, is_full = config.rows, False
+        if config.stop_after_rows is not None:
+            most = min(most, config.stop_after_rows - growing.total)
+        while growing.rows < most and not is_full:
+            found = self._source.read(growing.cursor, most - growing.rows)
             if found is None:
                 break
             if found.cursor == growing.cursor and not found.refused:
                 raise InputError(f"stream {self._source.name} gives rows and no further cursor.")
-            growing.cursor = found.cursor
-            growing.refusals += found.refused
-            if found.rows is not None and len(found.rows):
-                self._add(growing, found.rows, found.place)
+            fitting = self._fitting_in_time(growing, found.rows)
+            if fitting is not None:
+                is_full, refused = True, found.refused
+                # the source knows the cursor behind them
+                found = self._source.read(growing.cursor, fitting) if fitting else None
+                found = None if found is None else found._replace(refused=refused)
+            if found is not None:
+                growing.cursor = found.cursor
+                growing.refusals += found.refused
+                if found.rows is not None and len(found.rows):
+                    self._add(growing, found.rows, found.place)
+            if is_full and not growing.rows:
+                # all were refused, so the time of the window follows from the next row
+                is_full, growing.end = False, None
         if growing.since is None and (growing.rows or growing.refusals[growing.told :]):
             growing.since = time.monotonic()
-        if not self._is_due(growing):
+        if not (is_full or growing.rows >= most or self._is_due(growing)):
             return None
         if growing.rows:
             return self._closed(growing)
@@ -152,6 +168,23 @@ class WindowCutter:
             )
         growing.told, growing.since = len(growing.refusals), None
 
+    def _fitting_in_time(self, growing: _Growing, rows: pa.Table | None) -> int | None:
+        """Return the number of rows before the first that is past the window's event time, or None
+        if all of them belong to the window.
+        """
+        size = self._config.event_seconds
+        if size is None or rows is None or rows.schema.names.count(self._time) != 1:
+            return None
+        times = _known_seconds(rows[self._time])
+        if times is None or not len(times):
+            return None
+        if growing.end is None:
+            first = int(times[np.argmax(times > UNKNOWN)])
+            newest = first if growing.newest is None else max(first, growing.newest)
+            growing.end = (newest // size + 1) * size
+        past = np.flatnonzero(times >= growing.end)
+        return int(past[0]) if len(past) else None
+
     def _begun(self, number: int) -> _Growing:
         if self._growing is None or self._growing.number != number:
             before = self._folder.read(number - 1) if number else None
@@ -162,15 +195,15 @@ class WindowCutter:
                 )
             cursor = self._source.start() if before is None else before.after
             newest = None if before is None else before.newest_event
-            self._growing = _Growing(number, cursor, newest)
+            total = 0 if before is None else before.total_rows
+            self._growing = _Growing(number, cursor, newest, total)
         return self._growing
 
     def _is_due(self, growing: _Growing) -> bool:
         if growing.since is None:
             return False
         age, idle = time.monotonic() - growing.since, self._config.stop_when_idle_s
-        is_old = age >= self._config.seconds or (idle is not None and self._idle_s >= idle)
-        return growing.rows >= self._config.rows or is_old
+        return age >= self._config.seconds or (idle is not None and self._idle_s >= idle)
 
     def _add(self, growing: _Growing, rows: pa.Table, place: str) -> None:
         self._seen = time.monotonic()
@@ -224,6 +257,7 @@ class WindowCutter:
             number=growing.number,
             file=file,
             rows=len(rows),
+            total_rows=growing.total + len(rows),
             after=dict(growing.cursor),
             cut_s=round(time.time(), 3),
             newest_event=newest,
@@ -234,6 +268,15 @@ class WindowCutter:
         )
         self._growing = None
         return self._folder.add(window, growing.refusals)
+
+
+def _known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Return event times as int64 seconds since 1970; None where the column has no times."""
+    if pa.types.is_timestamp(column.type):
+        column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
+    elif not pa.types.is_integer(column.type):
+        return None
+    return np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
 
 
 def _seconds(rows: pa.Table, column: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rayrec.data.files import ParquetDataset
 from rayrec.data.rows import RowDataset
+from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.streams.config import StreamConfig
 from rayrec.streams.kept import StreamWindow, WindowFolder
@@ -21,11 +22,20 @@ class StreamDataset:
         config: the source, and where windows end.
         schema: what the columns mean.
         num_streams: parts of a window of which every batch takes rows in turn.
+    Raises:
+        ConfigError: windows end by event times, and no column has them.
     """
 
     config: StreamConfig
     schema: FeatureSchema
     num_streams: int = 8
+
+    def __post_init__(self) -> None:
+        if self.config.event_seconds is not None and not (self.config.time or self.schema.time):
+            raise ConfigError(
+                f"StreamConfig has event_seconds={self.config.event_seconds}, and no column has "
+                "the time of events; give time, the name of the column."
+            )
 
     def window(self, run_path: str, window: StreamWindow) -> ParquetDataset:
         """Return the rows of a window that has been cut.

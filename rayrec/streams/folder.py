@@ -2,7 +2,9 @@
 
 A file counts once it is whole: Parquet writes its footer last. Reading waits for a file that still
 grows, also if later ones are whole, so that the order is that of the names. Names that start with
-'.' or '_' are left out, which is how a producer writes aside before it renames.
+'.' or '_' are left out, which is how a producer writes aside before it renames. The cursor has the
+names of the newest 1,000 files that were read, so that a file whose name sorts before one of them
+is read when it comes, also if no process ran then.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from rayrec.storage import one_line, resolve
 from rayrec.streams.source import Cursor, Refusal, SourceLag, SourceRows
 
 SUFFIX = ".parquet"
+MOST_NAMES = 1_000  # of files that were read, in a cursor
 
 
 class _Seen(NamedTuple):
@@ -31,7 +34,8 @@ class _Seen(NamedTuple):
 class FolderSource:
     """Growing folder of Parquet files.
 
-    A cursor names the file that was read last, its size and rows, and the rows of it that are done.
+    A cursor names the file that was read last, its size and rows, and the rows of it that are done;
+    the files that were "read", and the name up to which ("bound") none is read any more.
 
     Args:
         path: folder or URI; files of its subfolders are not read.
@@ -46,7 +50,7 @@ class FolderSource:
         self._partial: dict[str, _Seen] = {}
         self._rows: dict[tuple[str, int], int] = {}  # of whole files that wait, for the lag
         self._groups: tuple[tuple[str, int, list[int]], pa.Table] | None = None
-        self._passed: set[str] | None = None  # names at or before the cursor
+        self._passed: set[str] | None = None  # names of the last look
 
     @property
     def name(self) -> str:
@@ -55,16 +59,16 @@ class FolderSource:
 
     def start(self) -> Cursor:
         """Return the cursor before the first file."""
-        return {"file": "", "size": 0, "rows": 0, "row": 0}
+        return {"file": "", "size": 0, "rows": 0, "row": 0, "bound": "", "read": []}
 
     def read(self, cursor: Cursor, most: int) -> SourceRows | None:
         """Return rows of one file; see `StreamSource.read`."""
         files = self._list()
-        refused = self._out_of_order(files, str(cursor["file"]))
+        refused = self._out_of_order(files, cursor)
         if cursor["row"] < cursor["rows"]:
             found: SourceRows | None = self._rest(files, cursor, most)
         else:
-            found = self._next(files, str(cursor["file"]), most)
+            found = self._next(files, cursor, most)
         if found is None:
             return SourceRows(None, cursor, self.name, refused) if refused else None
         return found._replace(refused=(*refused, *found.refused))
@@ -74,7 +78,7 @@ class FolderSource:
         rows, oldest = int(cursor["rows"]) - int(cursor["row"]), None
         waiting = {}
         for name, info in self._list().items():
-            behind = name > cursor["file"]
+            behind = _is_new(cursor, name)
             if behind:
                 key = (name, info.size)
                 try:
@@ -105,21 +109,21 @@ class FolderSource:
         }
         return dict(sorted(files.items()))
 
-    def _out_of_order(self, files: dict[str, fs.FileInfo], last: str) -> tuple[Refusal, ...]:
-        """Return the files that have come with a name before the cursor."""
-        passed = {name for name in files if name <= last}
+    def _out_of_order(self, files: dict[str, fs.FileInfo], cursor: Cursor) -> tuple[Refusal, ...]:
+        """Return the files that have come with a name before all that the cursor knows."""
+        bound = cursor["bound"]
         # what an earlier process has read cannot be told from what came after it
-        new = () if self._passed is None else sorted(passed - self._passed - {last})
-        self._passed = passed
-        why = f"its name sorts before {last}, which has been read; name files in order"
+        new = [name for name in files if name <= bound and name not in (self._passed or files)]
+        self._passed = set(files)
+        why = f"its name sorts before {MOST_NAMES:,} that have been read; name files in order"
         return tuple(Refusal(name, why) for name in new)
 
     def _open(self, name: str) -> pq.ParquetFile:
         return pq.ParquetFile(self._filesystem.open_input_file(f"{self._root}/{name}"))
 
-    def _next(self, files: dict[str, fs.FileInfo], last: str, most: int) -> SourceRows | None:
+    def _next(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> SourceRows | None:
         for name, info in files.items():
-            if name <= last:
+            if not _is_new(cursor, name):
                 continue
             try:
                 file = self._open(name)
@@ -129,10 +133,11 @@ class FolderSource:
                 refusal = self._not_whole(name, info.size, one_line(error))
                 if refusal is None:
                     return None
-                cursor = {"file": name, "size": info.size, "rows": 0, "row": 0}
-                return SourceRows(None, cursor, name, (refusal,))
+                past = _in_file(cursor, name, info.size, 0)
+                return SourceRows(None, past, name, (refusal,))
             self._partial.pop(name, None)
-            return self._rows_of(file, name, info.size, 0, most)
+            begun = _in_file(cursor, name, info.size, file.metadata.num_rows)
+            return self._rows_of(file, begun, most)
         return None
 
     def _not_whole(self, name: str, size: int, why: str) -> Refusal | None:
@@ -155,16 +160,15 @@ class FolderSource:
             elif info.size != cursor["size"]:
                 why = f"has {info.size} bytes now, and had {cursor['size']}"
             else:
-                return self._rows_of(self._open(name), name, info.size, int(cursor["row"]), most)
+                return self._rows_of(self._open(name), cursor, most)
         except (pa.ArrowException, OSError) as error:
             why = f"cannot be read: {one_line(error)}"
         refusal = Refusal(name, f"{why}; its last {left} rows are not trained on", left)
         return SourceRows(None, past, name, (refusal,))
 
-    def _rows_of(
-        self, file: pq.ParquetFile, name: str, size: int, row: int, most: int
-    ) -> SourceRows:
-        """Return the rows of a file from a row on, at most so many."""
+    def _rows_of(self, file: pq.ParquetFile, cursor: Cursor, most: int) -> SourceRows:
+        """Return the rows of a file from the cursor's on, at most so many."""
+        name, row = str(cursor["file"]), int(cursor["row"])
         total, stop = file.metadata.num_rows, min(file.metadata.num_rows, row + most)
         groups: list[int] = []
         first = before = 0
@@ -176,12 +180,14 @@ class FolderSource:
                 groups.append(group)
             first = end
         try:
-            rows = self._read(file, name, size, groups).slice(row - before, stop - row)
+            rows = self._read(file, name, int(cursor["size"]), groups).slice(
+                row - before, stop - row
+            )
         except (pa.ArrowException, OSError) as error:
-            past = {"file": name, "size": size, "rows": total, "row": total}
+            past = {**cursor, "row": total}
             why = f"cannot be read: {one_line(error)}"
             return SourceRows(None, past, name, (Refusal(name, why, total - row),))
-        return SourceRows(rows, {"file": name, "size": size, "rows": total, "row": stop}, name)
+        return SourceRows(rows, {**cursor, "row": stop}, name)
 
     def _read(self, file: pq.ParquetFile, name: str, size: int, groups: list[int]) -> pa.Table:
         """Return row groups of a file; the last ones are held, since many windows end in one."""
@@ -190,3 +196,16 @@ class FolderSource:
             self._groups = None  # before others are read
             self._groups = key, file.read_row_groups(groups)
         return self._groups[1]
+
+
+def _is_new(cursor: Cursor, name: str) -> bool:
+    """Return True for a file that is still to be read."""
+    return name > cursor["bound"] and name not in cursor["read"]
+
+
+def _in_file(cursor: Cursor, name: str, size: int, rows: int) -> Cursor:
+    """Return the cursor before the first row of a file."""
+    read = sorted([*cursor["read"], name])
+    bound = max([cursor["bound"], *read[:-MOST_NAMES]])
+    read = [one for one in read if one > bound]
+    return {"file": name, "size": size, "rows": rows, "row": 0, "bound": bound, "read": read}

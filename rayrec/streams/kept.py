@@ -43,6 +43,7 @@ class StreamWindow:
         number: 0 is the first of the run.
         file: name of the file of its rows.
         rows: number of them.
+        total_rows: rows of this window and all before it.
         after: cursor of the source behind it.
         cut_s: wall clock when it was cut, seconds since 1970.
         newest_event: greatest event time of this window and all before it, seconds since 1970; None
@@ -62,6 +63,7 @@ class StreamWindow:
     refused: int = 0
     lag_rows: int | None = None
     lag_s: float | None = None
+    total_rows: int = 0
 
 
 class WindowFolder:
@@ -105,6 +107,9 @@ class WindowFolder:
             filesystem.create_dir(root, recursive=True)
             size = max(1024, -(-len(rows) // ROW_GROUPS))
             pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, row_group_size=size)
+            if isinstance(filesystem, fs.LocalFileSystem):
+                # the record must not outlive the rows, should the machine lose its power
+                _sync(f"{root}/{name}")
         except (OSError, pa.ArrowException) as error:
             raise SaveError(
                 f"cannot write window {number} to {self.path}: {one_line(error)}."
@@ -165,7 +170,9 @@ def _write_new(path: Path, text: str) -> bool:
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
+            _sync(partial)
             os.link(partial, path)
+            _sync(path.parent)
         finally:
             os.unlink(partial)
     except FileExistsError:
@@ -173,6 +180,15 @@ def _write_new(path: Path, text: str) -> bool:
     except OSError as error:
         raise SaveError(f"cannot write {path}: {one_line(error)}.") from error
     return True
+
+
+def _sync(path: str | Path) -> None:
+    """Have the system write a file, or the names of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def as_record(window: StreamWindow) -> Mapping[str, Any]:

@@ -63,8 +63,7 @@ class StreamWindows:
         cursor = self._live.cursor
         while self.current is None or not cursor.left:
             number = cursor.epoch if self.current is None else cursor.epoch + 1
-            last = self._data.config.stop_after_windows
-            if last is not None and number >= last:
+            if self._is_past(number):
                 self.ended = True
                 return False
             window = self._wait(number, should_stop, on_wait)
@@ -72,6 +71,16 @@ class StreamWindows:
                 return False
             self._open(window)
         return True
+
+    def _is_past(self, number: int) -> bool:
+        """Return True for a window behind the last one that the config allows."""
+        config = self._data.config
+        if config.stop_after_windows is not None and number >= config.stop_after_windows:
+            return True
+        if config.stop_after_rows is None or not number:
+            return False
+        before = self._folder.read(number - 1)
+        return before is not None and before.total_rows >= config.stop_after_rows
 
     def after_save(self, newest: str | None) -> None:
         """Delete the windows that no checkpoint goes on from, once there is a newer one.

@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rayrec.errors import InputError
-from rayrec.streams import StreamWindow
+from rayrec.errors import ConfigError, InputError
+from rayrec.streams import StreamConfig, StreamDataset, StreamWindow, folder
 from rayrec.streams.folder import FolderSource
 from rayrec.streams.kept import WindowFolder
-from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
+from tests.data.stream_files import SCHEMA, amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
 @pytest.mark.seeds(range(500))
@@ -84,6 +84,109 @@ def test_every_row_is_in_one_window_once(seed: int, tmp_path: Path) -> None:
         seen += amounts(run, window)
     again.close()
     assert seen == wanted
+
+
+@pytest.mark.seeds(range(200))
+def test_files_may_come_in_any_order_of_their_names(seed: int, tmp_path: Path) -> None:
+    """Also while no process runs, and amid a file that sorts behind them."""
+    rng = random.Random(seed)
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    config = config_of(incoming, rows=rng.randint(1, 12))
+    names = rng.sample(range(100), rng.randint(1, 12))
+    cutter, number, first, got = cutter_of(run, config), 0, 0, list[int]()
+    for name in names:
+        count = rng.randint(0, 15)
+        (incoming / f"{name:03d}.parquet").write_bytes(as_bytes(rows_of(first, count)))
+        first += count
+        for _ in range(rng.randint(0, 2)):
+            if (window := cut(cutter, number)) is not None:
+                assert window.refused == 0
+                got += amounts(run, window)
+                number += 1
+        if rng.random() < 0.3:
+            cutter.close()
+            cutter = cutter_of(run, config)
+    while (window := cut(cutter, number)) is not None:
+        got += amounts(run, window)
+        number += 1
+    cutter.close()
+    assert sorted(got) == list(range(first))
+
+
+def test_a_name_before_all_that_a_cursor_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "MOST_NAMES", 2)
+    for name in "bcde":
+        (tmp_path / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 1)))
+    source = FolderSource(str(tmp_path))
+    cursor = source.start()
+    while (found := source.read(cursor, 10)) is not None:
+        cursor = found.cursor
+    assert (cursor["bound"], cursor["read"]) == ("c.parquet", ["d.parquet", "e.parquet"])
+    for name in ("a", "dd"):
+        (tmp_path / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 1)))
+    found = source.read(cursor, 10)
+    assert found is not None and found.place == "dd.parquet"
+    assert [one.place for one in found.refused] == ["a.parquet"]
+    assert source.read(found.cursor, 10) is None
+
+
+@pytest.mark.seeds(range(200))
+def test_a_window_ends_at_its_event_time(seed: int, tmp_path: Path) -> None:
+    """As a walk row by row says, however the rows lie in files, and in any number of processes."""
+    rng = random.Random(seed)
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    times: list[int] = []
+    for number in range(rng.randint(1, 6)):
+        events = [len(times) * 5 + rng.randint(-40, 40) for _ in range(rng.randint(1, 30))]
+        rows = rows_of(len(times), len(events)).set_column(3, "at", pa.array(events))
+        (incoming / f"{number}.parquet").write_bytes(as_bytes(rows))
+        times += events
+    size, most = rng.choice([1, 30, 100]), rng.choice([7, 1000])
+    wanted, newest = list[list[int]](), None
+    own: list[int] = []
+    for row, event in enumerate(times):
+        if not own:
+            end = (max(event, event if newest is None else newest) // size + 1) * size
+        if own and (event >= end or len(own) == most):
+            newest = max([times[one] for one in own] + ([] if newest is None else [newest]))
+            end = (max(event, newest) // size + 1) * size
+            wanted.append(own)
+            own = []
+        own.append(row)
+    wanted.append(own)
+    config = config_of(incoming, rows=most, time="at", event_seconds=size)
+    cutter, got = cutter_of(run, config), list[list[int]]()
+    while (window := cut(cutter, len(got))) is not None:
+        got.append(amounts(run, window))
+        assert window.total_rows == sum(map(len, got))
+        if rng.random() < 0.3:
+            cutter.close()
+            cutter = cutter_of(run, config)
+    cutter.close()
+    assert got == wanted
+
+
+def test_rows_that_are_refused_end_no_window(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    rows = rows_of(0, 5).set_column(2, "item", pa.array([-1, -1, 3, 4, 5]))
+    rows = rows.set_column(3, "at", pa.array([5, 70, 71, None, 130]))
+    (incoming / "a.parquet").write_bytes(as_bytes(rows))
+    cutter = cutter_of(run, config_of(incoming, time="at", event_seconds=60))
+    first, second = cut(cutter, 0), cut(cutter, 1)
+    cutter.close()
+    assert first is not None and (amounts(run, first), first.refused) == ([2], 3)
+    assert second is not None and (amounts(run, second), second.refused) == ([4], 0)
+
+
+def test_a_time_of_windows_needs_its_column() -> None:
+    config = StreamConfig(folder="in", event_seconds=60)
+    with pytest.raises(ConfigError, match="event_seconds=60, and no column"):
+        StreamDataset(config=config, schema=SCHEMA)
 
 
 def test_late_events_are_trained_on_and_counted(tmp_path: Path) -> None:

@@ -204,6 +204,27 @@ def idle(rank: int, world_size: int, folder: Path) -> tuple[bool, int, list[str]
         return stopped, trainer.step, phases, trainer.newest
 
 
+def walked_to(rank: int, world_size: int, folder: Path, rows: int) -> tuple[int, bool]:
+    """Train on so many rows, twice: the second life has nothing to do."""
+    spec = streamed(folder, world_size, "rows", stop_after_windows=None, stop_after_rows=rows)
+    newest, steps = "", list[int]()
+    for _ in range(2):
+        spec = replace(spec, resume_from=(newest,) if newest else ())
+        with RankTrainer(spec) as trainer:
+            trainer.begin()
+            assert not trainer.run()
+            newest = trainer.newest or ""
+            steps.append(trainer.step)
+    assert steps[0] == steps[1]
+    return steps[0], (folder / "rows" / "stream" / "window-00000003.json").exists()
+
+
+def test_a_run_ends_after_its_rows(ranks: RankPool, tmp_path: Path) -> None:
+    write_stream(tmp_path)
+    # three steps, and the fourth has 10 rows
+    assert ranks.run(2, walked_to, tmp_path, 310) == [(4, False)] * 2
+
+
 def test_a_run_that_waits_saves_what_is_due_and_stops_at_once(
     ranks: RankPool, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
 from rayrec.driver.scaling import GROW_AFTER_S
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
+from rayrec.streams import StreamDataset
 
 CPUS_PER_RANK = 1
 CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py
@@ -62,6 +63,7 @@ def driver(
     grow_after_s: float = GROW_AFTER_S,
     memory_per_worker: int | None = None,
     windows: TimeWindows | None = None,
+    stream: StreamDataset | None = None,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -75,7 +77,7 @@ def driver(
     }
     options |= run if "steps" in run or "epochs" in run else {"epochs": 1, **run}
     schema = clicks.schema.read_text()
-    data = open_data(str(clicks.train), schema)
+    data: Any = stream or open_data(str(clicks.train), schema)
     return Driver(
         model or recipe(clicks),
         data if windows is None else WindowedDataset(data, windows),
