@@ -36,7 +36,7 @@ from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
 from rayrec.runs.next_item import NextItemRun
 from rayrec.runs.sections import DataSection, PlanSection, data_below
-from rayrec.runs.toml_tree import Option, Settings, read_settings
+from rayrec.runs.toml_tree import Option, read_settings
 from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
 from rayrec.runs.training import ClickRun
 
@@ -125,7 +125,7 @@ class RunFile:
             scaling=read("scaling", ScalingConfig, default_scaling()),
             run=read("run", RunConfig, default_run("steps" in run, section)),
             plan=read("plan", PlanSection),
-            source=_name(settings),
+            source=settings.file or "the command line",
         )
         whole._check_used(settings.source_of, run)
         planted = whole.data.planted
@@ -296,7 +296,3 @@ class RunFile:
                 f"a folder with train, eval and schema.json, such as `{maker}` writes."
             )
         return path
-
-
-def _name(settings: Settings) -> str:
-    return settings.file or "the command line"
