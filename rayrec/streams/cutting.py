@@ -149,7 +149,8 @@ class WindowCutter:
             return None
         if growing.rows:
             return self._closed(growing)
-        self._tell(growing)
+        if growing.refusals[growing.told :]:
+            self._tell(growing)
         return None
 
     def _tell(self, growing: _Growing) -> None:

@@ -103,6 +103,17 @@ def test_refused_rows_are_told_while_no_other_row_comes(tmp_path: Path) -> None:
     assert window is not None and window.refused == 5 and amounts(run, window) == [9, 10]
 
 
+def test_nothing_is_told_behind_the_last_row_of_a_run(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 9)))
+    cutter = cutter_of(run, config_of(incoming, rows=4, stop_after_rows=4))
+    assert amounts(run, cut(cutter, 0)) == [0, 1, 2, 3]  # type: ignore[arg-type]
+    assert cut(cutter, 1) is None  # a run begins it while it trains on the last
+    cutter.close()
+    assert not (run / "stream" / "refused").exists()
+
+
 def test_types_that_go_together_make_one_window(tmp_path: Path) -> None:
     incoming, run = tmp_path / "in", tmp_path / "run"
     incoming.mkdir()
