@@ -15,8 +15,8 @@ import os
 import tempfile
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -215,19 +215,57 @@ def write_whole(what: str, path: str, content: str | bytes) -> None:
         if target_path.exists() and not target_path.is_file():
             target_path.write_bytes(data)  # never replaced by a file
             return
-        target_path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(dir=target_path.parent, prefix=".rayrec-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.chmod(partial, 0o666 & ~_umask())
+        with _written_aside(target_path, data) as partial:
             os.replace(partial, target_path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(partial)
-            raise
     except (OSError, UnicodeError, CheckpointError) as error:
         raise SaveError(f"cannot write {what} to {path}: {one_line(error)}.") from None
+
+
+def write_new(what: str, path: str, content: str) -> bool:
+    """Write a local file whole and to the disk, and return True; False where there is one already.
+
+    Raises:
+        SaveError: it cannot be written.
+    """
+    target = Path(path)
+    try:
+        with _written_aside(target, content.encode()) as partial:
+            sync(partial)
+            os.link(partial, target)
+            sync(target.parent)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise SaveError(f"cannot write {what} to {path}: {one_line(error)}.") from error
+    return True
+
+
+@contextmanager
+def _written_aside(target: Path, data: bytes) -> Iterator[str]:
+    """Write data beside a target, for the block to move there; what stays aside is deleted."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".rayrec-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(partial, 0o666 & ~_umask())
+        yield partial
+    finally:
+        with suppress(OSError):
+            os.unlink(partial)
+
+
+def sync(path: str | Path) -> None:
+    """Flush a local file, or the names of a folder, to the disk.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.errors import CheckpointError, DamagedCheckpointError, SaveError
-from rayrec.storage import Sink, resolve
+from rayrec.storage import Sink, resolve, sync
 
 OBJECT_STORES = ("s3", "gcs", "abfs")  # no directories, no rename, an object appears whole
 DENSE = "dense.pt"
@@ -194,11 +194,5 @@ class Store:
 
     def _sync(self, *paths: str) -> None:
         for path in paths if self._local else ():
-            if not os.path.exists(path):  # a model without tables has no tables directory
-                continue
-            # A folder is synced like a file: its names are its content.
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            if os.path.exists(path):  # a model without tables has no tables directory
+                sync(path)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from rayrec.driver.run_folder import ERASURE, JOURNAL
 from rayrec.errors import SaveError
-from rayrec.serve.files import sync
-from rayrec.storage import one_line, write_whole
+from rayrec.storage import one_line, sync, write_whole
 
 _NEW, _OLD, _RECEIPT = "new", "old", "receipt.json"
 Move = tuple[str, str]  # a folder, and where it goes, below the root

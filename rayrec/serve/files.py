@@ -68,16 +68,3 @@ def read_plain(path: Path) -> bytes:
     if len(text) > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES} bytes", str(path))
     return text
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to disk.
-
-    Raises:
-        OSError: the file system refuses.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,9 +14,9 @@ from rayrec.errors import ArtifactError
 from rayrec.fields.misfit import Misfit
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of
-from rayrec.serve.files import StoredFile, read_plain, sync
+from rayrec.serve.files import StoredFile, read_plain
 from rayrec.serve.signing import SigningKey
-from rayrec.storage import one_line
+from rayrec.storage import one_line, sync
 
 PARTIAL = ".partial"  # ends the name of a record that is not complete
 

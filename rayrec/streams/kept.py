@@ -11,13 +11,10 @@ every attempt of the run, with any number of ranks, reads these rows and no othe
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +25,7 @@ from rayrec.checks import is_uri
 from rayrec.errors import InputError, SaveError
 from rayrec.fields.json_text import json_object, of_json
 from rayrec.fields.writing import record_of
-from rayrec.storage import one_line, resolve, write_whole
+from rayrec.storage import one_line, resolve, sync, write_new, write_whole
 from rayrec.streams.source import Refusal
 
 FOLDER = "stream"
@@ -109,7 +106,7 @@ class WindowFolder:
             pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, row_group_size=size)
             if isinstance(filesystem, fs.LocalFileSystem):
                 # the record must not outlive the rows, should the machine lose its power
-                _sync(f"{root}/{name}")
+                sync(f"{root}/{name}")
         except (OSError, pa.ArrowException) as error:
             raise SaveError(
                 f"cannot write window {number} to {self.path}: {one_line(error)}."
@@ -138,7 +135,7 @@ class WindowFolder:
         if is_uri(path):
             # one process cuts at a time, since the driver ends a world before it begins the next
             write_whole("a window", path, text)
-        elif not _write_new(Path(path), text):
+        elif not write_new("a window", path, text):
             return self.read(window.number) or window
         return window
 
@@ -161,36 +158,3 @@ def _record_name(number: int) -> str:
 def _number_of(name: str) -> int | None:
     digits = name.removeprefix("window-")[:8]
     return int(digits) if name.startswith("window-") and digits.isdecimal() else None
-
-
-def _write_new(path: Path, text: str) -> bool:
-    """Write a file whole, and return True; False where there is one already."""
-    try:
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".rayrec-")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            _sync(partial)
-            os.link(partial, path)
-            _sync(path.parent)
-        finally:
-            os.unlink(partial)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise SaveError(f"cannot write {path}: {one_line(error)}.") from error
-    return True
-
-
-def _sync(path: str | Path) -> None:
-    """Have the system write a file, or the names of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def as_record(window: StreamWindow) -> Mapping[str, Any]:
-    """Return a window as data of JSON, to send."""
-    return record_of(window)

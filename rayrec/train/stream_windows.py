@@ -14,9 +14,10 @@ from rayrec.checkpoint import CheckpointManager, read_manifest
 from rayrec.data import TimeWindow
 from rayrec.errors import InputError
 from rayrec.fields.json_text import of_json
+from rayrec.fields.writing import record_of
 from rayrec.streams import StreamDataset, StreamWindow
 from rayrec.streams.cutting import WindowCutter
-from rayrec.streams.kept import WindowFolder, as_record
+from rayrec.streams.kept import WindowFolder
 from rayrec.train.events import StreamProgress
 from rayrec.train.run_state import LiveRun
 from rayrec.train.scoring import binary_labels
@@ -145,7 +146,7 @@ class StreamWindows:
         cutter, idle = self._cutting(), self._data.config.stop_when_idle_s
         window = cutter.window(number)
         if window is not None:
-            return as_record(window), False
+            return record_of(window), False
         return None, idle is not None and cutter.is_idle(idle)
 
     def _cutting(self) -> WindowCutter:

@@ -17,7 +17,7 @@ import pytest
 from rayrec.driver import run_folder
 from rayrec.driver.run_folder import LOCK, Owner, held
 from rayrec.errors import ConfigError, RayrecError, SaveError
-from rayrec.storage import folder_trouble, missing_file, probe_output, write_whole
+from rayrec.storage import folder_trouble, missing_file, probe_output, write_new, write_whole
 
 HOLD = """
 import sys
@@ -159,3 +159,13 @@ def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name too long"):
         probe_output("x", str(tmp_path / ("x" * 300)))
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["out.json"]
+
+
+def test_a_file_that_is_there_is_not_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "fact.json"
+    assert write_new("x", str(path), "first") and not write_new("x", str(path), "second")
+    assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
+    write_whole("x", str(tmp_path / "other"), "")
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+    with pytest.raises(SaveError, match="cannot write x to"):
+        write_new("x", str(path / "below"), "third")

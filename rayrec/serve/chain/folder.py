@@ -24,9 +24,8 @@ from rayrec.serve.chain.publication import (
     Publication,
     place_of,
 )
-from rayrec.serve.files import sync
 from rayrec.serve.signing import SigningKey
-from rayrec.storage import one_line
+from rayrec.storage import one_line, sync
 
 PUBLISHED = "published"  # below the folder of a run
 _HIDDEN = ".rayrec-"
