@@ -19,7 +19,6 @@ from rayrec.observe.profile_summary import Profile, check_folder
 from rayrec.observe.step_times import StepTimes
 from rayrec.observe.timer import StepTimer
 from rayrec.observe.times import RankTimes
-from rayrec.streams import StreamDataset
 from rayrec.train.config import TrainSpec
 from rayrec.train.events import Event
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
@@ -123,7 +122,7 @@ class RankTrainer(RankRun):
         live.tell = on_event
         self.model.train()
         live.on_phase("reading the first batch")
-        is_stream = isinstance(self.spec.data, StreamDataset)
+        is_stream = self._loop.stream is not None
         batches: Batches | None = None if is_stream else live.cursor.batches()
         profiler, epoch = self._profiler(), live.cursor.epoch
         try:
@@ -141,7 +140,8 @@ class RankTrainer(RankRun):
             self._pipeline.reset()
             if batches is not None:
                 batches.close()
-            self._loop.starts.close()
+            if self._loop.stream is not None:
+                self._loop.stream.close()
         self._loop.end(self.going_to)
         return self.stopped
 

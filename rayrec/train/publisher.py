@@ -46,7 +46,7 @@ class Publisher:
     Attributes:
         step: step of the last publication, or None.
         newest: returns the event time and the ingest time of the newest row of a stream that was
-            trained on.
+            trained on; rank 0 asks for them.
     Raises:
         ConfigError: a table with a type of its own, or the signing key, does not exist.
     """
@@ -136,7 +136,7 @@ class Publisher:
         self._thread.give_up()
 
     def _moment(self, step: int) -> Moment:
-        event_time, ingest_time = self.newest()
+        event_time, ingest_time = self.newest() if self._rank == 0 else (None, None)
         dense = dense_tensors(self._model.dense_parameters(), self._model.module)
         return Moment(
             step=step,

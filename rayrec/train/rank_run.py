@@ -153,7 +153,8 @@ class RankRun:
             self._loop.publisher = Publisher(
                 self.spec, self.model, self.tables, self.rank, self.world_size, self._live.on_phase
             )
-            self._loop.publisher.newest = self._loop.starts.newest
+            if self._loop.stream is not None:
+                self._loop.publisher.newest = self._loop.stream.newest
 
     def begin(self, note: Callable[[str], None] = lambda line: None) -> Began:
         """Start anew, from another run's weights, from a checkpoint, from a sync point, or with the

@@ -40,7 +40,7 @@ class RunLoop:
         publisher: publications; None where the run publishes nothing.
         reports: reports of the merged windows.
         growth: growth of dynamic tables.
-        starts: starts of the windows in time, or of a stream.
+        stream: windows of the run's stream; None where other data are trained on.
         stopped: the run was stopped before its end.
         handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
@@ -48,9 +48,9 @@ class RunLoop:
     def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
         self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
         self.reports, self.growth = Reports(live), Growth(live)
-        self.starts: WindowStarts | StreamWindows = WindowStarts(live)
-        if isinstance(live.spec.data, StreamDataset):
-            self.starts = StreamWindows(live, live.spec.data)
+        self._starts = WindowStarts(live)
+        data = live.spec.data
+        self.stream = StreamWindows(live, data) if isinstance(data, StreamDataset) else None
         self.saves: Checkpoints | None = None
         self.publisher: Publisher | None = None
         self.stopped = self.handed_over = False
@@ -93,7 +93,7 @@ class RunLoop:
                 self.stopped = not self._score(should_stop)
             if self.saves is not None:
                 self.saves.after_window(merged)
-                self.starts.after_save(self.saves.newest)
+                self._prune_stream(self.saves.newest)
             if self.points is not None:
                 self.points.after_window(live)
             if self.publisher is not None:
@@ -131,7 +131,7 @@ class RunLoop:
                 hand_over.hold(self._live)
             self.handed_over = may
             self.saves.at_end(handed_over=may)
-            self.starts.after_save(self.saves.newest)
+            self._prune_stream(self.saves.newest)
         if self.publisher is not None:
             self.publisher.at_end(self._live.step)
         self.finish()
@@ -203,11 +203,11 @@ class RunLoop:
         Returns:
             False if the run is to end before: it is stopped, or its stream is over.
         """
-        live = self._live
-        if not self.starts.ready(should_stop, self._wait):
-            self.stopped = not self._stream_is_over
+        live, stream = self._live, self.stream
+        if stream is not None and not stream.ready(should_stop, self._wait):
+            self.stopped = not stream.ended
             return False
-        window = self.starts.here()
+        window = self._starts.here() if stream is None else stream.here()
         if window is None:
             return True
         started = time.perf_counter()
@@ -225,9 +225,9 @@ class RunLoop:
         )
         return True
 
-    @property
-    def _stream_is_over(self) -> bool:
-        return isinstance(self.starts, StreamWindows) and self.starts.ended
+    def _prune_stream(self, newest: str | None) -> None:
+        if self.stream is not None:
+            self.stream.after_save(newest)
 
     def _wait(self, seconds: float) -> None:
         """Save and publish what is due by time while the stream gives no rows."""
@@ -245,7 +245,8 @@ class RunLoop:
             self.points,
             self.publisher,
             self.growth,
-            self.starts,
+            self._starts,
+            self.stream,
         )
         ends = [part.next_step(self._live.step) for part in parts if part is not None]
         due = min([self._spec.steps, *(end for end in ends if end is not None)])

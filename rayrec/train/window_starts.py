@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rayrec.data import TimeWindow, WindowedDataset
 from rayrec.train.run_state import LiveRun
 
@@ -26,20 +24,6 @@ class WindowStarts:
         batch = self._live.cursor.batch
         following = min((first for first in self._windows if first > batch), default=None)
         return None if following is None else step + following - batch
-
-    def ready(self, should_stop: Callable[[], bool], on_wait: Callable[[float], None]) -> bool:
-        """Return True: all windows are there."""
-        return True
-
-    def after_save(self, newest: str | None) -> None:
-        """Do nothing: the rows are the user's."""
-
-    def newest(self) -> tuple[int | None, float | None]:
-        """Return nothing: the rows do not come from a stream."""
-        return None, None
-
-    def close(self) -> None:
-        """Do nothing: nothing is cut."""
 
     def here(self) -> TimeWindow | None:
         """Return the window that begins with the next step, or None."""
