@@ -1,9 +1,15 @@
-"""Runs on a stream that lose a rank: the tables are those of a calm run, bit for
+"""Runs on a stream that lose a rank or their driver: the tables are those of a calm run, bit for
 bit, and the windows are those that were cut.
 """
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.checkpoint import CheckpointManager
 from rayrec.data import FeatureSchema
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig
@@ -19,6 +26,7 @@ from rayrec.streams.kept import WindowFolder
 from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
 from tests.ray.acting import Act, acting
+from tests.ray.heads import ROOT, started_head
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +119,77 @@ def test_a_killed_rank_changes_no_bit(
     failures, told = run(clicks, incoming, tmp_path, dies(rank, step), **options)
     assert failures == 1
     assert told == calm
+
+
+RUN_FILE = """
+[data]
+schema = "{schema}"
+[data.stream]
+folder = "{incoming}"
+rows = 1000
+seconds = 5.0
+stop_after_windows = 7
+[model]
+model = "dlrm"
+dense_layers = [16]
+over_layers = [16]
+[scaling]
+num_workers = 2
+[run]
+global_batch_size = 256
+storage_path = "{folder}"
+name = "run"
+resume_from = "auto"
+report_every_s = 0.1
+[run.checkpoint]
+every_n_steps = 3
+num_to_keep = 2
+[plan]
+plan = "row_wise"
+"""
+
+
+def started(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a driver in a process group of its own."""
+    words = [sys.executable, "-m", "rayrec.cli.main", "train", str(folder / "stream.toml")]
+    log = (folder / "train.log").open("a")
+    return subprocess.Popen(
+        words, cwd=ROOT, env=env, stdout=log, stderr=log, text=True, start_new_session=True
+    )
+
+
+def checkpoint_of(folder: Path, env: dict[str, str]) -> dict[str, str]:
+    """Train to the end, and return the digests of the last checkpoint."""
+    driver = started(folder, env)
+    log = folder / "train.log"
+    assert driver.wait(240) == 0, log.read_text()[-3000:]
+    manager = CheckpointManager(str(folder / "run"))
+    assert manager.steps()[-1] == 25
+    return worlds.digests(manager.path(25))
+
+
+def test_a_killed_driver_goes_on_bit_for_bit(
+    private_home: Path, clicks: SyntheticPaths, incoming: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    with started_head(private_home, num_cpus=4) as head:
+        env = {**head.env, "RAY_ADDRESS": head.gcs, "PYTHONPATH": str(ROOT)}
+        for name in ("calm", "killed"):
+            (tmp_path / name).mkdir()
+            text = RUN_FILE.format(schema=clicks.schema, incoming=incoming, folder=tmp_path / name)
+            (tmp_path / name / "stream.toml").write_text(text)
+        wanted = checkpoint_of(tmp_path / "calm", env)
+        folder, killed = tmp_path / "killed", 0
+        for window in (0, 2, 4):
+            driver = started(folder, env)
+            record = folder / "run" / "stream" / f"window-{window:08d}.json"
+            until = time.monotonic() + 120
+            while not record.exists() and driver.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(chance.random() * 0.3)
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                killed += 1
+            driver.wait(30)
+        assert killed
+        assert checkpoint_of(folder, env) == wanted
