@@ -231,10 +231,11 @@ def write_new(what: str, path: str, content: str) -> bool:
     try:
         with _written_aside(target, content.encode()) as partial:
             sync(partial)
-            os.link(partial, target)
+            try:
+                os.link(partial, target)
+            except FileExistsError:
+                return False
             sync(target.parent)
-    except FileExistsError:
-        return False
     except OSError as error:
         raise SaveError(f"cannot write {what} to {path}: {one_line(error)}.") from error
     return True
