@@ -7,12 +7,12 @@ from statistics import median
 
 from rayrec.layout.units import format_count
 from rayrec.train.config import ENDLESS
-from rayrec.train.events import Noticed, Recovered, Resized
+from rayrec.train.events import Noticed, Recovered, Resized, StreamProgress
 from rayrec.watch.events import RunEvent, RunEvents
 from rayrec.watch.numbers import mean_scores, only_scores
 
 # the driver says these on the terminal; the page says the same
-SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed}
+SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed, "stream": StreamProgress}
 
 
 def _outcome(run: RunEvents) -> str:
