@@ -28,8 +28,9 @@ from rayrec.fields.writing import record_of
 from rayrec.storage import one_line, resolve, sync, write_new, write_whole
 from rayrec.streams.source import Refusal
 
-FOLDER = "stream"
+FOLDER, REFUSED = "stream", "refused"
 ROW_GROUPS = 16  # of a window: so many parts can be read beside each other
+REFUSED_WINDOWS = 1000  # so many newest windows keep what was refused, where windows are pruned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +121,7 @@ class WindowFolder:
             SaveError: it cannot be written.
         """
         told = json.dumps([asdict(one) for one in refusals], indent=1)
-        write_whole("refused rows", f"{self.path}/refused/{_record_name(number)}", told)
+        write_whole("refused rows", f"{self.path}/{REFUSED}/{_record_name(number)}", told)
 
     def add(self, window: StreamWindow, refusals: Sequence[Refusal]) -> StreamWindow:
         """Write the record of a window, and return it; or the record that is there already.
@@ -140,15 +141,20 @@ class WindowFolder:
         return window
 
     def prune(self, first: int) -> None:
-        """Delete windows before a number but the last record; trouble is left to the next time."""
+        """Delete windows before a number but the last record, and what was refused long before it;
+        trouble is left to the next time.
+        """
         filesystem, root = resolve(self.path)
+        refused = f"{root}/{REFUSED}"
         with suppress(OSError, pa.ArrowException):
-            for info in filesystem.get_file_info(fs.FileSelector(root)):
-                number = _number_of(info.base_name)
-                # the record before tells how old is what was trained on so far
-                kept = first - 1 if info.base_name.endswith(".json") else first
-                if info.is_file and number is not None and number < kept:
-                    filesystem.delete_file(info.path)
+            for folder in (root, refused):
+                for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+                    number = _number_of(info.base_name)
+                    # the record before tells how old is what was trained on so far
+                    kept = first - 1 if info.base_name.endswith(".json") else first
+                    kept -= REFUSED_WINDOWS if folder == refused else 0
+                    if info.is_file and number is not None and number < kept:
+                        filesystem.delete_file(info.path)
 
 
 def _record_name(number: int) -> str:

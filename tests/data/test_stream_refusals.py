@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.errors import InputError
+from rayrec.streams import kept
 from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
@@ -112,6 +113,28 @@ def test_nothing_is_told_behind_the_last_row_of_a_run(tmp_path: Path) -> None:
     assert cut(cutter, 1) is None  # a run begins it while it trains on the last
     cutter.close()
     assert not (run / "stream" / "refused").exists()
+
+
+def test_what_was_refused_goes_with_windows_of_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "REFUSED_WINDOWS", 3)
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    cutter, counts = cutter_of(run, config_of(incoming, rows=1)), list[int]()
+    folder = kept.WindowFolder(str(run))
+    folder.prune(0)  # of a run that has refused nothing
+    for number in range(20):
+        bad = rows_of(2 * number, 2).set_column(2, "item", pa.array([-1, 1]))
+        (incoming / f"{number:04d}.parquet").write_bytes(as_bytes(bad))
+        window = cut(cutter, number)
+        assert window is not None and window.refused == 1
+        folder.prune(number)
+        counts.append(len([path for path in (run / "stream").rglob("*") if path.is_file()]))
+    cutter.close()
+    assert set(counts[6:]) == {3 + 5}
+    left = sorted(path.name for path in (run / "stream" / "refused").iterdir())
+    assert left == [f"window-{number:08d}.json" for number in range(15, 20)]
 
 
 def test_types_that_go_together_make_one_window(tmp_path: Path) -> None:
