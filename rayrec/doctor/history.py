@@ -18,8 +18,7 @@ from rayrec.dynamic.columns import NO_KEY, Ints
 from rayrec.shards.state import IDS
 from rayrec.storage import resolve
 from rayrec.watch.events import files_of, read_events
-
-COUNTED = ("admitted", "evicted", "refused", "looked_up", "unknown")
+from rayrec.watch.thinning import COUNTED
 
 
 def id_counts(run: str, step: int) -> dict[str, Counter[str]]:

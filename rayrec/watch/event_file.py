@@ -3,7 +3,8 @@
 A local file is appended to, one write for each line, so a crash costs at most the line that was
 being written. Object stores cannot append. There the lines go to numbered parts,
 events-000001.jsonl and so on: the last part is written anew, at most every `FLUSH_S` seconds and
-at once where a line is important, and the next part begins when it has `PART_BYTES`. A write
+at once where a line is important, and the next part begins when it has `PART_BYTES`. A local file
+that reaches `MOST_BYTES` is thinned, see `rayrec.watch.thinning`; parts are not. A write
 that fails later on does not end a run: the lines wait, and the next line tries again.
 """
 
@@ -18,17 +19,19 @@ from typing import BinaryIO
 import pyarrow as pa
 from pyarrow import fs
 
-from rayrec.errors import CheckpointError, ConfigError
-from rayrec.storage import one_line, probe_output, resolve
+from rayrec.errors import CheckpointError, ConfigError, SaveError
+from rayrec.storage import one_line, probe_output, resolve, write_whole
+from rayrec.watch.thinning import thinned
 
 NAME = "events.jsonl"
 PART = re.compile(r"events-(\d{6,})\.jsonl")
 FLUSH_S = 30.0
 PART_BYTES = 1_000_000
+MOST_BYTES = 32_000_000
 
 
 class LocalFile:
-    """Appends to a file, which is made with its folder if need be.
+    """Appends to a file, which is made with its folder if need be, and thins it.
 
     Raises:
         OSError: it cannot be opened.
@@ -36,9 +39,11 @@ class LocalFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._pending = bytearray()
-        if path.stat().st_size:
+        self._size, self._thin_at = path.stat().st_size, MOST_BYTES
+        if self._size:
             with path.open("rb") as written:
                 written.seek(-1, 2)
                 # A life that was killed amid a line left it cut; the next line is not joined to it.
@@ -48,10 +53,13 @@ class LocalFile:
         """Append a line that ends with a newline.
 
         Raises:
-            OSError: it was not written; the next call writes it, too.
+            OSError: it was not written, and the next call writes it, too; or the file cannot be
+                thinned.
         """
         self._pending += line
         self._drain()
+        if self._size >= self._thin_at:
+            self._thin()
 
     def close(self) -> None:
         """Write what was not written yet, and let go of the file."""
@@ -65,6 +73,20 @@ class LocalFile:
         while self._pending:
             written = self._file.write(self._pending)
             del self._pending[: written or 0]
+            self._size += written or 0
+
+    def _thin(self) -> None:
+        # not at every line, should it fail or leave too much
+        self._thin_at = max(MOST_BYTES, self._size + MOST_BYTES // 8)
+        lines = thinned(self._path.read_bytes().splitlines(keepends=True))
+        try:
+            write_whole("events", str(self._path), b"".join(lines))
+        except SaveError as error:
+            raise OSError(one_line(error)) from error
+        before, self._file = self._file, self._path.open("ab", buffering=0)
+        before.close()
+        self._size = sum(map(len, lines))
+        self._thin_at = max(MOST_BYTES, self._size + MOST_BYTES // 8)
 
 
 class PartFiles:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +17,10 @@ from pyarrow import fs
 from rayrec.driver.ray_metrics import METRICS
 from rayrec.errors import ConfigError, InputError, RunInterrupted, SaveError, TrainingFailed
 from rayrec.layout import ShardingPlan
+from rayrec.train.events import StreamProgress
 from rayrec.watch import EventLog, event_file, read_events
 from rayrec.watch.event_log import LATER, with_event_log
+from rayrec.watch.run_page import run_page
 from rayrec.watch.schema import OUTCOMES, RECORDS, names_of
 from tests.watched import info, planned, report, tell
 
@@ -226,6 +229,51 @@ def test_a_disk_that_is_full_later_is_one_warning_and_the_lines_follow(tmp_path:
     log.on_window(report(150))
     log.on_end(None)
     assert steps(read_events(tmp_path).of("window")) == [50, 100, 150]
+
+
+def test_the_log_of_a_long_run_stays_small_and_has_its_whole_course(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_file, "MOST_BYTES", 60_000)
+    windows, sizes = 2000, list[int]()
+
+    class Watched(EventLog):
+        def on_window(self, report, trainer=None):
+            super().on_window(report)
+            self.on_stream(StreamProgress(step=report.step, window=report.step, rows=9, cut_s=1.0))
+            sizes.append((tmp_path / "events.jsonl").stat().st_size)
+
+    tell(Watched(tmp_path), windows * 50 + 500, until=windows * 50, lost_at=500)
+    assert sizes[-1] > 30_000 and max(sizes) < 66_000 and sizes[30] > 20_000
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"event":"win')  # a driver that was killed
+    tell(EventLog(tmp_path), windows * 50 + 500, first=windows * 50)
+    run = read_events(tmp_path)
+    told = steps(run.of("window"))
+    assert told == sorted(told) and told[-10:] == list(range(100_050, 100_501, 50))
+    # older windows are further apart, and none of the course is left out
+    assert told[0] < 10_000 and max(b - a for a, b in pairwise(told)) < 20_000
+    assert len(run.of("stream")) > 10
+    assert [len(run.of(kind)) for kind in ("start", "failure", "recovery", "end")] == [2, 1, 1, 2]
+    assert sum(e.values["final"] for e in run.of("evaluation")) == 2
+    admitted = sum(e.values["ids"]["user"]["admitted"] for e in run.of("window"))
+    # readers sum them
+    assert admitted == 30 * (windows + 10)
+    assert "100,500" in run_page([run])
+
+
+def test_a_log_that_cannot_be_thinned_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = EventLog(tmp_path)
+    log.on_start(info(200))
+    monkeypatch.setattr(event_file, "MOST_BYTES", 10)
+    log._file._file._thin_at = 10
+    monkeypatch.setattr("tempfile.mkstemp", lambda **_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.warns(RuntimeWarning, match=r"cannot write events .*full.*training goes on"):
+        log.on_window(report(50))
+        log.on_window(report(100))
+    monkeypatch.undo()
+    log.on_end(None)
+    assert steps(read_events(tmp_path).of("window")) == [50, 100]
 
 
 class OneStore:
