@@ -198,15 +198,15 @@ class Predictor:
 
     def score(self, request: Request) -> Scores:
         """Return the scores of a request that `read` made."""
-        return self.score_and_version(request)[0]
+        return self.score_and_weights(request)[0]
 
-    def score_and_version(self, request: Request) -> tuple[Scores, str, int]:
-        """Return the scores of a request, with the name and the step of the weights."""
+    def score_and_weights(self, request: Request) -> tuple[Scores, Weights]:
+        """Return the scores of a request, and the weights that gave them, for their name."""
         with self._held() as weights:
             outputs = weights.outputs(request)
         if request.top is not None:
-            return dict(zip((ITEM, SCORE), outputs, strict=True)), weights.name, weights.step
-        return self._named(outputs, probabilities), weights.name, weights.step
+            return dict(zip((ITEM, SCORE), outputs, strict=True)), weights
+        return self._named(outputs, probabilities), weights
 
     def logits(self, rows: Rows | KeyedJaggedTensor, dense: Tensor | None = None) -> Scores:
         """Return the logits of every row, for the arguments of `predict`."""

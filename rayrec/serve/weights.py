@@ -39,6 +39,7 @@ class Weights:
         collections: packed tables, by the collections' names in the model.
         name: name of the version: the step, and the first digits of the manifest's sha256.
         step: global training step.
+        event_time, ingest_time: of the newest rows of a stream, as a publication tells; or None.
         scorer: scorer of the model; None where the exported program is used.
         not_compiled: reason why requests of few rows are not scored by compiled code, or "".
     Raises:
@@ -51,6 +52,8 @@ class Weights:
         self._artifact = artifact
         self.collections: Collections = artifact.collections()
         self.name, self.step = manifest.version, manifest.step
+        self.event_time: int | None = None
+        self.ingest_time: float | None = None
         self._compiled: Program | None = None
         self.not_compiled = "the artifact was exported without"
         if manifest.compiled is not None:

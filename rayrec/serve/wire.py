@@ -27,6 +27,7 @@ ARROW_TYPE = "application/vnd.apache.arrow.stream"
 REQUEST = "the request"  # name of the rows in messages
 SCORE = "score"  # the column of a model without named tasks
 _VERSION, _STEP, _TASKS = b"rayrec.version", b"rayrec.step", b"rayrec.tasks"
+_EVENT_TIME, _INGEST_TIME = b"rayrec.event_time", b"rayrec.ingest_time"
 
 Columns: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]"
 Scores = NDArray[np.float32] | dict[str, NDArray[Any]]
@@ -40,11 +41,16 @@ class Answer(NamedTuple):
             best items "item" (B, k) int64 and "score" (B, k).
         version: version of the artifact; equal for equal manifests.
         step: training step of the weights.
+        event_time: time of the newest event of a stream that they have learned from, seconds since
+            1970; None where the run has no such times.
+        ingest_time: when the newest rows that they have learned from left their stream, likewise.
     """
 
     scores: Scores
     version: str
     step: int
+    event_time: int | None = None
+    ingest_time: float | None = None
 
 
 def request_bytes(rows: Columns) -> bytes:
@@ -190,6 +196,8 @@ def answer_bytes(answer: Answer) -> bytes:
         arrays.append(flat)
         names.append(name or SCORE)
     said = {_VERSION: answer.version, _STEP: str(answer.step), _TASKS: json.dumps(list(tasks))}
+    times = {_EVENT_TIME: answer.event_time, _INGEST_TIME: answer.ingest_time}
+    said |= {key: repr(value) for key, value in times.items() if value is not None}
     batch = pa.RecordBatch.from_arrays(arrays, names=names).replace_schema_metadata(said)
     return request_bytes(batch)
 
@@ -207,12 +215,15 @@ def read_answer(data: bytes) -> Answer:
         names = json.loads(said[_TASKS])
         scores = {name: _matrix(batch.column(at)) for at, name in enumerate(names)}
         version, step = said[_VERSION].decode(), int(said[_STEP])
+        event_time = int(said[_EVENT_TIME]) if _EVENT_TIME in said else None
+        ingest_time = float(said[_INGEST_TIME]) if _INGEST_TIME in said else None
     except (pa.ArrowException, OSError, ValueError, LookupError, StopIteration) as error:
         raise ServingError(
             f"the answer is no stream of scores: {one_line(error)}. See that the address is that "
             "of rayrec serve, and its version that of this client."
         ) from error
-    return Answer(scores[""] if names == [""] else scores, version, step)
+    whole = scores[""] if names == [""] else scores
+    return Answer(whole, version, step, event_time, ingest_time)
 
 
 def _matrix(column: pa.Array) -> NDArray[np.float32]:

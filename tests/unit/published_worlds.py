@@ -79,7 +79,14 @@ class PublishedWorld:
 
     def publish(self) -> str:
         """Publish what has changed; returns the name of the publication."""
-        moment = Moment(step=self.step, plan=self.plan, dense=self.dense, time=float(self.step))
+        moment = Moment(
+            step=self.step,
+            plan=self.plan,
+            dense=self.dense,
+            time=float(self.step),
+            event_time=10 * self.step,
+            ingest_time=self.step + 0.125,
+        )
 
         def body(rank: int, gather: Gather) -> None:
             own, states = self.writers[rank], shard_states(self.truths, self.plan, rank)

@@ -23,11 +23,11 @@ class HeldPredictor(Predictor):
     gate.set()
     BREAKS_AT = 666.0
 
-    def score_and_version(self, request):
+    def score_and_weights(self, request):
         self.gate.wait(200)
         if (request.dense[:, 1] == self.BREAKS_AT).any():
             raise RuntimeError("a defect")
-        return super().score_and_version(request)
+        return super().score_and_weights(request)
 
     @contextmanager
     def held(self) -> Iterator[None]:

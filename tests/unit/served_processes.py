@@ -158,6 +158,7 @@ class Answers(Asking):
         super().__init__([server.address] * 4)
         self._asked = asked
         self.told: list[tuple[str, int, np.ndarray]] = []
+        self.times: set[tuple[int, int | None, float | None]] = set()
         self.errors: list[Exception] = []
 
     def ask(self, address: str) -> None:
@@ -173,6 +174,7 @@ class Answers(Asking):
                         self.errors.append(error)
                         return
                     self.told.append((answer.version, answer.step, answer.scores))
+                    self.times.add(answer[2:])
 
 
 class Load(Asking):

@@ -70,6 +70,7 @@ def test_every_answer_under_load_is_that_of_one_version(tmp_path):
         assert version.startswith(f"{step}-")
         np.testing.assert_allclose(scores, wanted[version], rtol=1e-5, atol=1e-6)
     assert len({version for version, _, _ in load.told}) > 3
+    assert load.times == {(step, 10 * step, step + 0.125) for _, step, _ in load.told}
     assert {version for version, _, _ in load.told[-100:]} == {mine.weights.name}
     assert_equal(mine, world.fresh(tmp_path / "fresh"), ASKED.to_pylist())
 

@@ -251,6 +251,10 @@ def test_a_score_that_is_no_number_is_null_in_json(server, predictor, asked):
     several = {"a": np.array([[0.5, np.inf]], np.float32), "b": np.array([np.nan], np.float32)}
     body = json.loads(written(Answer(several, "v", 1), JSON_TYPE))
     check(body, "components/schemas/Answer")
+    assert not {"event_time", "ingest_time"} & set(body)
+    body = json.loads(written(Answer(several, "v", 1, 1_800_000_000, 1.8e9 + 0.125), JSON_TYPE))
+    check(body, "components/schemas/Answer")
+    assert (body["event_time"], body["ingest_time"]) == (1_800_000_000, 1.8e9 + 0.125)
     assert body["scores"] == {"a": [[0.5, None]], "b": [None]}
 
 

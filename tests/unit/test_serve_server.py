@@ -94,8 +94,9 @@ def test_every_form_of_rows_has_the_predictors_scores(server, client, predictor,
 
 def test_answers_of_several_tasks_keep_names_and_shapes():
     scores = {"buy": np.float32([0.5, 1]), "kind": np.float32([[1, 0, 0], [0.2, 0.3, 0.5]])}
-    again = read_answer(answer_bytes(Answer(scores, "7-ab", 7)))
-    assert list(again.scores) == ["buy", "kind"] and again[1:] == ("7-ab", 7)
+    for told in (("7-ab", 7, None, None), ("7-ab", 7, 1_800_000_000, 1.8e9 + 0.125)):
+        again = read_answer(answer_bytes(Answer(scores, *told)))
+        assert list(again.scores) == ["buy", "kind"] and again[1:] == told
     for name, values in scores.items():
         assert again.scores[name].dtype == np.float32
         np.testing.assert_array_equal(again.scores[name], values)

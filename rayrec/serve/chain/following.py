@@ -38,6 +38,7 @@ class FollowingPredictor(Predictor):
         packed = self.follower.copies.tables(version.copy, version.powers)
         super().__init__(replace(self.follower.artifact, packed=packed), model)
         self.weights.name, self.weights.step = version.name, version.step
+        _tell_times(self.weights, version)
         self._copy = version.copy
         self._readers = [0, 0]
         self._changed = threading.Condition()
@@ -73,6 +74,7 @@ class FollowingPredictor(Predictor):
         """Change over to a version, whose tables are in the copy that it names."""
         packed = self.follower.copies.tables(version.copy, version.powers)
         weights = self.weights.renewed(packed, version.dense_tensors(), version.name, version.step)
+        _tell_times(weights, version)
         with self._changed:
             self.weights, self._copy = weights, version.copy
 
@@ -93,3 +95,7 @@ class FollowingPredictor(Predictor):
         """Wait until no call reads a copy; new calls read the other one."""
         with self._changed:
             self._changed.wait_for(lambda: not self._readers[copy])
+
+
+def _tell_times(weights: Weights, version: Version) -> None:
+    weights.event_time, weights.ingest_time = version.event_time, version.ingest_time

@@ -154,7 +154,9 @@ def written(answer: Answer, content_type: str) -> bytes:
         if isinstance(scores, dict)
         else _listed(scores)
     )
-    said = {"scores": listed, "version": answer.version, "step": answer.step}
+    said: dict[str, Any] = {"scores": listed, "version": answer.version, "step": answer.step}
+    times = {"event_time": answer.event_time, "ingest_time": answer.ingest_time}
+    said |= {name: time for name, time in times.items() if time is not None}
     return json.dumps(said).encode()
 
 

@@ -30,6 +30,7 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.body import Asked
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.weights import Weights
 from rayrec.serve.wire import Answer, Scores
 
 
@@ -163,21 +164,22 @@ class ScoringQueue:
 
     def _together(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
         try:
-            scores, name, step = self._score([job.asked for job in jobs])
+            scores, weights = self._score([job.asked for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
                 return [(jobs[0], error)]
             return [pair for job in jobs for pair in self._together([job])]
+        told = weights.name, weights.step, weights.event_time, weights.ingest_time
         outcomes: list[tuple[_Job, Outcome]] = []
         start = 0
         for job in jobs:
             stop = start + job.asked.rows.num_rows
-            outcomes.append((job, Answer(_cut(scores, start, stop), name, step)))
+            outcomes.append((job, Answer(_cut(scores, start, stop), *told)))
             start = stop
         return outcomes
 
-    def _score(self, parts: list[Asked]) -> tuple[Scores, str, int]:
-        """(sum of B,) float32, or by name of the task; and the version that gave them."""
+    def _score(self, parts: list[Asked]) -> tuple[Scores, Weights]:
+        """(sum of B,) float32, or by name of the task; and the weights that gave them."""
         first = parts[0]
         rows, user = first.rows, first.user
         if len(parts) > 1:
@@ -189,13 +191,13 @@ class ScoringQueue:
             request = self._predictor.requests.best(rows, first.k, first.masked)
         else:
             request = self._predictor.requests.read(rows)
-        scores, name, step = self._predictor.score_and_version(request)
+        scores, weights = self._predictor.score_and_weights(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
         self._count_ids()
         if isinstance(scores, Tensor):
-            return scores.numpy(), name, step
-        return {task: part.numpy() for task, part in scores.items()}, name, step
+            return scores.numpy(), weights
+        return {task: part.numpy() for task, part in scores.items()}, weights
 
     def _count_ids(self) -> None:
         """Count the ids that had no row in the last call; the weights may be others since."""
