@@ -45,7 +45,8 @@ class Checkpoints:
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which a checkpoint is due; None where seconds decide."""
-        return self._every.next_step(step)
+        batch = self._live.spec.global_batch_size
+        return self._every.next_step(step, self._live.rows, batch)
 
     @property
     def written(self) -> bool:
@@ -68,7 +69,7 @@ class Checkpoints:
     def after_window(self, merged: WindowSum) -> None:
         """Save if a periodic checkpoint is due."""
         self._since_s += merged.seconds
-        if self._every.due(self._live.step, self._since_s):
+        if self._every.due(self._live.step, self._since_s, self._live.rows, merged.rows):
             self.save()
 
     def after_wait(self, seconds: float) -> None:

@@ -181,6 +181,13 @@ class RunOptions(ExchangeOptions):
                 f"{own} has sync_every={self.sync_every} and no sharding_group_size: without "
                 "groups there are no replicas to average."
             )
+        for one in (self.checkpoint, self.publish):
+            if self.accumulate > 1 and one is not None and one.every_n_rows is not None:
+                raise ConfigError(
+                    f"{type(one).__name__} has every_n_rows={one.every_n_rows} and {own} has "
+                    f"accumulate={self.accumulate}: rows may end between two updates. Give "
+                    "every_n_steps."
+                )
         every = {"CheckpointConfig": self.checkpoint.every_n_steps}
         if self.evaluation is not None:
             every["EvaluationConfig"] = self.evaluation.every_n_steps

@@ -1,4 +1,4 @@
-"""`Every`: after how many steps, or how many seconds, a run does something again."""
+"""`Every`: after how many steps, rows or seconds a run does something again."""
 
 from __future__ import annotations
 
@@ -10,47 +10,64 @@ from rayrec.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """After every n steps or every s seconds; never, where neither is given.
+    """After every n steps, every n rows or every s seconds; never, where none is given.
 
     Attributes:
         n_steps: global steps from one time to the next.
         s: seconds of training from one time to the next, which comes at the end of a window.
+        n_rows: rows over all ranks, at the end of the step that trains on the last of them.
     """
 
     n_steps: int | None = None
     s: float | None = None
+    n_rows: int | None = None
 
     def check(self, owner: str, needed: bool = False) -> None:
-        """Check the fields `every_n_steps` and `every_s` of a config.
+        """Check the fields of a config: `every_n_steps`, `every_s` and perhaps `every_n_rows`.
 
         Args:
             owner: the name of the config.
-            needed: one of both must be given.
+            needed: one of them must be given.
         Raises:
-            ConfigError: both are given, or neither where one is needed, or one is out of range.
+            ConfigError: two are given, or none where one is needed, or one is out of range.
         """
-        both = self.n_steps is not None and self.s is not None
-        if both or (needed and self == Every()):
+        said = {"every_n_steps": self.n_steps, "every_n_rows": self.n_rows, "every_s": self.s}
+        given = [f"{name}={value}" for name, value in said.items() if value is not None]
+        if len(given) > 1 or (needed and not given):
+            given = given or [f"{name}=None" for name in ("every_n_steps", "every_s")]
             raise ConfigError(
-                f"{owner} has every_n_steps={self.n_steps} and every_s={self.s}; "
+                f"{owner} has {' and '.join(given)}; "
                 f"give {'exactly one of them' if needed else 'one'}."
             )
         if self.n_steps is not None:
             whole_number(f"{owner} has every_n_steps", self.n_steps)
+        if self.n_rows is not None:
+            whole_number(f"{owner} has every_n_rows", self.n_rows)
         if self.s is not None:
             seconds(f"{owner} has every_s", self.s)
 
-    def next_step(self, step: int) -> int | None:
-        """Return the first step after `step` at which it is due; None where seconds decide."""
+    def next_step(self, step: int, rows: int = 0, batch: int = 1) -> int | None:
+        """Return the first step after `step` at which it may be due; None where seconds decide.
+
+        Args:
+            rows: rows trained on so far.
+            batch: most rows of a step; fewer of a last step of an epoch put it off.
+        """
+        if self.n_rows is not None:
+            return step + -(-(self.n_rows - rows % self.n_rows) // batch)
         return None if self.n_steps is None else (step // self.n_steps + 1) * self.n_steps
 
-    def due(self, step: int, passed_s: float = 0.0) -> bool:
+    def due(self, step: int, passed_s: float = 0.0, rows: int = 0, added: int = 0) -> bool:
         """Return True if it is due at the end of a window.
 
         Args:
             step: global steps done.
             passed_s: seconds of training since the last time.
+            rows: rows trained on so far.
+            added: those of the window.
         """
+        if self.n_rows is not None:
+            return rows // self.n_rows > (rows - added) // self.n_rows
         if self.n_steps is not None:
             return step % self.n_steps == 0
         return self.s is not None and passed_s >= self.s

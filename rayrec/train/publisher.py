@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,17 +18,15 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState, TouchedState, copy_touched, dense_tensors
 from rayrec.data import FileDataset
-from rayrec.distributed import DistributedModelParallel
 from rayrec.dynamic.clock import Instant, clock_extras
 from rayrec.dynamic.known import copy_known
-from rayrec.layout import BaseEmbeddingConfig
 from rayrec.serve import Manifest, ParityBounds, export
 from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
 from rayrec.serve.recipes import has_recipe
 from rayrec.serve.signing import SigningKey
 from rayrec.streams import schema_of
-from rayrec.train.config import TrainSpec
+from rayrec.train.run_state import LiveRun
 from rayrec.train.save_thread import SaveThread
 from rayrec.train.saver import copied
 from rayrec.train.window import gather_objects
@@ -40,9 +38,7 @@ class Publisher:
     """Publishes one rank of a run.
 
     Args:
-        model: the sharded model; it tracks touched rows.
-        tables: the configs of all tables of the model.
-        on_phase: receives the phases "publishing" and "training".
+        live: its model tracks touched rows.
     Attributes:
         step: step of the last publication, or None.
         newest: returns the event time and the ingest time of the newest row of a stream that was
@@ -51,21 +47,14 @@ class Publisher:
         ConfigError: a table with a type of its own, or the signing key, does not exist.
     """
 
-    def __init__(
-        self,
-        spec: TrainSpec,
-        model: DistributedModelParallel,
-        tables: Sequence[BaseEmbeddingConfig],
-        rank: int,
-        world_size: int,
-        on_phase: Callable[[str], None],
-    ) -> None:
+    def __init__(self, live: LiveRun) -> None:
+        spec, model, tables, rank = live.spec, live.model, live.tables, live.rank
         config = spec.publish
         assert config is not None, "publications are asked for"
         self._config, self._spec, self._model = config, spec, model
-        self._rank, self._on_phase = rank, on_phase
+        self._live, self._rank, self._on_phase = live, rank, live.on_phase
         # ranks that hold every table together; the others are their replicas
-        self._writers = spec.sharding_group_size or world_size
+        self._writers = live.writers
         self._types = {**config.tables, "*": config.dtype}
         self._folder = ChainFolder(config.path or f"{spec.run_path}/{PUBLISHED}")
         key = SigningKey.read(config.signing_key) if rank == 0 else None
@@ -81,17 +70,17 @@ class Publisher:
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which to publish; None where seconds decide."""
-        return self._config.every.next_step(step)
+        return self._config.every.next_step(step, self._live.rows, self._spec.global_batch_size)
 
-    def after_window(self, step: int, seconds: float) -> None:
-        """Publish if that is due at the end of a window of `seconds`.
+    def after_window(self, step: int, seconds: float, added: int = 0) -> None:
+        """Publish if that is due at the end of a window of `seconds`, with so many rows.
 
         Raises:
             CheckpointError: on every rank, when a row cannot be packed or the model not exported.
             SaveError: on every rank, when the storage refused; also of the publication before.
         """
         self._seconds += seconds
-        if self._config.every.due(step, self._seconds):
+        if self._config.every.due(step, self._seconds, self._live.rows, added):
             self._on_phase("publishing")
             self._publish(step)
             self._on_phase("training")

@@ -150,9 +150,7 @@ class RankRun:
         self._live.dense = dense
         self._loop.saves = Checkpoints(self._live)
         if self._publishes:
-            self._loop.publisher = Publisher(
-                self.spec, self.model, self.tables, self.rank, self.world_size, self._live.on_phase
-            )
+            self._loop.publisher = Publisher(self._live)
             if self._loop.stream is not None:
                 self._loop.publisher.newest = self._loop.stream.newest
 

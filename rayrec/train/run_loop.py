@@ -97,7 +97,7 @@ class RunLoop:
             if self.points is not None:
                 self.points.after_window(live)
             if self.publisher is not None:
-                self.publisher.after_window(live.step, merged.seconds)
+                self.publisher.after_window(live.step, merged.seconds, merged.rows)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec.checkpoint import CheckpointManager
 from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.streams import StreamConfig, StreamDataset
-from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Evaluation, StreamProgress
 from tests.clicks import write_clicks
@@ -154,6 +156,39 @@ def test_tasks_weights_and_lists_go_on_from_a_stream(ranks: RankPool, tmp_path: 
     for found in ranks.run(2, shaped, tmp_path, (4,), "wide"):
         for name in wanted:
             assert torch.allclose(wanted[name], found[name], atol=1e-5), name
+
+
+def by_rows(
+    rank: int, world_size: int, folder: Path, report_s: float
+) -> tuple[list[int], list[int]]:
+    """Return the steps at which a run saves, every 250 rows, and publishes, every 400."""
+    spec = streamed(folder, world_size, f"by_rows-{world_size}-{report_s}")
+    config = CheckpointConfig(every_n_rows=250, at_end=False)
+    publish = PublishConfig(every_n_rows=400)
+    spec = replace(spec, checkpoint=config, publish=publish, report_every_s=report_s)
+    with RankTrainer(spec) as trainer:
+        trainer.run()
+        chain = ChainFolder.of_run(str(spec.run_path))
+        published = [chain.read(place).to_step for place in chain.places()]
+        return list(CheckpointManager(str(spec.run_path)).steps()), published
+
+
+def test_a_run_saves_by_rows_at_the_same_steps_on_any_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    write_stream(tmp_path)
+    # steps of 128, 128 and 44 rows of each window, and 103 at the end
+    after = list(accumulate([128, 128, 44] * 3 + [103]))
+    wanted = []
+    for every in (250, 400):
+        due = [now // every > before // every for before, now in pairwise([0, *after])]
+        wanted.append([step for step, is_due in enumerate(due, 1) if is_due])
+    assert wanted[0] == [2, 5, 8, 10]
+    # the end is published in any case
+    wanted[1] += [10] * (wanted[1][-1] < 10)
+    for world_size, report_s in ((1, 1e-6), (1, 60.0), (2, 60.0)):
+        for told in ranks.run(world_size, by_rows, tmp_path, report_s):
+            assert list(told) == wanted
 
 
 def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Told]:

@@ -22,6 +22,7 @@ from rayrec.spec.task import Task
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.events import Evaluation, ProgressReport
 from rayrec.train.optimizer_config import OptimizerConfig
+from rayrec.train.publish_config import PublishConfig
 from rayrec.train.scoring import ONE_BINARY, Scoring
 from rayrec.train.seat import RankAddress, places_on_machines
 
@@ -147,6 +148,20 @@ from rayrec.train.seat import RankAddress, places_on_machines
             lambda: CheckpointConfig(every_n_steps=5, every_s=60),
             "every_n_steps=5 and every_s=60; give one",
         ),
+        (
+            lambda: CheckpointConfig(every_n_rows=5, every_s=60),
+            "every_n_rows=5 and every_s=60; give one",
+        ),
+        (lambda: CheckpointConfig(every_n_rows=0), "every_n_rows=0"),
+        (
+            lambda: RunConfig(
+                global_batch_size=8,
+                steps=4,
+                accumulate=2,
+                publish=PublishConfig(every_n_rows=9, path="/tmp/a"),
+            ),
+            "PublishConfig has every_n_rows=9 and RunConfig has accumulate=2",
+        ),
         (lambda: CheckpointConfig(every_s=0), "every_s=0; it must be above 0"),
         (lambda: CheckpointConfig(full_every=3), "full_every=3 without incremental=True"),
         (
@@ -163,6 +178,7 @@ from rayrec.train.seat import RankAddress, places_on_machines
             for options in (
                 {"num_to_keep": 2},
                 {"every_n_steps": 1},
+                {"every_n_rows": 1},
                 {"every_s": 60},
                 {"asynchronous": True},
                 {"incremental": True},
