@@ -114,7 +114,6 @@ IN_TOWERS = [
     ("", "label|'other'", edited("films/schema.json", "schema.json", "label", "other")),
     ("", "item|rows", edited("films/schema.json", "schema.json", "tables.1.num_embeddings", 3)),
     ("", "user|hashed", edited("films/schema.json", "schema.json", "features.0.hash_buckets", 5)),
-    ("", "t_user|recall", edited("films/schema.json", "schema.json", "tables.0.dynamic", {})),
 ]
 
 IN_SCORES = [

@@ -29,7 +29,7 @@ VALUES = [
     ("--set \"model.query=['user','user']\"", "query has 'user' twice"),
     ("--set \"model.query=['user','item']\"", "item"),
     ("--set \"model.candidate=['nothing']\"", "'nothing'|candidate"),
-    ("--set \"model.candidate=['genres']\"", "genres|one integer id"),
+    ("--set \"model.candidate=['genres']\"", "genres|one id in each row"),
     ("--set \"model.candidate=['user']\"", "user"),
     ("--set model.layers=[0]", "layers has the number|0"),
     ("--set model.temperature=0", "temperature=0"),
@@ -48,7 +48,7 @@ VALUES = [
     ("--set data.schema={data}/nothing.json", "nothing.json"),
     ("--set data.schema={data}/clicks/schema.json", "'user'|query"),
     ('--set "data.where=user > 3"', "where and eval_where are for click models"),
-    ("--set data.windows.column=user", "[data.windows] are for click models"),
+    ("--set data.windows.column=user", "[data.windows] is for click models"),
     ("--set data.planted={}", "planted|leave one of both out"),
     ("--set data.work_dir={data}/plan.json", "work_dir"),
     ("--set data.work_dir=/proc/nothing", "work_dir"),
@@ -75,7 +75,7 @@ def _all_zero(values: list[Any]) -> list[int]:
 
 DATA = [
     ("", "none with label=1", column_by("label", _all_zero, "", "zeros", "films/train")),
-    ("", "item|one integer id", _of("item", None)),
+    ("", "item|one id in each row", _of("item", None)),
     ("", "item|-3", _of("item", -3)),
     ("", "item|60", _of("item", 6000)),
     ("", "user|40", _of("user", 4000)),
@@ -96,7 +96,7 @@ HELD_OUT = [
     ("", "label|nan", _of("label", NAN, "float", part="eval")),
     ("", "label|null", _of("label", None, part="eval")),
     ("", "item|6000", _of("item", 6000, part="eval")),
-    ("", "item|one integer id", _of("item", None, part="eval")),
+    ("", "item|one id in each row", _of("item", None, part="eval")),
     ("", "'item'", table_by(lambda t: t.drop_columns(["item"]), "no item", "films/eval", "eval")),
     ("", "eval", folder("eval")),
 ]

@@ -21,7 +21,7 @@ VALUES = [
     ("--plan ''", "plan ''|row_wise"),
     (f"--plan {LONG}", "plan|row_wise"),
     ("--plan {data}", "plan|row_wise"),
-    ("--set model.model=''", "model ''|dlrm, dcn, din, mmoe, ple, two_tower"),
+    ("--set model.model=''", "model ''|dlrm, dcn, din, hstu_ranking, mmoe, ple, two_tower"),
     ("--set model.dense_layers=[8.5]", "[model.dense_layers] item 1 is 8.5|whole number"),
     ("--set model.dense_layers=64,", "dense_layers is '64,'|list"),
     (f"--set model.dense_layers=[{HUGE}]", "dense_layers|64 bits"),

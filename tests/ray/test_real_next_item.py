@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ def test_the_page_leads_from_ratings_to_the_ten_films_of_the_trained_model(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands, run_file, served = (block.code for block in PAGE)
+    commands, run_file, scored, served = (block.code for block in PAGE)
     convert, train = commands.splitlines()
     words = convert.removeprefix("python -m jobs.convert_movielens ").split()
     words[0] = str(real_data / words[0])
@@ -34,6 +35,11 @@ def test_the_page_leads_from_ratings_to_the_ten_films_of_the_trained_model(
     Path("sasrec.toml").write_text(run_file.replace("epochs = 12", "epochs = 2"))
     more = ["--set", "scaling.num_workers=0", "--set", "run.progress=off"]
     assert main([*train.removeprefix("rayrec ").split(), *more]) == 0
+    for command in scored.replace("\\\n", "").splitlines():
+        assert main([*shlex.split(command)[1:], "--local"]) == 0
+    listed = pq.read_table("lists")
+    assert set(listed.column_names) == {"user", "item", "score"} and listed.num_rows > 900
+
     export = served.splitlines()[0].removeprefix("rayrec ").split()
     assert main([*export, "--dtype", "fp32"]) == 0
 

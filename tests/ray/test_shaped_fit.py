@@ -14,7 +14,6 @@ import torch
 from rayrec import Callback, CheckpointConfig, EvaluationConfig
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import Driver
 from rayrec.errors import TrainingFailed
 from rayrec.train import LoopContext
 from rayrec.watch import read_events
@@ -96,15 +95,7 @@ def test_a_run_is_shaped_and_watched(clicks: SyntheticPaths, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_loop_of_the_users_own_is_driven(clicks: SyntheticPaths) -> None:
-    own = worlds.driver(clicks, 2, steps=STEPS)
-    ended = Driver(
-        own._planning.model,
-        own._data,
-        own._scaling,
-        own._run,
-        eval_data=own._eval_data,
-        train_loop=loop,
-    ).fit()
+    ended = worlds.driver(clicks, 2, steps=STEPS, train_loop=loop).fit()
     assert ended.metrics == {"ranks": 2.0} and ended.steps == STEPS
     assert ended.train_loss is not None and ended.reports[-1].auc is not None
 

@@ -21,6 +21,7 @@ from rayrec.driver.scaling import GROW_AFTER_S
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.streams import StreamDataset
+from rayrec.train.own_loop import TrainLoop
 
 CPUS_PER_RANK = 1
 CLUSTER_CPUS = 6  # of the cluster of tests/ray/conftest.py
@@ -64,6 +65,7 @@ def driver(
     memory_per_worker: int | None = None,
     windows: TimeWindows | None = None,
     stream: StreamDataset | None = None,
+    train_loop: TrainLoop | None = None,
     **run: Any,
 ) -> Driver:
     """A driver on `ranks` ranks; `run` overrides fields of the RunConfig."""
@@ -93,6 +95,7 @@ def driver(
         eval_data=open_data(str(clicks.eval), schema),
         plan=plan,
         topology=topology,
+        train_loop=train_loop,
     )
 
 
