@@ -12,7 +12,7 @@ import torch.distributed as dist
 from benchmarks.gpu.checks import Notes, Settings, assert_equal
 from benchmarks.gpu.equality import OPTIMIZERS
 from benchmarks.gpu.models import cases, shard, train
-from rayrec.comm.choose import exchange_for
+from rayrec.comm.choose import Transport, exchange_for
 from rayrec.comm.process_group import (
     create_store,
     destroy_process_group,
@@ -47,7 +47,8 @@ def run(settings: Settings, notes: Notes) -> None:
         _collectives(settings)
     for how in ({}, {"prefetch": True}):
         with notes.check(f"training in the group, {how or 'plain'}"), world_of_one(settings):
-            model = shard(case, optimizer, settings, **how)
+            # a group of one would else train without it
+            model = shard(case, optimizer, settings, transport="process_group", **how)
             assert type(model._engine.exchange).__name__ == "ProcessGroupExchange"
             for step in range(3):
                 output = train(model, case.batch(30, 5, step), step)
@@ -58,7 +59,7 @@ def run(settings: Settings, notes: Notes) -> None:
 def _collectives(settings: Settings) -> None:
     """What the runtime asks of an exchange, by the group."""
     device = torch.device(settings.device)
-    exchange: Any = exchange_for(None, device)
+    exchange: Any = exchange_for(None, device, Transport.PROCESS_GROUP)
     for dtype in (torch.float32, torch.int32, torch.int64, torch.uint8, torch.float16):
         send = torch.arange(9, device=device).to(dtype)
         assert_equal("all_to_all", exchange.all_to_all(send, [9], [9]).wait(), send)

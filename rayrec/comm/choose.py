@@ -1,7 +1,8 @@
 """Choice of the exchange of a group of ranks, from where they are or as the caller says.
 
 CPU ranks of one host share memory; where a job spans hosts, those of each host do, and a process
-group joins the hosts; GPU ranks, and ranks that cannot share memory, use the process group alone.
+group joins the hosts; GPU ranks, and ranks that cannot share memory, use the process group alone. A
+rank that is alone in its group has nobody to talk to.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rayrec.comm.exchange import Exchange
+from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.joined import share_hosts
 from rayrec.comm.process_group import ProcessGroupExchange, new_group, timeout_s
 from rayrec.errors import CommError, ConfigError
@@ -52,9 +53,11 @@ def exchange_for(
             "no process group: call torch.distributed.init_process_group first, or train through "
             "rayrec.Driver."
         )
+    if dist.get_world_size(group) == 1 and transport is not Transport.PROCESS_GROUP:
+        return LocalExchange()
     whole = _process_group_exchange(group, own)
-    if transport is Transport.PROCESS_GROUP or device.type != "cpu" or whole.world_size == 1:
-        if transport is Transport.SHARED_MEMORY and whole.world_size > 1:
+    if transport is Transport.PROCESS_GROUP or device.type != "cpu":
+        if transport is Transport.SHARED_MEMORY:
             raise CommError(
                 f"transport 'shared_memory' is for CPU ranks, these are on {device.type}; use "
                 "'auto'."

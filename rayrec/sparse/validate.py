@@ -90,6 +90,7 @@ def _check_inverse(kjt: KeyedJaggedTensor, where: str) -> None:
 
 
 _Extremes = tuple[list[int], list[int]]  # smallest and largest ids, key by key
+_HIGHEST_BIT = -(2**63)
 
 
 def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "") -> None:
@@ -128,46 +129,69 @@ def start_check_ids(
             f"ids{f' in {source}' if source else ''} have shape {tuple(kjt.values().shape)}; give "
             "one dimension, with values.reshape(-1)."
         )
-    present = [index for index, size in enumerate(kjt.length_per_key()) if size]
-    extremes = _start_extremes(kjt.values(), kjt.offset_per_key(), present)
+    if kjt.device().type == "cpu":
+        _judge_extremes(kjt, limits, source)
+        return lambda: None
+    all_in = _start_comparing(kjt, limits)
 
     def finish() -> None:
-        for index, low, high in zip(present, *extremes(), strict=True):
-            limit = limits.get(kjt.keys()[index])
-            if limit == UNBOUNDED and low < 0:
-                # one pass more over the ids of a key that has negative ones
-                span = kjt.offset_per_key()[index : index + 2]
-                low = -1 if bool((kjt.values()[span[0] : span[1]] == -1).any()) else 0
-            if limit is not None and (low < 0 or high >= limit):
-                _blame(kjt, index, limit, source)
+        if not all_in():
+            _judge_extremes(kjt, limits, source)
 
-    if kjt.device().type != "cpu":
-        return finish
-    finish()
-    return lambda: None
+    return finish
 
 
-def _start_extremes(
-    ids: Tensor, bounds: Sequence[int], present: Sequence[int]
-) -> Callable[[], _Extremes]:
-    """Gives the smallest and the largest id of the keys that have any."""
+def _judge_extremes(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str) -> None:
+    """Compare the smallest and the largest id of each key with its limit."""
+    present = [index for index, size in enumerate(kjt.length_per_key()) if size]
+    for index, low, high in zip(present, *_extremes(kjt, present), strict=True):
+        limit = limits.get(kjt.keys()[index])
+        if limit == UNBOUNDED and low < 0:
+            # one pass more over the ids of a key that has negative ones
+            span = kjt.offset_per_key()[index : index + 2]
+            low = -1 if bool((kjt.values()[span[0] : span[1]] == -1).any()) else 0
+        if limit is not None and (low < 0 or high >= limit):
+            _blame(kjt, index, limit, source)
+
+
+def _extremes(kjt: KeyedJaggedTensor, present: Sequence[int]) -> _Extremes:
+    """Return the smallest and the largest id of the keys that have any."""
     if not present:
-        return lambda: ([], [])
+        return [], []
+    firsts = [kjt.offset_per_key()[index] for index in present]
     # numpy takes all keys in one call
-    if ids.device.type == "cpu":
-        values, firsts = ids.detach().numpy(), [bounds[i] for i in present]
-        lows, highs = np.minimum.reduceat(values, firsts), np.maximum.reduceat(values, firsts)
-        return lambda: (lows.tolist(), highs.tolist())
-    pairs = [extreme for i in present for extreme in torch.aminmax(ids[bounds[i] : bounds[i + 1]])]
-    # the copy runs on its own into page-locked memory; `read` waits for it when it is asked
-    extremes = torch.empty(len(pairs), dtype=ids.dtype, pin_memory=True)
-    extremes.copy_(torch.stack(pairs), non_blocking=True)
-    copied = torch.cuda.current_stream(ids.device).record_event()
+    values = kjt.values().detach().cpu().numpy()
+    lows, highs = np.minimum.reduceat(values, firsts), np.maximum.reduceat(values, firsts)
+    return lows.tolist(), highs.tolist()
 
-    def read() -> _Extremes:
+
+def any_beyond(kjt: KeyedJaggedTensor, limits: Mapping[str, int]) -> Tensor:
+    """Return whether any id is out of its range, on the device of the ids, shape ().
+
+    It takes as many launches for many keys as for one. -1 counts as out of range also where its key
+    has no limit.
+    """
+    ids, keys, lengths = kjt.values(), kjt.keys(), kjt.length_per_key()
+    # as unsigned numbers negative ids are beyond every limit, and -1 is the largest; torch compares
+    # signed ones, which have the same order once the highest bit of each is turned over
+    bounds = [limits.get(key, UNBOUNDED) + _HIGHEST_BIT for key in keys]
+    # a blocking copy would wait for all that a GPU has been given
+    per_key = torch.tensor([lengths, bounds], dtype=torch.int64).to(ids.device, non_blocking=True)
+    bound = torch.repeat_interleave(per_key[1], per_key[0], output_size=ids.numel())
+    return (ids.long().bitwise_xor(_HIGHEST_BIT) >= bound).any()
+
+
+def _start_comparing(kjt: KeyedJaggedTensor, limits: Mapping[str, int]) -> Callable[[], bool]:
+    """Start `any_beyond` on a GPU; the returned call tells whether no id is out of range."""
+    # the copy runs on its own into page-locked memory; `read` waits for it when it is asked
+    answer = torch.empty((), dtype=torch.bool, pin_memory=True)
+    answer.copy_(any_beyond(kjt, limits), non_blocking=True)
+    copied = torch.cuda.current_stream(kjt.device()).record_event()
+
+    def read() -> bool:
         if not copied.query():
             copied.synchronize()
-        return extremes[::2].tolist(), extremes[1::2].tolist()
+        return not bool(answer)
 
     return read
 

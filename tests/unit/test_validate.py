@@ -4,6 +4,8 @@ names the remedy.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -17,8 +19,10 @@ from rayrec import (
     _compat,
 )
 from rayrec.errors import InputError, ShapeError, VersionError
+from rayrec.layout.tables import UNBOUNDED
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor, check_ids, check_kjt
+from rayrec.sparse.validate import any_beyond
 
 from .jagged_reference import random_batch
 
@@ -51,6 +55,29 @@ def test_a_bad_id_is_named_with_its_key_and_row(seed, value):
         check_ids(plain.kjt(), dict.fromkeys(plain.bags, 100), source="part-7")
     # a key without a limit is not looked at
     check_ids(plain.kjt(), {k: 100 for k in plain.bags if k != key})
+
+
+@pytest.mark.seeds(range(40))
+def test_one_comparison_of_all_keys_finds_what_the_check_of_each_finds(seed):
+    """It is what a GPU does; limits of 63 and 64 bits, int32 ids, keys without ids or a limit."""
+    rng = random.Random(seed)
+    kjt = random_batch(seed).kjt()
+    keys = kjt.keys()
+    limits = {key: rng.choice([100, 101, 2**40, 2**63, UNBOUNDED]) for key in keys}
+    if limits and rng.random() < 0.3:
+        limits.pop(rng.choice(list(limits)))
+    values = kjt.values().clone()
+    if values.numel() and rng.random() < 0.8:
+        values[rng.randrange(values.numel())] = rng.choice([100, 101, -1, -2, 2**31 - 1, -(2**31)])
+    kjt = kjt._like(values=values.to(rng.choice([torch.int64, torch.int32])))
+    beyond = bool(any_beyond(kjt, limits))
+    try:
+        check_ids(kjt, limits)
+    except InputError:
+        assert beyond
+    else:
+        lasts = [int((kjt[key].values() == -1).sum()) for key in keys if key not in limits]
+        assert beyond == (sum(lasts) > 0)
 
 
 def test_ids_must_be_integers():
