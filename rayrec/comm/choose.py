@@ -114,12 +114,13 @@ def usable_device(device: torch.device | str) -> torch.device:
 
 
 def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:
-    """This rank's GPU where its group is one of NCCL, else the CPU.
+    """This rank's GPU where its group is one of NCCL or takes no tensors of a CPU, else the CPU.
 
     Args:
         group: the default group when None.
         grouped: False where this rank is alone and has no process group.
     """
-    if grouped and "nccl" in dist.get_backend(group):
+    config = dist.get_backend_config(group) if grouped else "cpu"
+    if "nccl" in config or "cpu" not in config:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

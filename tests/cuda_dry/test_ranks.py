@@ -61,7 +61,7 @@ def train(rank: int, world: int, folder: Path, kind: str, device: str, wire: str
         trainer.run()
         scores = trainer.evaluate(spec.eval_data)  # type: ignore[arg-type]
         assert all(state.weight.device.type == device for state in trainer.model.shard_states())
-        return numbers(trainer.model), trainer.loss, scores.auc
+        return numbers(trainer.model), trainer.loss, scores["auc"]
 
 
 @pytest.mark.parametrize("wire", ["fp32", "int8"])

@@ -29,7 +29,7 @@ def trained(spec: TrainSpec, device: str) -> tuple[dict[str, torch.Tensor], floa
         trainer.run()
         assert trainer.loss is not None and spec.eval_data is not None
         scores = trainer.evaluate(spec.eval_data)
-        return numbers(trainer.model), trainer.loss, scores.auc
+        return numbers(trainer.model), trainer.loss, scores["auc"]
 
 
 def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:

@@ -80,6 +80,14 @@ def test_one_comparison_of_all_keys_finds_what_the_check_of_each_finds(seed):
         assert beyond == (sum(lasts) > 0)
 
 
+@pytest.mark.gpu
+def test_a_bad_id_on_a_gpu_is_named_with_its_key_and_row():
+    kjt = batch([0, 5, 3, 9], [1, 1, 2, 0]).to(torch.device("cuda"))
+    check_ids(kjt, {"a": 6, "b": 10})
+    with pytest.raises(InputError, match=r"id 9 of key 'b', row 0 in part-7 is not in \[0, 9\)"):
+        check_ids(kjt, {"a": 6, "b": 9}, source="part-7")
+
+
 def test_ids_must_be_integers():
     with pytest.raises(InputError, match="float32"):
         check_ids(batch([1.0, 2.0], [1, 1]), {"a": 10})
