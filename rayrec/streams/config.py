@@ -14,6 +14,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaConfig:
+    """Delta Lake table that a stream reads.
+
+    Attributes:
+        table: folder or URI of the table.
+        first_version: a run that begins reads what this version and later ones add.
+    Raises:
+        ConfigError: a path is empty, or a number is out of range.
+    """
+
+    table: str
+    first_version: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "table", absolute_path("table", self.table))
+        whole_number("DeltaConfig has first_version", self.first_version, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
     """Options of a stream: its source, where its windows end, and when the run ends.
 
@@ -22,6 +42,7 @@ class StreamConfig:
 
     Attributes:
         folder: folder or URI that Parquet files are put into, read in the order of their names.
+        delta: table of Delta Lake that is read in place of a folder.
         rows: most rows of a window.
         seconds: wait for more rows for at most so long.
         time: column of the time of an event, for late events and staleness: whole seconds since
@@ -33,10 +54,11 @@ class StreamConfig:
         stop_after_windows: the run ends after so many windows; None goes on.
         stop_when_idle_s: it ends when no row has come for so long; None waits for ever.
     Raises:
-        ConfigError: no source is given, or a number is out of range.
+        ConfigError: no source or more than one is given, or a number is out of range.
     """
 
     folder: str | None = None
+    delta: DeltaConfig | None = None
     rows: int = 100_000
     seconds: float = 60.0
     time: str | None = None
@@ -48,9 +70,11 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.folder is None:
-            raise ConfigError("StreamConfig has no source; give folder=... .")
-        object.__setattr__(self, "folder", absolute_path("folder", self.folder))
+        if (self.folder is None) == (self.delta is None):
+            given = "no source" if self.folder is None else "two sources"
+            raise ConfigError(f"StreamConfig has {given}; give one of folder=... and delta=... .")
+        if self.folder is not None:
+            object.__setattr__(self, "folder", absolute_path("folder", self.folder))
         whole_number("StreamConfig has rows", self.rows)
         seconds("StreamConfig has seconds", self.seconds)
         seconds("StreamConfig has patience_s", self.patience_s)
@@ -66,6 +90,10 @@ class StreamConfig:
         Raises:
             InputError: it cannot be reached.
         """
+        if self.delta is not None:
+            from rayrec.streams.delta import DeltaSource
+
+            return DeltaSource(self.delta.table, self.delta.first_version)
         from rayrec.streams.folder import FolderSource
 
         assert self.folder is not None
@@ -74,4 +102,6 @@ class StreamConfig:
     @property
     def source_name(self) -> str:
         """What messages and fingerprints call the source."""
+        if self.delta is not None:
+            return f"Delta table {self.delta.table}"
         return f"folder {self.folder}"

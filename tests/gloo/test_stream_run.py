@@ -19,7 +19,7 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.streams import StreamConfig, StreamDataset
+from rayrec.streams import DeltaConfig, StreamConfig, StreamDataset
 from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Evaluation, StreamProgress
@@ -68,10 +68,13 @@ def keep_in(told: Told) -> object:
 
 
 def walked(
-    rank: int, world_size: int, folder: Path, run: str = "calm"
+    rank: int, world_size: int, folder: Path, run: str = "calm", delta: DeltaConfig | None = None
 ) -> tuple[Told, dict[str, torch.Tensor], int]:
     told: Told = []
     spec = replace(streamed(folder, world_size, run), checkpoint=CheckpointConfig(at_end=False))
+    if delta is not None:
+        config = replace(spec.data.config, folder=None, delta=delta)
+        spec = replace(spec, data=replace(spec.data, config=config))
     with RankTrainer(spec) as trainer:
         assert not trainer.run(on_event=keep_in(told))  # type: ignore[arg-type]
         return told, whole_numbers(trainer), trainer.step
@@ -95,6 +98,27 @@ def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
         assert other == wanted
         for name in found:
             assert torch.allclose(found[name], tables[name], atol=1e-5), name
+
+
+def append_all(folder: Path) -> None:
+    """Append the files of `write_stream` to a table of Delta Lake, and compact it in between."""
+    deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+    for file in sorted((folder / "in").iterdir()):
+        deltalake.write_deltalake(folder / "table", pq.read_table(file), mode="append")
+        if file.name == "part-3.parquet":
+            deltalake.DeltaTable(folder / "table").optimize.compact()
+
+
+def test_a_table_of_delta_lake_trains_as_the_folder_does(ranks: RankPool, tmp_path: Path) -> None:
+    write_stream(tmp_path)
+    append_all(tmp_path)
+    delta = DeltaConfig(table=str(tmp_path / "table"))
+    for world_size in (1, 2):
+        calm = ranks.run(world_size, walked, tmp_path, f"calm-{world_size}")
+        same = ranks.run(world_size, walked, tmp_path, f"delta-{world_size}", delta)
+        for told, found in zip(calm, same, strict=True):
+            assert found[0] == told[0] and found[2] == told[2] == 10
+            assert all(torch.equal(tables, found[1][name]) for name, tables in told[1].items())
 
 
 def go_on(
@@ -271,13 +295,21 @@ def test_a_run_that_waits_saves_what_is_due_and_stops_at_once(
         assert "waiting for rows of the stream" in phases[waiting:]
 
 
-def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("key", "place", "lost"),
+    [("folder", "in", "cannot be listed"), ("delta.table", "table", "cannot be opened")],
+)
+def test_a_run_file_walks_a_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, place: str, lost: str
+) -> None:
     """Windows and lag are in the run's events; kept windows are those of kept checkpoints."""
     write_stream(tmp_path)
+    if place == "table":
+        append_all(tmp_path)
     told = tmp_path / "result.json"
     keys = {
         "data.schema": tmp_path / "schema.json",
-        "data.stream.folder": tmp_path / "in",
+        f"data.stream.{key}": tmp_path / place,
         "data.stream.rows": 300,
         "data.stream.seconds": 0.05,
         "data.stream.stop_when_idle_s": 1.0,
@@ -310,10 +342,10 @@ def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [step for step, ingest in ages if ingest is not None] == [4, 6, 8, 10], ages
     # a second life waits for new rows, and has nothing to do
     again = [*words, "--set", "run.resume_from=latest"]
-    (tmp_path / "in").rename(tmp_path / "away")
+    (tmp_path / place).rename(tmp_path / "away")
     assert main(["train", "--local", *again]) == 2
-    assert "cannot be listed" in capsys.readouterr().err
-    (tmp_path / "away").rename(tmp_path / "in")
+    assert lost in capsys.readouterr().err
+    (tmp_path / "away").rename(tmp_path / place)
     assert main(["train", "--local", *again]) == 0
     assert "done: step 10" in capsys.readouterr().out
 
@@ -328,6 +360,16 @@ def test_a_run_file_walks_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"data.train": "x"}, "does not go with train"),
         ({"data.stream.rows": 0}, "rows=0"),
         ({"data.stream.folder": "none"}, "has no source"),
+        ({"data.stream.delta.table": "x"}, "has two sources"),
+        ({"data.stream.folder": None, "data.stream.delta.first_version": 1}, "table"),
+        (
+            {
+                "data.stream.folder": None,
+                "data.stream.delta.table": "x",
+                "data.stream.delta.first_version": -1,
+            },
+            "first_version=-1",
+        ),
         ({"model.model": "sasrec"}, "[data.stream] is for click models"),
     ],
 )
