@@ -12,9 +12,7 @@ from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.layout.tables import refuse_dynamic, refuse_growth
 
 
-def check_dynamic(
-    collections: Sequence[CollectionSpec], options: EngineOptions, device: torch.device
-) -> None:
+def check_dynamic(collections: Sequence[CollectionSpec], options: EngineOptions) -> None:
     """Refuse dynamic tables where their rows would be wrong.
 
     Raises:
@@ -22,10 +20,6 @@ def check_dynamic(
     """
     tables = [table for spec in collections for table in spec.tables]
     for holds, why in (
-        (
-            device.type != "cpu",
-            f"the rows lie on {device}: the ids are mapped on the CPU; train on CPU ranks",
-        ),
         (
             options.averaged,
             "rows of sharding groups are averaged by number (sync_every above 1), where each group "
@@ -63,7 +57,7 @@ def rows_to_grow(deployed: Deployed, names: Iterable[str] | None = None) -> dict
     ]
     if not growing:
         return {}
-    held = torch.zeros(len(growing), dtype=torch.int64)
+    held = torch.zeros(len(growing), dtype=torch.int64, device=world.device)
     for number, table in enumerate(growing):
         # column blocks and replicas know the same ids, so one of them speaks for its rows
         shards = deployed.plan.tables[table.name].layout.shards(table.name)

@@ -74,7 +74,7 @@ class ShardedEmbeddings:
     ) -> None:
         self.exchange, self.device = exchange, device
         self.options = options or EngineOptions()
-        check_dynamic(collections, self.options, device)
+        check_dynamic(collections, self.options)
         memory = self.options.memory
         world = World(
             specs=tuple(collections),

@@ -76,7 +76,7 @@ def blocks_of(keys: Ints, blocks: int) -> Ints:
 
 def first_rows(ids: Tensor, blocks: int, size: int) -> Tensor:
     """Return (N,) the first row of the block of (N,) ids, in a table of blocks of `size` rows."""
-    return torch.from_numpy(blocks_of(ids.numpy(), blocks) * size)
+    return torch.from_numpy(blocks_of(ids.cpu().numpy(), blocks) * size).to(ids.device)
 
 
 class BlockedKeys:

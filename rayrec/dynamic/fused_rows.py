@@ -87,7 +87,8 @@ class FusedRows:
             bounds: (S + 1,) where the ids of each shard begin, and N.
         """
         self._refresh()
-        return torch.from_numpy(self._find(np.ascontiguousarray(ids.numpy()), bounds, now))
+        rows = self._find(np.ascontiguousarray(ids.cpu().numpy()), bounds, now)
+        return torch.from_numpy(rows).to(ids.device)
 
     def admit(
         self, ids: Tensor, bounds: Sequence[int], now: Instant, read_only: Tensor | None = None
@@ -102,11 +103,11 @@ class FusedRows:
         self._refresh()
         for shard in self._timed:
             shard.begin_step(now)
-        keys = np.ascontiguousarray(ids.numpy())
+        keys = np.ascontiguousarray(ids.cpu().numpy())
         if read_only is None:
             rows = self._admit(keys, bounds, now)
         else:
-            rows, only = np.empty(len(keys), np.int64), read_only.numpy()
+            rows, only = np.empty(len(keys), np.int64), read_only.cpu().numpy()
             before = np.concatenate([[0], np.cumsum(only)])[list(bounds)]
             of_others = (np.array(bounds) - before).tolist()
             rows[~only] = self._admit(keys[~only], of_others, now)
@@ -116,7 +117,7 @@ class FusedRows:
             shard.tally.looked_up += stop - start
             if not is_complete:
                 shard.tally.unknown += int(np.count_nonzero(rows[start:stop] == ABSENT))
-        return torch.from_numpy(rows)
+        return torch.from_numpy(rows).to(ids.device)
 
     def _refresh(self) -> None:
         """Make the maps anew where a restore or a move has written the columns."""

@@ -52,7 +52,7 @@ def rows_of(state: ShardState) -> Begin:
     """Return how a row of a shard begins: first values, and a state of its optimizer of zeros."""
 
     def begin(rows: Tensor, values: Tensor) -> None:
-        state.weight[rows] = values.to(state.weight.dtype)
+        state.weight[rows] = values.to(state.weight)
         for tensor in state.optimizer.values():
             tensor[rows] = 0
 

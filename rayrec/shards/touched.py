@@ -110,13 +110,13 @@ class RowStamps:
                 stamps[rows_N[start:end]] = now
 
     def touch_rows(self, shard: int, rows: NDArray[np.int64]) -> None:
-        """Stamp rows of a shard of a kernel on the CPU, which are about to change.
+        """Stamp rows of a shard of a kernel, which are about to change.
 
         Args:
             shard: its number in the kernel.
             rows: of the shard.
         """
-        self._write(torch.from_numpy(rows + self._starts[shard]))
+        self._write(torch.from_numpy(rows + self._starts[shard]).to(self.stamps.device))
 
     def _log_lanes(self, undo: UndoLog, bounds: Sequence[int], rows_N: Any) -> None:
         """Log and stamp what is touched for the first time in this interval, lane by lane."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from rayrec.layout import (
     DynamicConfig,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    GrowthConfig,
     Layout,
     PoolingType,
     ShardingPlan,
@@ -35,6 +36,7 @@ from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 
 SEED = 3
+CPU = torch.device("cpu")
 KEYS = ("f", "g")
 SAME = {"rtol": 2e-5, "atol": 2e-6}
 OPTIMIZERS: tuple[SparseOptimizer, ...] = (
@@ -79,9 +81,15 @@ def joined(step: list[Bags]) -> Bags:
     return {key: [bag for bags in step for bag in bags[key]] for key in KEYS}
 
 
-def rows_of(model: Model, module: torch.nn.Module, bags: Bags, time: int | None = None) -> Tensor:
+def rows_of(
+    model: Model,
+    module: torch.nn.Module,
+    bags: Bags,
+    time: int | None = None,
+    device: torch.device = CPU,
+) -> Tensor:
     """Outputs of all bags or ids as (rows, width), rows of a rank one after the other."""
-    output = module(kjt_of(bags, time))
+    output = module(kjt_of(bags, time).to(device))
     if isinstance(output, dict):
         return torch.cat([part.values() for part in output.values()])
     return output.values()
@@ -95,6 +103,8 @@ def train(
     times: Times | None = None,
     grows: Collection[int] = (),
     in_place: bool = False,
+    track_rows: bool = False,
+    run_ranks: Callable[[int, Callable[[Any, torch.device], Any]], list[Any]] | None = None,
 ) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
     """Outputs by step and rank, and per table what is known of every id.
 
@@ -104,9 +114,11 @@ def train(
         times: of the batches, where the data tells any.
         grows: steps before which tables may grow.
         in_place: ranks read the rows of each other where they lie.
+        track_rows: rows that training touches are noted, as for publications.
+        run_ranks: runs ranks on devices of their own; CPU ranks where it is left out.
     """
 
-    def rank_main(exchange: Any) -> Any:
+    def rank_main(exchange: Any, device: torch.device = CPU) -> Any:
         torch.set_num_threads(1)
         module = model.collection("meta" if start is None else "cpu")
         for name, rows in (start or {}).items():
@@ -117,9 +129,9 @@ def train(
             model.plan,
             exchange,
             model.optimizer,
-            torch.device("cpu"),
+            device,
             SEED,
-            EngineOptions(share_tables=in_place),
+            EngineOptions(share_tables=in_place, track_rows=track_rows),
         )
         outputs, clocks = [], []
         for number, step in enumerate(steps):
@@ -129,17 +141,19 @@ def train(
                 engine.reshard(plans[number].with_rows(engine.plan.rows))
             bags = step[exchange.rank]
             time = times[number][exchange.rank] if times else None
-            output = rows_of(model, module, bags, time)
+            output = rows_of(model, module, bags, time, device)
             clocks.append(engine.id_clocks)
             # the engine divides the sum over ranks by their number
             loss = (output * output).sum() / 8 + output.sum() / 4
             (exchange.world_size * loss).backward()
             with torch.no_grad():
-                outputs.append((output.detach().clone(), rows_of(model, module, bags).clone()))
+                after = rows_of(model, module, bags, device=device)
+                outputs.append((output.detach().cpu().clone(), after.cpu().clone()))
         return outputs, engine.shard_states(), clocks
 
     torch.manual_seed(0)
-    ranks = SimulatedWorld(model.plan.world_size).run(rank_main)
+    size = model.plan.world_size
+    ranks = SimulatedWorld(size).run(rank_main) if run_ranks is None else run_ranks(size, rank_main)
     known: dict[str, dict[int, Any]] = {}
     for _, states, clocks in ranks:
         assert clocks == ranks[0][2], "all ranks have one clock, with rows or without"
@@ -229,6 +243,12 @@ def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()
         blocks=blocks,
         **rng.choice([{}, {"ttl_steps": 2}, {"ttl_steps": 6}, {"ttl_s": 15}, {"ttl_s": 60}]),
     )
+
+
+def growing(rng: random.Random, rule: DynamicConfig, rows: int) -> DynamicConfig:
+    bound = rows * rng.choice([2, 3, 4, 100])
+    load = rng.choice([0.3, 0.5, 0.75])
+    return replace(rule, growth=GrowthConfig(max_num_embeddings=bound, max_load_factor=load))
 
 
 def latest(times: Times) -> Times:

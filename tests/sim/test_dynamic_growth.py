@@ -40,6 +40,7 @@ from tests.sim.dynamic_worlds import (
     Model,
     check_equal,
     drifting,
+    growing,
     joined,
     kjt_of,
     latest,
@@ -52,12 +53,6 @@ from tests.sim.dynamic_worlds import (
 )
 from tests.unit.checkpoint_worlds import Ranks
 from tests.unit.dynamic_twin import Twin
-
-
-def growing(rng: random.Random, rule: DynamicConfig, rows: int) -> DynamicConfig:
-    bound = rows * rng.choice([2, 3, 4, 100])
-    load = rng.choice([0.3, 0.5, 0.75])
-    return replace(rule, growth=GrowthConfig(max_num_embeddings=bound, max_load_factor=load))
 
 
 @pytest.mark.seeds(range(40))

@@ -164,7 +164,7 @@ def without_absent(routed: GroupIds) -> GroupIds:
     if _is_complete(routed.ids):
         return routed
     known = routed.ids != ABSENT
-    before = torch.zeros(known.numel() + 1, dtype=torch.int64)
+    before = torch.zeros(known.numel() + 1, dtype=torch.int64, device=known.device)
     torch.cumsum(known, 0, out=before[1:])
     weights = None if routed.weights is None else routed.weights[known]
     return GroupIds(routed.ids[known], before[routed.offsets], weights)

@@ -25,6 +25,7 @@ from rayrec.distributed.program.groups import LookupGroup, Slot
 from rayrec.dynamic.clock import Dynamic
 from rayrec.errors import ConfigError
 from rayrec.layout import Shard
+from rayrec.layout.tables import refuse_dynamic
 from rayrec.optim import SparseOptimizer
 from rayrec.shards.named_memory import MemoryPart
 from rayrec.shards.touched import RowStamps, TouchClock
@@ -61,6 +62,9 @@ class GroupLookup:
         memory: MemoryPart | None = None,
         dynamic: Dynamic | None = None,
     ) -> None:
+        if dynamic is not None and device.type != "cpu" and group.key.storage.kind != "device":
+            why = f"has storage {group.key.storage.label!r}, where its first values would be lost"
+            refuse_dynamic(dynamic.tables, f"{why}; keep its rows in the GPU's memory")
         self.group, self.space = group, space
         self.ids: DynamicIds | None = None
         self._bases = group.bases or tuple(
