@@ -102,7 +102,9 @@ class DeltaSource:
         rows = None
         if None not in (*newest.values(), *own.values()):
             new = sum(count for path, count in own.items() if unquote(path) in commit.paths)
-            rows = sum(newest.values()) - sum(own.values()) + new - int(cursor["row"])
+            grown = sum(newest.values()) - sum(own.values())
+            # a later version may take rows away, which ends the run when it comes to it
+            rows = max(0, grown + new - int(cursor["row"]))
         # clocks of two machines differ, and a clock may jump
         written = commit.written
         return SourceLag(rows, None if written is None else max(0.0, time.time() - written))

@@ -136,6 +136,14 @@ def test_versions_that_take_rows_away_are_refused(
     assert later.read(later.start(), 10) is None
 
 
+def test_a_lag_before_a_version_that_takes_rows_away_is_not_negative(tmp_path: Path) -> None:
+    append(tmp_path, 0, 5)
+    append(tmp_path, 5, 5)
+    deltalake.DeltaTable(tmp_path).delete()
+    source = DeltaSource(str(tmp_path), 1)
+    assert source.lag(source.start()).rows == 0
+
+
 def test_rows_that_are_put_back_are_refused(tmp_path: Path) -> None:
     append(tmp_path, 0, 5)
     deltalake.DeltaTable(tmp_path).delete()
