@@ -42,7 +42,9 @@ DRAWN = {
     "alpha": [0.5, 0.99],
 }
 # those that FBGEMM has a CUDA kernel for
-FBGEMM_OPTIMIZERS = sorted(name for name, kind in SPARSE_OPTIMIZERS.items() if kind.fbgemm)
+FBGEMM_OPTIMIZERS = sorted(
+    name for name, kind in SPARSE_OPTIMIZERS.items() if kind.fbgemm and kind.fbgemm.on_cuda
+)
 
 
 def norm(row: Row) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu.checks import Notes, Settings, Skip, assert_close
+from benchmarks.gpu.checks import Notes, Settings, Skip, assert_close, assert_equal
 from benchmarks.gpu.models import (
     bags,
     cases,
@@ -87,9 +87,21 @@ def optimizers(settings: Settings, notes: Notes) -> None:
                     case = trained_case(rows, data_type)
                     found |= compare_training(case, optimizer, settings, plan_of(case, where))
     case = trained_case(rows)
+    with notes.check("rows whose gradient is 0 stay"):
+        for optimizer in OPTIMIZERS.values():
+            _train_by_zeros(case, optimizer, settings)
     for name, optimizer in OPTIONS.items():
         with notes.check(name) as found:
             found |= compare_training(case, optimizer, settings)
+
+
+def _train_by_zeros(case: Case, optimizer: SparseOptimizer, settings: Settings) -> None:
+    """A step whose gradients are 0, after which all rows must be what they were."""
+    model = shard(case, optimizer, settings)
+    before = [state.weight.clone() for state in model.shard_states()]
+    (model(case.batch(30, 5, 0).to(settings.device)) * 0).sum().backward()
+    for state, rows in zip(model.shard_states(), before, strict=True):
+        assert_equal(f"rows of {state.shard.table} by {optimizer.name}", state.weight, rows)
 
 
 def need_storage(

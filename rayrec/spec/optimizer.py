@@ -38,15 +38,18 @@ class Fbgemm:
 
     Attributes:
         name: member of `EmbOptimType`.
-        decays: the weight decays that its CUDA kernel applies; "own" where the formula has one
-            place for it. A kernel of several modes is told which.
+        decays: the weight decays that its CUDA kernel applies. A kernel of several modes is told
+            which.
         on_cpu: True if there is a CPU kernel; it applies no decay.
+        on_cuda: True if there is a CUDA kernel for all rows. Those of LAMB and LARS divide by the
+            norm of the update, and make NaN of a row whose gradient is 0.
         float16: True if its CUDA kernel trains float16 tables.
     """
 
     name: str
-    decays: tuple[DecayMode | Literal["own"], ...] = ()
+    decays: tuple[DecayMode, ...] = ()
     on_cpu: bool = False
+    on_cuda: bool = True
     float16: bool = True
 
 

@@ -174,7 +174,7 @@ class LAMB(SparseOptimizer):
     name: ClassVar[str] = "lamb"
     state_widths: ClassVar[dict[str, StateWidth]] = {"momentum1": "element", "momentum2": "element"}
     counts_updates: ClassVar[bool] = True
-    fbgemm: ClassVar[Fbgemm | None] = Fbgemm(name="LAMB", decays=("own",))
+    fbgemm: ClassVar[Fbgemm | None] = Fbgemm(name="LAMB", on_cuda=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,7 +202,7 @@ class LarsSGD(SparseOptimizer):
     eta: float = 0.001
     name: ClassVar[str] = "lars_sgd"
     state_widths: ClassVar[dict[str, StateWidth]] = {"momentum1": "element"}
-    fbgemm: ClassVar[Fbgemm | None] = Fbgemm(name="LARS_SGD", decays=("own",))
+    fbgemm: ClassVar[Fbgemm | None] = Fbgemm(name="LARS_SGD", on_cuda=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,7 @@ def random_options(name: str, rng: random.Random) -> SparseOptimizer:
         options["eps"] = rng.choice([1e-8, 1e-3])
     if kind.fbgemm.decays and rng.random() < 0.5:
         mode = rng.choice(kind.fbgemm.decays)
-        options |= {"weight_decay": 0.1} | ({} if mode == "own" else {"weight_decay_mode": mode})
+        options |= {"weight_decay": 0.1, "weight_decay_mode": mode}
     if hasattr(kind, "beta1"):
         options |= {"beta1": rng.choice([0.9, 0.5]), "beta2": rng.choice([0.999, 0.9])}
     if rng.random() < 0.3:

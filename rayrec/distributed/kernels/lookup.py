@@ -107,7 +107,7 @@ def has_fused_kernel(
         return False
     if device_type == "cpu":
         return kernel.on_cpu and not optimizer.weight_decay
-    if data_type is not DataType.FP32 and not kernel.float16:
+    if not kernel.on_cuda or (data_type is not DataType.FP32 and not kernel.float16):
         return False
     return not optimizer.weight_decay or optimizer.decay_mode in kernel.decays
 
