@@ -2,10 +2,11 @@
 
     python -m benchmarks.streaming [--rows 100000] [--rounds 5] [--seconds 120]
 
-Speed: one process trains a DLRM on the rows of one folder, in turns as a stream, as windows in time
-of the Parquet files, and as plain files. The first two score each of ten windows before they train
-on it, and the third scores nothing. The ratio is of neighbours in time, the stream over the windows
-of the files; the order changes from round to round.
+Speed: one process trains a DLRM on the same rows, in turns as a stream from each source, as windows
+in time of Parquet files, and as plain files. All but the last score each of ten windows before they
+train on it. The ratios are of neighbours in time, a stream over the windows of the files; the order
+changes from round to round. A source whose library is absent is left out. Kafka is librdkafka's
+mock cluster, in this process.
 
 Staleness: a producer puts a file of rows into a folder every half second, at half of the rows/s of
 the stream above or at --rate; a process trains, and publishes every 5 s; a server follows. What its
@@ -43,11 +44,11 @@ from rayrec.machine.memory import tune_malloc
 from rayrec.planner import manual_plan
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.streams import StreamConfig, StreamDataset
+from rayrec.streams import DeltaConfig, StreamConfig, StreamDataset
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 
-SIDES = ("stream", "windows", "files")
+FILES_SIDES = ("windows", "files")
 BATCH, FILES, WINDOWS = 2048, 50, 10
 PER_S = 100  # rows of a second of the data
 PUT_S, WARM_S = 0.5, 20.0
@@ -66,7 +67,27 @@ def make(folder: Path, rows: int) -> FeatureSchema:
     return FeatureSchema.load(made.schema)
 
 
-def train(folder: Path, schema: FeatureSchema, rows: int, side: str, turn: int) -> float:
+def sources(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the sources that this machine can read, with what chooses them, filled with rows."""
+    found: dict[str, dict[str, Any]] = {"folder": {"folder": str(folder / "in")}}
+    parts = [pq.read_table(path) for path in sorted((folder / "in").glob("*.parquet"))]
+    with suppress(ImportError):
+        from deltalake import write_deltalake
+
+        for part in parts:
+            write_deltalake(folder / "delta", part, mode="append")
+        found["delta"] = {"delta": DeltaConfig(table=str(folder / "delta"))}
+    return found
+
+
+def train(
+    folder: Path,
+    schema: FeatureSchema,
+    rows: int,
+    side: str,
+    source: dict[str, Any] | None,
+    turn: int,
+) -> float:
     """Return the rows/s of a whole run over all rows."""
     recipe = ModelRecipe(model="dlrm", schema=schema.to_json())
     plan = manual_plan(find_tables(recipe), "row_wise", Topology.local(1))
@@ -83,12 +104,10 @@ def train(folder: Path, schema: FeatureSchema, rows: int, side: str, turn: int) 
     if side == "windows":
         cut = WindowedDataset(files, TimeWindows(column="at", size=window // PER_S))
         spec = replace(spec, data=cut, steps=steps)
-    if side == "stream":
-        config = StreamConfig(
-            folder=str(folder / "in"), rows=window, seconds=5.0, stop_after_windows=WINDOWS
-        )
+    if source is not None:
+        config = StreamConfig(**source, rows=window, seconds=5.0, stop_after_windows=WINDOWS)
         data = StreamDataset(config=config, schema=schema)
-        path = str(folder / f"run-{turn}")
+        path = str(folder / f"run-{side}-{turn}".replace(" ", "-"))
         spec = replace(spec, data=data, steps=ENDLESS, run_path=path)
     with RankTrainer(spec) as trainer:
         began = time.perf_counter()
@@ -100,10 +119,12 @@ def train(folder: Path, schema: FeatureSchema, rows: int, side: str, turn: int) 
 def speeds(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Return the rows/s of each side, round by round."""
     schema = make(folder, args.rows)
-    taken: dict[str, list[float]] = {side: [] for side in SIDES}
+    streams = sources(folder)
+    sides = (*streams, *FILES_SIDES)
+    taken: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(args.rounds + 1):
-        for side in SIDES if turn % 2 else SIDES[::-1]:
-            speed = train(folder, schema, args.rows, side, turn)
+        for side in sides if turn % 2 else sides[::-1]:
+            speed = train(folder, schema, args.rows, side, streams.get(side), turn)
             if turn:  # the first warms up
                 taken[side].append(speed)
             print(f"round {turn}, {side}: {speed:,.0f} rows/s", flush=True)
@@ -174,28 +195,33 @@ def main() -> None:
     loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as made:
         taken = speeds(args, Path(made))
-        rate = args.rate or quartiles(taken["stream"])["median"] / 2
+        rate = args.rate or quartiles(taken["folder"])["median"] / 2
         loads.append(os.getloadavg()[0])
         ages = staleness(Path(made), rate, args.seconds)
     loads.append(os.getloadavg()[0])
-    pairs = zip(taken["stream"], taken["windows"], strict=True)
-    ratio = quartiles([one / other for one, other in pairs])
+    ratios = {
+        side: quartiles([a / b for a, b in zip(values, taken["windows"], strict=True)])
+        for side, values in taken.items()
+        if side not in FILES_SIDES
+    }
     p50, p99 = (float(np.percentile(ages, q)) for q in (50, 99))
     lines = ["| | rows/s: median (min to max) |", "|---|---|"]
     for side, values in taken.items():
         own = quartiles(values)
         lines.append(f"| {side} | {own['median']:,.0f} ({own['min']:,.0f} to {own['max']:,.0f}) |")
+    lines += ["", "| stream from | over windows of files: median (min to max) |", "|---|---|"]
+    for side, ratio in ratios.items():
+        spread = f"({ratio['min']:.2f} to {ratio['max']:.2f})"
+        lines.append(f"| {side} | {ratio['median']:.2f} {spread} |")
     lines += [
         "",
-        f"Stream over windows of files: {ratio['median']:.2f} ({ratio['min']:.2f} to "
-        f"{ratio['max']:.2f}).",
         f"Event to server at {rate:,.0f} rows/s, {len(ages)} answers: median {p50:.1f} s, p99 "
         f"{p99:.1f} s.",
         f"Load of the machine of {os.cpu_count()} cores: {loads}.",
     ]
     results: dict[str, Any] = {
         "rows/s": taken,
-        "ratio": ratio,
+        "ratio": ratios,
         "staleness": {"rate": rate, "answers": len(ages), "p50": p50, "p99": p99},
         "load": loads,
     }
