@@ -14,6 +14,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KafkaConfig:
+    """Topic of Kafka that a stream reads.
+
+    Attributes:
+        servers: brokers to begin with, as host:port and commas.
+        topic: name of the topic.
+        format: "json" for one object a message, "arrow" for streams of Arrow IPC.
+    Raises:
+        ConfigError: the format is another one.
+    """
+
+    servers: str
+    topic: str
+    format: str = "json"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.format not in ("arrow", "json"):
+            raise ConfigError(f"KafkaConfig has format={self.format!r}; give 'arrow' or 'json'.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
     """Options of a stream: its source, where its windows end, and when the run ends.
 
@@ -22,6 +44,7 @@ class StreamConfig:
 
     Attributes:
         folder: folder or URI that Parquet files are put into, read in the order of their names.
+        kafka: topic that is read in place of a folder.
         rows: most rows of a window.
         seconds: wait for more rows for at most so long.
         time: column of the time of an event, for late events and staleness: whole seconds since
@@ -37,6 +60,7 @@ class StreamConfig:
     """
 
     folder: str | None = None
+    kafka: KafkaConfig | None = None
     rows: int = 100_000
     seconds: float = 60.0
     time: str | None = None
@@ -48,9 +72,11 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.folder is None:
-            raise ConfigError("StreamConfig has no source; give folder=... .")
-        object.__setattr__(self, "folder", absolute_path("folder", self.folder))
+        if (self.folder is None) == (self.kafka is None):
+            given = "no source" if self.folder is None else "two sources"
+            raise ConfigError(f"StreamConfig has {given}; give one of folder=... and kafka=... .")
+        if self.folder is not None:
+            object.__setattr__(self, "folder", absolute_path("folder", self.folder))
         whole_number("StreamConfig has rows", self.rows)
         seconds("StreamConfig has seconds", self.seconds)
         seconds("StreamConfig has patience_s", self.patience_s)
@@ -66,6 +92,10 @@ class StreamConfig:
         Raises:
             InputError: it cannot be reached.
         """
+        if self.kafka is not None:
+            from rayrec.streams.kafka import KafkaSource
+
+            return KafkaSource(self.kafka.servers, self.kafka.topic, self.kafka.format)
         from rayrec.streams.folder import FolderSource
 
         assert self.folder is not None
@@ -74,4 +104,6 @@ class StreamConfig:
     @property
     def source_name(self) -> str:
         """What messages and fingerprints call the source."""
+        if self.kafka is not None:
+            return f"topic {self.kafka.topic} of {self.kafka.servers}"
         return f"folder {self.folder}"
