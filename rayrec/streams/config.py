@@ -105,5 +105,6 @@ class StreamConfig:
     def source_name(self) -> str:
         """What messages and fingerprints call the source."""
         if self.kafka is not None:
-            return f"topic {self.kafka.topic} of {self.kafka.servers}"
+            # the servers may change during a run
+            return f"topic {self.kafka.topic}"
         return f"folder {self.folder}"
