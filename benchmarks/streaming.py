@@ -5,8 +5,7 @@
 Speed: one process trains a DLRM on the same rows, in turns as a stream from each source, as windows
 in time of Parquet files, and as plain files. All but the last score each of ten windows before they
 train on it. The ratios are of neighbours in time, a stream over the windows of the files; the order
-changes from round to round. A source whose library is absent is left out. Kafka is librdkafka's
-mock cluster, in this process.
+changes from round to round. A source whose library is absent is left out.
 
 Staleness: a producer puts a file of rows into a folder every half second, at half of the rows/s of
 the stream above or at --rate; a process trains, and publishes every 5 s; a server follows. What its

@@ -121,6 +121,6 @@ def device_of(group: dist.ProcessGroup | None, grouped: bool) -> torch.device:
         grouped: False where this rank is alone and has no process group.
     """
     config = dist.get_backend_config(group) if grouped else "cpu"
-    if "nccl" in config or "cpu" not in config:
+    if "nccl" in config or ("cuda" in config and "cpu" not in config):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -47,7 +47,7 @@ def copy_known(
     first, columns = state.shard.rows.start, (state.ids[IDS], state.ids[SEEN], state.ids.get(TIME))
     known = known_keys(table, *columns, now)
     is_changed = known_keys(table, *columns, since) != known
-    is_changed[rows - first] = True
+    is_changed[rows.cpu() - first] = True
     (changed,) = is_changed.nonzero(as_tuple=True)
     copied = copy_touched(ShardState(state.shard, state.weight), changed + first)
     keys = known[changed]

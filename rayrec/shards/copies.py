@@ -46,10 +46,13 @@ def copy_touched(state: ShardState, rows: Tensor) -> TouchedState:
     """Copy some rows of a shard to host memory.
 
     Args:
-        rows: (U,) int64 row numbers of the table, ascending, on the shard's device.
+        rows: (U,) int64 row numbers of the table, ascending.
     """
     local = rows - state.shard.rows.start
-    copied = {name: t.index_select(0, local).to("cpu") for name, t in state.tensors().items()}
+    # what is known of ids lies on the host, also where their rows lie on a GPU
+    copied = {
+        name: t.index_select(0, local.to(t.device)).to("cpu") for name, t in state.tensors().items()
+    }
     weight = copied.pop(WEIGHT)
     ids = {name: copied.pop(name) for name in state.ids}
     return TouchedState(state.shard, rows.to("cpu"), weight, copied, ids)

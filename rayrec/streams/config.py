@@ -12,6 +12,8 @@ from rayrec.fields.typed import check_fields
 if TYPE_CHECKING:
     from rayrec.streams.source import StreamSource
 
+SOURCES = ("folder", "delta", "kafka")  # keys, of which one is given
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaConfig:
@@ -34,6 +36,28 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KafkaConfig:
+    """Topic of Kafka that a stream reads.
+
+    Attributes:
+        servers: brokers to begin with, as host:port and commas.
+        topic: name of the topic.
+        format: "json" for one object a message, "arrow" for streams of Arrow IPC.
+    Raises:
+        ConfigError: the format is another one.
+    """
+
+    servers: str
+    topic: str
+    format: str = "json"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.format not in ("arrow", "json"):
+            raise ConfigError(f"KafkaConfig has format={self.format!r}; give 'arrow' or 'json'.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
     """Options of a stream: its source, where its windows end, and when the run ends.
 
@@ -43,6 +67,7 @@ class StreamConfig:
     Attributes:
         folder: folder or URI that Parquet files are put into, read in the order of their names.
         delta: table of Delta Lake that is read in place of a folder.
+        kafka: topic that is read in place of a folder.
         rows: most rows of a window.
         seconds: wait for more rows for at most so long.
         time: column of the time of an event, for late events and staleness: whole seconds since
@@ -59,6 +84,7 @@ class StreamConfig:
 
     folder: str | None = None
     delta: DeltaConfig | None = None
+    kafka: KafkaConfig | None = None
     rows: int = 100_000
     seconds: float = 60.0
     time: str | None = None
@@ -70,9 +96,11 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if (self.folder is None) == (self.delta is None):
-            given = "no source" if self.folder is None else "two sources"
-            raise ConfigError(f"StreamConfig has {given}; give one of folder=... and delta=... .")
+        given = sum(getattr(self, name) is not None for name in SOURCES)
+        if given != 1:
+            many = ("no source", "", "two sources", "three sources")[given]
+            names = ", ".join(f"{name}=..." for name in SOURCES)
+            raise ConfigError(f"StreamConfig has {many}; give one of {names} .")
         if self.folder is not None:
             object.__setattr__(self, "folder", absolute_path("folder", self.folder))
         whole_number("StreamConfig has rows", self.rows)
@@ -94,6 +122,10 @@ class StreamConfig:
             from rayrec.streams.delta import DeltaSource
 
             return DeltaSource(self.delta.table, self.delta.first_version)
+        if self.kafka is not None:
+            from rayrec.streams.kafka import KafkaSource
+
+            return KafkaSource(self.kafka.servers, self.kafka.topic, self.kafka.format)
         from rayrec.streams.folder import FolderSource
 
         assert self.folder is not None
@@ -104,4 +136,7 @@ class StreamConfig:
         """What messages and fingerprints call the source."""
         if self.delta is not None:
             return f"Delta table {self.delta.table}"
+        if self.kafka is not None:
+            # the servers may change during a run
+            return f"topic {self.kafka.topic}"
         return f"folder {self.folder}"

@@ -110,8 +110,9 @@ class WindowCutter:
             wait([self._task], seconds)
 
     def close(self) -> None:
-        """End the thread; what is being filled is read again from its cursor."""
+        """End thread and source; what is being filled is read again from its cursor."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._source.close()
 
     def _cut(self, number: int) -> StreamWindow | None:
         """Return a window that is there, or cut it if enough rows are; else None."""

@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.source import Cursor, SourceLag, SourceRows
+from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
 
 
 class _Part(NamedTuple):
@@ -35,7 +35,7 @@ class _Commit(NamedTuple):
     written: float | None
 
 
-class DeltaSource:
+class DeltaSource(StreamSource):
     """Delta Lake table that is appended to.
 
     A cursor has a version, the rows of it that are done, and the id of the table.

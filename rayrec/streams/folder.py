@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line, resolve
-from rayrec.streams.source import Cursor, Refusal, SourceLag, SourceRows
+from rayrec.streams.source import Cursor, Refusal, SourceLag, SourceRows, StreamSource
 
 SUFFIX = ".parquet"
 MOST_NAMES = 1_000  # of files that were read, in a cursor
@@ -31,7 +31,7 @@ class _Seen(NamedTuple):
     since: float
 
 
-class FolderSource:
+class FolderSource(StreamSource):
     """Growing folder of Parquet files.
 
     A cursor names the file that was read last, its size and rows, and the rows of it that are done;

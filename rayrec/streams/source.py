@@ -79,3 +79,7 @@ class StreamSource(Protocol):
 
     def lag(self, cursor: Cursor) -> SourceLag:
         """Return how far a cursor is behind."""
+
+    def close(self) -> None:
+        """Let go of what the source holds; it is not used any more."""
+        return

@@ -47,8 +47,8 @@ from tests.unit.optim_worlds import CPU
         (Adam(weight_decay=0.1), False, True),
         (Adam(weight_decay=0.1, weight_decay_mode="l2"), False, False),
         (PartialRowWiseAdam(), False, True),
-        (LAMB(weight_decay=0.1), False, True),
-        (LarsSGD(weight_decay=0.1), False, True),
+        (LAMB(weight_decay=0.1), False, False),
+        (LarsSGD(weight_decay=0.1), False, False),
     ],
     ids=str,
 )
