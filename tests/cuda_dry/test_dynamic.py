@@ -12,6 +12,8 @@ from rayrec.checkpoint import restore_checkpoint, save_checkpoint
 from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.dynamic.known import copy_known
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import (
     DynamicConfig,
@@ -25,6 +27,8 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, Adam
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.constraints import storages_of
+from rayrec.shards.copies import copy_touched
+from rayrec.shards.state import IDS
 from tests.cuda_dry.worlds import run_ranks
 from tests.sim.dynamic_worlds import (
     KEYS,
@@ -105,6 +109,27 @@ def test_checkpoints_go_between_gpu_and_cpu(tmp_path: Path) -> None:
                 for m, d in ((other, device), (module, torch.device("cuda")))
             )
         torch.testing.assert_close(got, want)
+
+
+def test_increments_and_deltas_are_copied_from_gpu_and_host() -> None:
+    table = EmbeddingBagConfig(16, 8, "t", feature_names=list(KEYS), dynamic=DynamicConfig())
+    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    copies = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        module = EmbeddingBagCollection([table], device="meta")
+        options = EngineOptions(track_rows=True)
+        given = LocalExchange(), Adam(lr=0.1), device, SEED, options
+        module, engine = shard_embeddings(module, plan, *given)
+        before = engine.id_clocks["t"]
+        output = module(kjt_of({"f": [[5, 6], [7]], "g": [[5], [-9]]}).to(device)).values()
+        output.sum().backward()
+        (state,) = engine.shard_states()
+        (rows,) = engine.touched.since(0).values()
+        assert len(rows) == 4
+        increment = copy_touched(state, rows)
+        delta = copy_known(table, state, rows, before, engine.id_clocks["t"])
+        copies.append([increment.weight, *increment.ids.values(), delta.weight, delta.ids[IDS]])
+    torch.testing.assert_close(copies[1], copies[0], **CLOSE)
 
 
 def test_rows_outside_of_the_gpus_memory_are_refused() -> None:
