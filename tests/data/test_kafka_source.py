@@ -74,6 +74,10 @@ def test_rows_of_windows_are_those_of_a_plain_walk(
             values = list[tuple[int, bytes]]()
             for _ in range(rng.randint(1, 8)):
                 one, count = rng.randrange(PARTITIONS), rng.randint(1, 6)
+                if rng.random() < 0.3:  # before rows, with which the window ends that tells of it
+                    values.append((one, b"no message"))
+                    log.held[one].append([])
+                    bad += 1
                 for value in messages_of(form, sent, count):
                     values.append((one, value))
                 if form == "arrow":
@@ -81,10 +85,6 @@ def test_rows_of_windows_are_those_of_a_plain_walk(
                 else:
                     log.held[one] += [[k] for k in range(sent, sent + count)]
                 sent += count
-                if rng.random() < 0.3:
-                    values.append((one, b"no message"))
-                    log.held[one].append([])
-                    bad += 1
             send(producer, "clicks", values)
             log.walk(turn)
             while len(got) < sent:
