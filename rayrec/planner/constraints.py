@@ -178,16 +178,15 @@ def storages_of(
         PlanError: its constraints name a storage that no kernel has for such a table.
     """
     storages = limits.storages(device)
-    if device == "cuda" and table.dynamic is not None:
+    odd, bf16 = table.embedding_dim % COLUMN_MULTIPLE > 0, table.data_type is DataType.BF16
+    is_dynamic = table.dynamic is not None
+    if device == "cuda" and (is_dynamic or odd or bf16):  # a kernel in torch trains odd and bf16
         storages = tuple(storage for storage in storages if storage.kind == "device")
-        if not storages:
+        if not storages and is_dynamic:
             raise PlanError(
                 f"table {table.name!r} is dynamic and has storage={limits.storage!r}: its rows lie "
                 "in a GPU's memory; leave storage out."
             )
-    odd, bf16 = table.embedding_dim % COLUMN_MULTIPLE > 0, table.data_type is DataType.BF16
-    if device == "cuda" and (odd or bf16):  # a kernel in torch trains it
-        storages = tuple(storage for storage in storages if storage.kind == "device")
         if not storages:
             raise PlanError(
                 f"table {table.name!r} has {table.embedding_dim} columns of "

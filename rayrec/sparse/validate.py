@@ -103,8 +103,8 @@ def check_ids(kjt: KeyedJaggedTensor, limits: Mapping[str, int], source: str = "
         source: origin of the batch (file, step), for messages.
     Raises:
         InputError: names key, row (bag), value and the number of bad ids of that key.
-        ShapeError: the ids have more than one dimension.
-    Cost: one pass over the ids; one host sync.
+        ShapeError: the ids have more than one dimension, or the lengths do not sum to their number.
+    Cost: one pass over the ids; one host sync. On a GPU a second pass where an id is -1.
     """
     start_check_ids(kjt, limits, source)()
 
@@ -170,6 +170,9 @@ def any_beyond(kjt: KeyedJaggedTensor, limits: Mapping[str, int]) -> Tensor:
 
     It takes as many launches for many keys as for one. -1 counts as out of range also where its key
     has no limit.
+
+    Raises:
+        ShapeError: the lengths do not sum to the number of ids.
     """
     ids, keys, lengths = kjt.values(), kjt.keys(), kjt.length_per_key()
     # as unsigned numbers negative ids are beyond every limit, and -1 is the largest; torch compares

@@ -16,7 +16,7 @@ from typing import Any
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
 from rayrec.streams.messages import Decoded, Message, decode
-from rayrec.streams.source import Cursor, SourceLag, SourceRows
+from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
 
 ROUND = 10_000  # messages of a partition at most
 READ = {"json": 2_000, "arrow": 32}  # messages at a time; one of Arrow has many rows
@@ -26,7 +26,7 @@ FETCH_MS = 50  # for an answer while a partition has no more
 Bounds = dict[int, tuple[int, int]]  # first offset of each partition, and one past its last
 
 
-class KafkaSource:
+class KafkaSource(StreamSource):
     """Topic of Kafka.
 
     A cursor has the next offset of each partition, the offsets at which the round ends, and the

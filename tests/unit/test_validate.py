@@ -80,6 +80,12 @@ def test_one_comparison_of_all_keys_finds_what_the_check_of_each_finds(seed):
         assert beyond == (sum(lasts) > 0)
 
 
+def test_lengths_that_do_not_fit_the_ids_reach_no_kernel():
+    kjt = batch([0, 5, 3], [1, 1, 2, 0])
+    with pytest.raises(ShapeError, match=r"3 ids, but the lengths of keys .* sum to 4"):
+        any_beyond(kjt, {"a": 6, "b": 10})
+
+
 @pytest.mark.gpu
 def test_a_bad_id_on_a_gpu_is_named_with_its_key_and_row():
     kjt = batch([0, 5, 3, 9], [1, 1, 2, 0]).to(torch.device("cuda"))
