@@ -158,15 +158,15 @@ class Damage:
         """Do it; the step that is damaged, or None where nothing changed."""
         step = int(self.folder.name.removeprefix("step-"))
         data = bytearray(self.target.read_bytes())
+        # the newline after a manifest's JSON means nothing to its own reader
+        end = len(data) - (self.target.name == "manifest.json")
         if self.kind == "none":
             return None
         if self.kind == "flip":
-            # the newline after a manifest's JSON means nothing to its own reader
-            end = len(data) - (self.target.name == "manifest.json")
             data[self.rng.randrange(end)] ^= 1 << self.rng.randrange(8)
             self.target.write_bytes(data)
         elif self.kind == "cut":
-            self.target.write_bytes(data[: self.rng.randrange(len(data))])
+            self.target.write_bytes(data[: self.rng.randrange(end)])
         elif self.kind == "gone":
             self.target.unlink()
         elif self.kind == "folder":
