@@ -49,6 +49,7 @@ class StreamWindow:
         late: rows whose event time lies before the newest of the windows before.
         refused: rows, messages and files that were left out.
         lag_rows, lag_s: what waited in the source then, see `SourceLag`.
+        best_auc: AUC of the true logits of its rows, where the stream has them.
     """
 
     number: int
@@ -62,6 +63,7 @@ class StreamWindow:
     lag_rows: int | None = None
     lag_s: float | None = None
     total_rows: int = 0
+    best_auc: float | None = None
 
 
 class WindowFolder:

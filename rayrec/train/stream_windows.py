@@ -25,7 +25,7 @@ from rayrec.train.window import gather_objects
 
 POLL_S = 0.2
 POLLS = 5  # between two calls of on_wait
-_TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s")
+_TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s", "best_auc")
 
 
 class StreamWindows:
