@@ -43,7 +43,7 @@ from rayrec.machine.memory import tune_malloc
 from rayrec.planner import manual_plan
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.streams import DeltaConfig, StreamConfig, StreamDataset
+from rayrec.streams import DeltaConfig, IcebergConfig, StreamConfig, StreamDataset
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 
@@ -76,6 +76,16 @@ def sources(folder: Path) -> dict[str, dict[str, Any]]:
         for part in parts:
             write_deltalake(folder / "delta", part, mode="append")
         found["delta"] = {"delta": DeltaConfig(table=str(folder / "delta"))}
+    with suppress(ImportError):
+        from pyiceberg.catalog import load_catalog
+
+        place = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder)}
+        catalog = load_catalog("default", **place)
+        catalog.create_namespace("shop")
+        table = catalog.create_table("shop.clicks", parts[0].schema)
+        for part in parts:
+            table.append(part)
+        found["iceberg"] = {"iceberg": IcebergConfig(table="shop.clicks", properties=place)}
     return found
 
 
