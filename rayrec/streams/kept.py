@@ -106,7 +106,9 @@ class WindowFolder:
         try:
             filesystem.create_dir(root, recursive=True)
             size = max(1024, -(-len(rows) // ROW_GROUPS))
-            pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, row_group_size=size)
+            # a window is written once, read once or twice, and deleted: speed counts more than size
+            options = {"use_dictionary": False, "compression": "lz4", "row_group_size": size}
+            pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, **options)
             if isinstance(filesystem, fs.LocalFileSystem):
                 # the record must not outlive the rows, should the machine lose its power
                 sync(f"{root}/{name}")

@@ -111,6 +111,16 @@ class StreamWindows:
             window = self._folder.read(window.number - 1) if window.number else None
         return (None, None) if window is None else (window.newest_event, window.cut_s)
 
+    def after_window(self) -> None:
+        """Tell the run which events the last step has passed, if it ended a window."""
+        self._live.newest_events = None
+        window = self.current
+        if window is not None and not self._live.cursor.left and window.number:
+            before = self._folder.read(window.number - 1)
+            times = (None if before is None else before.newest_event), window.newest_event
+            if times[0] is not None and times[1] is not None:
+                self._live.newest_events = times[0], times[1]
+
     def close(self) -> None:
         """End the thread that cuts."""
         if self._cutter is not None:
