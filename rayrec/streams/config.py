@@ -75,6 +75,8 @@ class StreamConfig:
         patience_s: a file that is no whole Parquet file and has not grown for so long is refused.
         event_seconds: seconds of event time of a window, which ends at a multiple of them; None
             ends none by its events.
+        truth: column of the true logits of planted rows; each window then tells the best AUC that
+            there is on it.
         stop_after_rows: the run ends after so many rows; None goes on.
         stop_after_windows: the run ends after so many windows; None goes on.
         stop_when_idle_s: it ends when no row has come for so long; None waits for ever.
@@ -90,6 +92,7 @@ class StreamConfig:
     time: str | None = None
     patience_s: float = 30.0
     event_seconds: int | None = None
+    truth: str | None = None
     stop_after_rows: int | None = None
     stop_after_windows: int | None = None
     stop_when_idle_s: float | None = None

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayrec.data.convert import to_batch
+from rayrec.data.synthetic import bayes_scores
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
+from rayrec.streams.event_columns import UNKNOWN, known_seconds, logits_of, seconds_of
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
-UNKNOWN = np.iinfo(np.int64).min  # in place of an event time that is null
 MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
 
 
@@ -67,8 +67,9 @@ class WindowCutter:
         self._schema, self._binary = schema, binary
         self._time = config.time or schema.time
         self._columns = list(schema.columns())
-        if self._time is not None and self._time not in self._columns:
-            self._columns.append(self._time)
+        for name in (self._time, config.truth):
+            if name is not None and name not in self._columns:
+                self._columns.append(name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._task: Future[StreamWindow | None] | None = None
         self._growing: _Growing | None = None
@@ -177,7 +178,7 @@ class WindowCutter:
         size = self._config.event_seconds
         if size is None or rows is None or rows.schema.names.count(self._time) != 1:
             return None
-        times = _known_seconds(rows[self._time])
+        times = known_seconds(rows[self._time])
         if times is None or not len(times):
             return None
         if growing.end is None:
@@ -243,7 +244,9 @@ class WindowCutter:
     def _try(self, rows: pa.Table, place: str, first: int) -> None:
         to_batch(rows, self._schema, place, first, self._binary)
         if self._time is not None:
-            _seconds(rows, self._time)
+            seconds_of(rows, self._time)
+        if self._config.truth is not None:
+            logits_of(rows, self._config.truth)
 
     def _closed(self, growing: _Growing) -> StreamWindow:
         """Write a window and its record."""
@@ -251,7 +254,7 @@ class WindowCutter:
         assert rows is not None
         newest, late = growing.newest, 0
         if self._time is not None:
-            times = _seconds(rows, self._time)
+            times = seconds_of(rows, self._time)
             late = 0 if newest is None else int((times < newest).sum())
             newest = max([int(times.max()), *([] if newest is None else [newest])])
         lag, file = self._source.lag(growing.cursor), self._folder.write_rows(growing.number, rows)
@@ -267,30 +270,15 @@ class WindowCutter:
             refused=sum(max(1, one.rows) for one in growing.refusals),
             lag_rows=lag.rows,
             lag_s=None if lag.seconds is None else round(lag.seconds, 3),
+            best_auc=self._best_auc(rows),
         )
         self._growing = None
         return self._folder.add(window, growing.refusals)
 
-
-def _known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Return event times as int64 seconds since 1970; None where the column has no times."""
-    if pa.types.is_timestamp(column.type):
-        column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
-    elif not pa.types.is_integer(column.type):
-        return None
-    return np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
-
-
-def _seconds(rows: pa.Table, column: str) -> np.ndarray:
-    """Return the event times of rows, int64 seconds since 1970."""
-    values = rows[column].combine_chunks()
-    if values.null_count:
-        raise InputError(f"column {column!r} of event times is null in a row; give each its time.")
-    if pa.types.is_timestamp(values.type):
-        values = pc.cast(values, pa.timestamp("s", values.type.tz), safe=False)
-    elif not pa.types.is_integer(values.type):
-        raise InputError(
-            f"column {column!r} of event times has type {values.type}; give whole seconds since "
-            "1970, or timestamps."
-        )
-    return np.asarray(pc.cast(values, pa.int64()))
+    def _best_auc(self, rows: pa.Table) -> float | None:
+        truth = self._config.truth
+        if truth is None:
+            return None
+        labels = np.asarray(rows[self._schema.labels[0]]) != 0
+        best = bayes_scores(logits_of(rows, truth), labels)["bayes_auc"]
+        return float(best) if np.isfinite(best) else None

@@ -85,6 +85,8 @@ class RunLoop:
             )
             self.reports.add(window, merged)
             self.stopped = merged.stop
+            if self.stream is not None:
+                self.stream.after_window()
             # before a checkpoint, so that who resumes it has the rows of who goes on
             self._grow()
             if self.saves is not None:

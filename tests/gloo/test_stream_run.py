@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -213,6 +214,45 @@ def test_a_run_saves_by_rows_at_the_same_steps_on_any_ranks(
     for world_size, report_s in ((1, 1e-6), (1, 60.0), (2, 60.0)):
         for told in ranks.run(world_size, by_rows, tmp_path, report_s):
             assert list(told) == wanted
+
+
+def by_events(
+    rank: int, world_size: int, folder: Path, stop: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the steps at which a run saves and publishes by its events, stopped after a step."""
+    spec = streamed(folder, world_size, f"by_events-{world_size}-{stop}", time="at")
+    config = CheckpointConfig(every_event_s=100)
+    spec = replace(spec, checkpoint=config, publish=PublishConfig(every_event_s=60))
+    newest: tuple[str, ...] = ()
+    published = list[list[int]]()
+    for until in (stop, ENDLESS):
+        with RankTrainer(replace(spec, resume_from=newest)) as trainer:
+            trainer.begin()
+            trainer.run(lambda t=trainer, end=until: t.step >= end)  # type: ignore[misc]
+            newest = (str(trainer.newest),)
+        chain = ChainFolder.of_run(str(spec.run_path))
+        published.append([chain.read(place).to_step for place in chain.places()])
+    steps = list(CheckpointManager(str(spec.run_path)).steps())
+    return steps, published[0], published[1]
+
+
+def test_a_run_saves_by_event_time_at_the_same_steps_on_any_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    write_stream(tmp_path)
+    # the newest events of the four windows are 90, 130, 130 again, since they are late, and 320
+    times = np.repeat([90, 130, 60, 320], WINDOWS)
+    for path in sorted((tmp_path / "in").iterdir()):
+        rows = pq.read_table(path)
+        own, times = times[: len(rows)], times[len(rows) :]
+        pq.write_table(rows.append_column("at", pa.array(own)), path)
+    for world_size in (1, 2):
+        for stop in (1, 6, 7):
+            saved, before, behind = ranks.run(world_size, by_events, tmp_path, stop)[0]
+            # past 100 with the second window, at step 6, and past 200 and 300 with the last one
+            assert saved == sorted({stop, 6, 10})
+            assert before == ([6, 7] if stop == 7 else [stop])  # the end is published, too
+            assert behind == sorted({stop, 6, 10})
 
 
 def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Told]:
