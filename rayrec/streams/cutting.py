@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.convert import to_batch
+from rayrec.data.numeric import times_of
 from rayrec.errors import InputError
+from rayrec.layout.dynamic import LATEST_S
 from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
@@ -132,10 +134,9 @@ class WindowCutter:
                 raise InputError(f"stream {self._source.name} gives rows and no further cursor.")
             fitting = self._fitting_in_time(growing, found.rows)
             if fitting is not None:
-                is_full, refused = True, found.refused
-                # the source knows the cursor behind them
+                # the source knows the cursor behind them, and what it left out before them
                 found = self._source.read(growing.cursor, fitting) if fitting else None
-                found = None if found is None else found._replace(refused=refused)
+                is_full = not fitting or (found is not None and found.rows is not None)
             if found is not None:
                 growing.cursor = found.cursor
                 growing.refusals += found.refused
@@ -211,11 +212,13 @@ class WindowCutter:
         self._seen = time.monotonic()
         first = int(growing.cursor.get("row", len(rows))) - len(rows)
         for name in self._columns:
-            if rows.schema.names.count(name) != 1:
-                why = f"no column {name!r}; it has {rows.schema.names}"
+            count = rows.schema.names.count(name)
+            if count != 1:
+                why = f"{count or 'no'} column{'s'[:count]} {name!r}; it has {rows.schema.names}"
                 growing.refusals.append(Refusal(place, why, len(rows)))
                 return
-        for table in self._fitting(growing, rows.select(self._columns), place, first):
+        limit = len(growing.refusals) + MOST_REFUSALS
+        for table in self._fitting(growing, rows.select(self._columns), place, first, limit):
             before = [] if growing.table is None else [growing.table]
             try:
                 # copies no values of equal types
@@ -224,17 +227,22 @@ class WindowCutter:
                 why = f"types of another kind than before: {one_line(error)}"
                 growing.refusals.append(Refusal(place, why, len(table)))
 
-    def _fitting(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> list[pa.Table]:
-        """Return the rows that training can read, in order; each bad one is refused."""
+    def _fitting(
+        self, growing: _Growing, rows: pa.Table, place: str, first: int, limit: int
+    ) -> list[pa.Table]:
+        """Return the rows that training can read, in order; each bad one is refused.
+
+        Args:
+            limit: refusals of the window from which on rows are refused as a whole.
+        """
         try:
             self._try(rows, place, first)
         except (InputError, pa.ArrowException) as error:
-            many = len(growing.refusals) >= MOST_REFUSALS
-            if len(rows) > 1 and not many:
+            if len(rows) > 1 and len(growing.refusals) < limit:
                 half = len(rows) // 2
                 return [
-                    *self._fitting(growing, rows.slice(0, half), place, first),
-                    *self._fitting(growing, rows.slice(half), place, first + half),
+                    *self._fitting(growing, rows.slice(0, half), place, first, limit),
+                    *self._fitting(growing, rows.slice(half), place, first + half, limit),
                 ]
             growing.refusals.append(Refusal(f"{place}, row {first}", str(error), len(rows)))
             return []
@@ -243,7 +251,8 @@ class WindowCutter:
     def _try(self, rows: pa.Table, place: str, first: int) -> None:
         to_batch(rows, self._schema, place, first, self._binary)
         if self._time is not None:
-            _seconds(rows, self._time)
+            column = rows[self._time].combine_chunks()
+            times_of(column, self._time, lambda row: f"row {first + row} of {place}")
 
     def _closed(self, growing: _Growing) -> StreamWindow:
         """Write a window and its record."""
@@ -251,7 +260,7 @@ class WindowCutter:
         assert rows is not None
         newest, late = growing.newest, 0
         if self._time is not None:
-            times = _seconds(rows, self._time)
+            times = times_of(rows[self._time].combine_chunks(), self._time, "row {}".format)
             late = 0 if newest is None else int((times < newest).sum())
             newest = max([int(times.max()), *([] if newest is None else [newest])])
         lag, file = self._source.lag(growing.cursor), self._folder.write_rows(growing.number, rows)
@@ -278,19 +287,6 @@ def _known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
         column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
     elif not pa.types.is_integer(column.type):
         return None
-    return np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
-
-
-def _seconds(rows: pa.Table, column: str) -> np.ndarray:
-    """Return the event times of rows, int64 seconds since 1970."""
-    values = rows[column].combine_chunks()
-    if values.null_count:
-        raise InputError(f"column {column!r} of event times is null in a row; give each its time.")
-    if pa.types.is_timestamp(values.type):
-        values = pc.cast(values, pa.timestamp("s", values.type.tz), safe=False)
-    elif not pa.types.is_integer(values.type):
-        raise InputError(
-            f"column {column!r} of event times has type {values.type}; give whole seconds since "
-            "1970, or timestamps."
-        )
-    return np.asarray(pc.cast(values, pa.int64()))
+    times = np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
+    # what is no time is refused with its row, and ends no window
+    return np.where((times < 0) | (times > LATEST_S), UNKNOWN, times)
