@@ -1,7 +1,7 @@
 """`BlockedKeys`: which 64-bit keys have a place, in blocks of equally many places.
 
 A key belongs to one block, by a hash. A key that is placed gets the lowest free place of its block.
-Where a block has too few, an eighth of its places, or as many as are needed, are taken back at
+Where a block has too few, an eighth of them all, or as many as are needed, are taken back at
 once, those of keys whose time is over first, then those with the least score; so a block is sorted
 once for many keys. A place that was given or asked for in this very step is not taken back. Ties
 are broken by the hash of the key: nothing depends on the order in which keys come.
@@ -85,11 +85,12 @@ class BlockedKeys:
     Args:
         columns: of P places, changed in place.
         size: places of a block.
+        most: those of them, the first ones, that keys get.
         blocks: number of blocks of the whole table, a power of two.
         first: the first of the blocks that are here.
         rule: says when time is over.
         eviction: see `DynamicConfig`.
-        id_map: a map of P places, whatever it holds.
+        id_map: a map of the keys that there may be, whatever it holds.
     Attributes:
         touch: called with places whose columns are about to change; a place may repeat.
     """
@@ -98,6 +99,7 @@ class BlockedKeys:
         self,
         columns: IdColumns,
         size: int,
+        most: int,
         blocks: int,
         first: int,
         rule: DynamicConfig,
@@ -108,7 +110,7 @@ class BlockedKeys:
         self._versioned = tuple(columns.named().values())
         self._key, self._seen, self._hits = (column.numpy() for column in columns[:3])
         self._time = None if columns.time is None else columns.time.numpy()
-        self._size, self._blocks, self._first = size, blocks, first
+        self._size, self._most, self._blocks, self._first = size, most, blocks, first
         self._rule, self._eviction = rule, eviction
         self.touch: Touch = no_touch
         self.rebuild()
@@ -129,7 +131,7 @@ class BlockedKeys:
             )
         self._map.put(torch.from_numpy(self._key[live]), torch.from_numpy(live))
         # per block its free places, the lowest last
-        self._free = np.zeros((len(self._key) // self._size, self._size), np.int32)
+        self._free = np.zeros((len(self._key) // self._size, self._most), np.int32)
         self._frees = np.zeros(len(self._free), np.int64)
         for block in range(len(self._free)):
             self._fill_free(block)
@@ -266,7 +268,7 @@ class BlockedKeys:
         missing = wanted - int(self._frees[block])
         if not len(may_go):
             return may_go
-        number = min(len(may_go), max(missing, self._size // SHARE))
+        number = min(len(may_go), max(missing, self._most // SHARE))
         # the last key of a sort is the first that it compares
         score = *(one[own] for one in self._tensors.score(self._eviction)), fresh
         hashed = mix(key[may_go].view(np.uint64))
@@ -281,6 +283,7 @@ class BlockedKeys:
         return going + block * self._size
 
     def _fill_free(self, block: int) -> None:
-        (free,) = np.nonzero(self._key[block * self._size : (block + 1) * self._size] == NO_KEY)
+        first = block * self._size
+        (free,) = np.nonzero(self._key[first : first + self._most] == NO_KEY)
         self._frees[block] = len(free)
         self._free[block, : len(free)] = free[::-1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, asdict, dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.dynamic.kinds import kinds_of
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -38,14 +40,13 @@ def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
     if table.dynamic is None:
         return {}
     empty = IdColumns.lying_in(private_memory, 0, table.dynamic.uses_time)
-    types = {name: column.dtype for name, column in empty.named().items()}
-    names = _kinds(table.dynamic)
-    return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
+    of_kinds = [empty.in_lanes(kind.name, kind.lanes) for kind in kinds_of(table)]
+    return {name: column.dtype for columns in of_kinds for name, column in columns.items()}
 
 
-def _kinds(rule: DynamicConfig) -> tuple[str, ...]:
-    """Return what ids are kept as."""
-    return ("id",) if rule.admission_threshold == 1 else ("id", "candidate")
+def _touch_rows(touch: Touch, lanes: int, places: Ints) -> None:
+    """Touch the rows of places, of which a row has one in each lane."""
+    touch(places // lanes)
 
 
 def rows_of(state: ShardState) -> Begin:
@@ -100,22 +101,22 @@ class DynamicRows:
     allocate: InitVar[Allocate]
     tally: Tally = field(default_factory=Tally)
     _columns: dict[str, IdColumns] = field(default_factory=dict)
+    _lanes: dict[str, int] = field(default_factory=dict)
     _keys: dict[str, BlockedKeys] = field(default_factory=dict)
 
     def __post_init__(self, ids: OfIds, allocate: Allocate) -> None:
         rule = self._rule
-        size = rule.block_rows(self.table.num_embeddings)
+        size = self.table.row_multiple
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
-        for name in _kinds(rule):
+        for kind in kinds_of(self.table):
             columns, id_map = ids
-            # candidates that were not seen for longest make room, whatever the rows do
-            eviction = rule.eviction if name == "id" else "step"
-            if name != "id":
+            if kind.name != "id":
                 rows = len(self.shard.rows)
-                columns = IdColumns.lying_in(allocate, rows, rule.uses_time)
-                id_map = IdMap(rows)
-            self._columns[name] = columns
-            self._keys[name] = BlockedKeys(columns, size, blocks, first, rule, eviction, id_map)
+                columns = IdColumns.lying_in(allocate, rows * kind.lanes, rule.uses_time)
+                id_map = IdMap(rows // size * kind.most)
+            self._columns[kind.name], self._lanes[kind.name] = columns, kind.lanes
+            places = size * kind.lanes, kind.most, blocks, first
+            self._keys[kind.name] = BlockedKeys(columns, *places, rule, kind.eviction, id_map)
 
     def copy_from(self, other: DynamicRows) -> None:
         """Know the same ids as the rows of which these are a copy."""
@@ -125,19 +126,19 @@ class DynamicRows:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return (R,) columns of the rows, live, for who saves, restores or moves them."""
-        return {
-            f"{name}_{column}": tensor
-            for name, columns in self._columns.items()
-            for column, tensor in columns.named().items()
-        }
+        of_kinds = [
+            columns.in_lanes(name, self._lanes[name]) for name, columns in self._columns.items()
+        ]
+        return {name: tensor for columns in of_kinds for name, tensor in columns.items()}
 
     def call_before(self, touch: Touch) -> None:
         """Have a function called with rows, maybe twice, whose columns or values will change.
 
         Of a row that is looked up and known only its columns change here.
         """
-        for keys in self._keys.values():
-            keys.touch = touch
+        for name, keys in self._keys.items():
+            lanes = self._lanes[name]
+            keys.touch = touch if lanes == 1 else partial(_touch_rows, touch, lanes)
 
     def take_counts(self, now: Instant) -> dict[str, int]:
         """Return how many ids have a row by now ("held"), how many are "candidates", and the

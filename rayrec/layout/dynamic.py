@@ -79,8 +79,10 @@ class DynamicConfig:
 
     Attributes:
         admission_threshold: an id gets a row in the step in which it has been seen so many times;
-            until then it is looked up as zeros and counted among the candidates, of which a table
-            keeps as many as it has rows.
+            until then it is looked up as zeros and counted among the candidates.
+        counter_capacity: candidates that a table keeps, a multiple of its blocks; where a block has
+            its share of them, those that were not seen for longest go, an eighth at once. None
+            keeps as many as the table has rows, also when it grows.
         admission_probability: share of all ids that may get a row at all, chosen by a hash.
         eviction: which rows a full block takes back, an eighth of it at once: "step", those of the
             ids that were not seen for longest; "timestamp", the same by the time of the data;
@@ -101,6 +103,7 @@ class DynamicConfig:
     """
 
     admission_threshold: int = 1
+    counter_capacity: int | None = None
     admission_probability: float = 1.0
     eviction: Literal["step", "timestamp", "lfu", "none"] = "step"
     ttl_steps: int | None = None
@@ -113,6 +116,7 @@ class DynamicConfig:
         check_fields(self)
         for name, value in (
             ("admission_threshold", self.admission_threshold),
+            ("counter_capacity", self.counter_capacity),
             ("ttl_steps", self.ttl_steps),
             ("ttl_s", self.ttl_s),
             ("blocks", self.blocks),
@@ -125,6 +129,12 @@ class DynamicConfig:
             raise ConfigError(
                 f"DynamicConfig has ttl_steps={self.ttl_steps} and ttl_s={self.ttl_s}; ids grow "
                 "old by one of them: leave the other out."
+            )
+        if self.counter_capacity is not None and self.admission_threshold == 1:
+            raise ConfigError(
+                f"DynamicConfig has counter_capacity={self.counter_capacity} and "
+                "admission_threshold=1, with which ids get a row at once and none is counted; give "
+                "a higher admission_threshold, or leave counter_capacity out."
             )
         if not 0 < self.admission_probability <= 1:
             raise ConfigError(
@@ -144,13 +154,14 @@ class DynamicConfig:
         """True if ids come and go by the time of the data, too."""
         return self.ttl_s is not None or self.eviction == "timestamp"
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row beside its values: id, step, count, free places and map, 8 more for a
-        time, and as many for candidates where there are any. The map has 64 to 128 of them, since
-        its slots are a power of two.
+    def row_bytes(self, num_embeddings: int) -> int:
+        """Return the bytes of a row of a table beside its values: id, step, count, free places and
+        map, 8 more for a time, and as many for each candidate that there is to a row. The map has
+        64 to 128 of them, since its slots are a power of two.
         """
-        return (158 if self.uses_time else 150) * (1 if self.admission_threshold == 1 else 2)
+        size, most = self.block_rows(num_embeddings), self.block_candidates(num_embeddings)
+        candidates = -(-most // size) * (30 if self.uses_time else 22) + -(-128 * most // size)
+        return (158 if self.uses_time else 150) + candidates
 
     def check_features(self, table: str, features: Sequence[str]) -> None:
         """Check the names of features against those of the table.
@@ -164,6 +175,24 @@ class DynamicConfig:
                     f"table {table!r} has {name!r} among read_only_features, and no feature of "
                     f"that name; name some of {list(features)}, or leave it out."
                 )
+
+    def block_candidates(self, num_embeddings: int) -> int:
+        """Return the candidates that a block of a table keeps; 0 where ids get a row at once.
+
+        Raises:
+            ConfigError: `blocks` does not divide the rows, or the blocks do not divide
+                `counter_capacity`.
+        """
+        size = self.block_rows(num_embeddings)
+        if self.admission_threshold == 1 or self.counter_capacity is None:
+            return 0 if self.admission_threshold == 1 else size
+        blocks = num_embeddings // size
+        if self.counter_capacity % blocks:
+            raise ConfigError(
+                f"DynamicConfig has counter_capacity={self.counter_capacity}, which the {blocks} "
+                "blocks of the table do not share alike; give a multiple of them."
+            )
+        return self.counter_capacity // blocks
 
     def block_rows(self, num_embeddings: int) -> int:
         """Return the rows of a block of a table.

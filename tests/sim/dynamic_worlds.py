@@ -235,9 +235,13 @@ def random_steps(rng: random.Random, ranks: int, ids: list[int], steps: int) -> 
 
 
 def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()) -> DynamicConfig:
+    threshold = rng.choice([1, 1, 2, 3])
+    # fewer candidates than rows, or more
+    capacity = None if threshold == 1 else rng.choice([None, blocks, 3 * blocks, 20 * blocks])
     return DynamicConfig(
         read_only_features=rng.choice([(), read_only]),
-        admission_threshold=rng.choice([1, 1, 2, 3]),
+        admission_threshold=threshold,
+        counter_capacity=capacity,
         admission_probability=rng.choice([1.0, 0.7]),
         eviction=rng.choice(["step", "timestamp", "lfu", "none"]),
         blocks=blocks,

@@ -81,7 +81,9 @@ class Twin:
         self.blocks = table.num_embeddings // self.size
         rule = self.rule
         self.rows = [Place(self.size, rule.eviction, rule) for _ in range(self.blocks)]
-        self.waiting = [Place(self.size, "step", rule) for _ in range(self.blocks)]
+        capacity = rule.counter_capacity
+        share = self.size if capacity is None else capacity // self.blocks
+        self.waiting = [Place(share, "step", rule) for _ in range(self.blocks)]
         self.counts: Counter[str] = Counter()
         self.time = -1
 
@@ -100,7 +102,7 @@ class Twin:
             self._admit(block, {o: n for o, n in here.items() if not self._seen_now(o, step)}, step)
 
     def grow(self, step: int) -> bool:
-        """Double the rows if most of them are in use; candidates lie in as many places."""
+        """Double the rows if most of them are in use, and the candidates if they are as many."""
         growth = self.rule.growth
         assert growth is not None
         rows, held = self.size * self.blocks, self.told(step)["held"]
@@ -108,7 +110,8 @@ class Twin:
             return False
         self.size *= 2
         for place in (*self.rows, *self.waiting):
-            place.size = self.size
+            if place in self.rows or self.rule.counter_capacity is None:
+                place.size = self.size
             # ids whose time is over leave on the way
             place.ids = {o: k for o, k in place.ids.items() if place.is_known(o, step, self.time)}
         return True

@@ -14,6 +14,7 @@ from torch import Tensor
 from rayrec.data import FeatureSchema
 from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import IdClock, Instant
+from rayrec.dynamic.columns import lanes_of
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.fused_rows import FusedRows
 from rayrec.errors import ConfigError
@@ -41,8 +42,12 @@ def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> tuple[FusedRows, li
 def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> None:
     rng = random.Random(seed)
     blocks = rng.choice([1, 2, 4, 8])
+    threshold = rng.choice([1, 1, 2, 4])
     rule = DynamicConfig(
-        admission_threshold=rng.choice([1, 1, 2, 4]),
+        admission_threshold=threshold,
+        counter_capacity=None
+        if threshold == 1
+        else rng.choice([None, blocks, 5 * blocks, 9 * blocks, 50 * blocks]),
         admission_probability=rng.choice([1.0, 1.0, 0.6]),
         eviction=rng.choice(["step", "timestamp", "lfu", "none"]),
         blocks=blocks,
@@ -113,6 +118,16 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
         for one, known in place.ids.items()
     }
     assert held == wanted
+    waiting = {
+        key: [columns[f"{lane}_{name}"][row].item() for name in ("seen", "hits")]
+        for columns in (part.tensors() for part in parts)
+        for lane in lanes_of("candidate", columns)
+        for row, key in enumerate(columns[f"{lane}_key"].tolist())
+        if key != -1
+    }
+    assert waiting == {
+        one: [known.seen, known.count] for place in twin.waiting for one, known in place.ids.items()
+    }
     assert told == Counter(twin.told(60))
 
 
@@ -197,6 +212,8 @@ def test_blocks_fill_alike() -> None:
             "ttl_steps=9223372036854775807; it must be .* at most 2147483647",
         ),
         ({"admission_threshold": 2**31}, "at most 2147483647"),
+        ({"admission_threshold": 2, "counter_capacity": 0}, "counter_capacity=0; it must be at"),
+        ({"counter_capacity": 8}, "counter_capacity=8 and admission_threshold=1, with which ids"),
         ({"read_only_features": "negatives"}, "read_only_features"),
     ],
 )
@@ -227,5 +244,8 @@ def test_blocks_divide_the_rows() -> None:
     assert EmbeddingBagConfig(10_007, 4, "t", dynamic=DynamicConfig()).row_multiple == 10_007
     with pytest.raises(ConfigError, match=r"table 't': DynamicConfig has blocks=4, which does not"):
         EmbeddingBagConfig(10, 4, "t", dynamic=DynamicConfig(blocks=4))
+    rule = DynamicConfig(blocks=4, admission_threshold=2, counter_capacity=10)
+    with pytest.raises(ConfigError, match=r"table 't': .*=10, which the 4 blocks of the table do"):
+        EmbeddingBagConfig(8, 4, "t", dynamic=rule)
     with pytest.raises(ConfigError, match="init_fn and dynamic"):
         EmbeddingBagConfig(8, 4, "t", dynamic=DynamicConfig(), init_fn=torch.nn.init.zeros_)
