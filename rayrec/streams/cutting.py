@@ -141,7 +141,7 @@ class WindowCutter:
                 growing.cursor = found.cursor
                 growing.refusals += found.refused
                 if found.rows is not None and len(found.rows):
-                    self._add(growing, found.rows, found.place)
+                    self._add(growing, found.rows, found.place, found.first)
             if is_full and not growing.rows:
                 # all were refused, so the time of the window follows from the next row
                 is_full, growing.end = False, None
@@ -208,9 +208,8 @@ class WindowCutter:
         age, idle = time.monotonic() - growing.since, self._config.stop_when_idle_s
         return age >= self._config.seconds or (idle is not None and self._idle_s >= idle)
 
-    def _add(self, growing: _Growing, rows: pa.Table, place: str) -> None:
+    def _add(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> None:
         self._seen = time.monotonic()
-        first = int(growing.cursor.get("row", len(rows))) - len(rows)
         for name in self._columns:
             count = rows.schema.names.count(name)
             if count != 1:

@@ -88,10 +88,11 @@ class IcebergSource(StreamSource):
             for file in files:
                 if row < first + file.record_count:
                     rows = self._read(table, snapshot, file).slice(row - first, most)
-                    row += rows.num_rows
+                    start, row = row - first, row + rows.num_rows
                     is_done = row == sum(one.record_count for one in files)
                     place = f"snapshot {snapshot.snapshot_id}, {file.file_path}"
-                    return SourceRows(rows, _cursor(table, snapshot, row, is_done), place)
+                    past = _cursor(table, snapshot, row, is_done)
+                    return SourceRows(rows, past, place, first=start)
                 first += file.record_count
         if not behind:
             return None
