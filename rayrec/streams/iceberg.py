@@ -198,7 +198,7 @@ class IcebergSource(StreamSource):
                     for manifest in snapshot.manifests(table.io)
                     if manifest.added_snapshot_id == number
                     for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
-                    if entry.snapshot_id == number and entry.status.name != "EXISTING"
+                    if entry.snapshot_id == number  # the others were merged into its manifest
                 ]
             added = [one.data_file for one in changes if one.status.name == "ADDED"]
             if len(added) < len(changes) or any(file.content.name != "DATA" for file in added):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,15 @@ def table_of(folder: Path, appends: int = 0, by_place: bool = False) -> Any:
     for k in range(appends):
         table.append(rows_of(5 * k, 5))
     return table
+
+
+def merge_manifests(table: Any) -> None:
+    """Let each append put the entries of all snapshots into one manifest."""
+    properties = {
+        "commit.manifest-merge.enabled": "true",
+        "commit.manifest.min-count-to-merge": "2",
+    }
+    table.transaction().set_properties(properties).commit_transaction()
 
 
 def source_of(folder: Path, after: int | None = None) -> IcebergSource:
@@ -98,11 +109,7 @@ def test_each_appended_row_is_read_once_in_the_order_of_files(tmp_path: Path, se
     draw = random.Random(seed)
     table = table_of(tmp_path, by_place=seed % 2 == 1)
     if draw.random() < 0.5:
-        properties = {
-            "commit.manifest-merge.enabled": "true",
-            "commit.manifest.min-count-to-merge": "2",
-        }
-        table.transaction().set_properties(properties).commit_transaction()
+        merge_manifests(table)
     source = source_of(tmp_path)
     cursors = [source.start()]
     wanted, got = list[int](), list[int]()
@@ -282,6 +289,29 @@ def test_a_snapshot_that_is_read_may_expire_and_another_may_not(
         source_of(tmp_path).read(half.cursor, 3)
 
 
+def append_once_more(table: Any) -> None:
+    table.append(rows_of(5, 5))
+
+
+def append_and_merge(table: Any) -> None:
+    merge_manifests(table)
+    table.append(rows_of(5, 5))
+
+
+@pytest.mark.parametrize("keeps_parents", [False, True])
+@pytest.mark.parametrize("change", [append_once_more, append_and_merge, compact])
+def test_what_is_left_of_a_history_is_not_taken_for_the_whole(
+    tmp_path: Path, change: Callable[[Any], None], keeps_parents: bool
+) -> None:
+    table = table_of(tmp_path, 1)
+    change(table)
+    first, second = (one.snapshot_id for one in table.snapshots())
+    expire(table, [first], keeps_parents)
+    source = source_of(tmp_path)
+    with pytest.raises(InputError, match=rf"back to its first snapshot, .* = {second}, the oldest"):
+        source.read(source.start(), 10)
+
+
 def test_a_branch_that_was_rolled_back_or_moved_is_refused(tmp_path: Path) -> None:
     table = table_of(tmp_path, 3)
     first, second, third = (one.snapshot_id for one in table.snapshots())
@@ -320,6 +350,8 @@ def test_a_table_that_is_gone_or_was_made_anew_is_refused(tmp_path: Path) -> Non
     source = source_of(tmp_path)
     with pytest.raises(InputError, match=r"it cannot be opened"):
         source.read(source.start(), 10)
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as catalog:
+        assert not catalog.execute("select * from sqlite_master").fetchall()
     table_of(tmp_path, 1)
     _, cursor = drain(source, source.start())
     catalog_of(tmp_path).drop_table(NAME)
@@ -336,6 +368,8 @@ def test_a_table_without_rows_waits_for_them(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     source = source_of(tmp_path)
     assert source.read(source.start(), 5) is None and source.lag(source.start()) == (0, 0.0)
+    with pytest.raises(InputError, match=r"snapshot 7, where the run goes on, is not on main"):
+        source_of(tmp_path, 7).read(source_of(tmp_path, 7).start(), 5)
     table.append(rows_of(0, 2))
     assert drain(source, source.start())[0] == [0, 1]
 
