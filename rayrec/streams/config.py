@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayrec.checks import absolute_path, seconds, whole_number
@@ -12,7 +13,9 @@ from rayrec.fields.typed import check_fields
 if TYPE_CHECKING:
     from rayrec.streams.source import StreamSource
 
-SOURCES = ("folder", "delta", "kafka")  # keys, of which one is given
+SOURCES = ("folder", "delta", "iceberg", "kafka")  # keys, of which one is given
+# in the names of properties that are no matter of a run file
+SECRETS = ("account-key", "connection-string", "credential", "password", "secret", "token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,43 @@ class DeltaConfig:
         check_fields(self)
         object.__setattr__(self, "table", absolute_path("table", self.table))
         whole_number("DeltaConfig has first_version", self.first_version, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IcebergConfig:
+    """Table of Apache Iceberg that a stream reads.
+
+    Attributes:
+        table: namespace and name of the table, with dots between them.
+        catalog: name of the catalog in the configuration of pyiceberg; None takes its default.
+        properties: properties of the catalog, such as type, uri and warehouse, beside those of the
+            configuration.
+        after_snapshot: a run that begins reads what is appended behind this snapshot; None reads
+            the whole history of the branch main.
+    Raises:
+        ConfigError: the table has no namespace, a property is a secret, or a number is out of
+            range.
+    """
+
+    table: str
+    catalog: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    after_snapshot: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not all(self.table.split(".")) or "." not in self.table:
+            raise ConfigError(f"IcebergConfig has table={self.table!r}; give 'namespace.name'.")
+        for name, value in self.properties.items():
+            # run files are copied into the folders of runs
+            user = value.partition("://")[2].partition("/")[0].rpartition("@")[0]
+            if any(word in name for word in SECRETS) or ":" in user:
+                raise ConfigError(
+                    f"IcebergConfig has a secret in properties[{name!r}]; take it out, and give it "
+                    "by pyiceberg's configuration, ~/.pyiceberg.yaml or the environment."
+                )
+        if self.after_snapshot is not None:
+            whole_number("IcebergConfig has after_snapshot", self.after_snapshot)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +107,7 @@ class StreamConfig:
     Attributes:
         folder: folder or URI that Parquet files are put into, read in the order of their names.
         delta: table of Delta Lake that is read in place of a folder.
+        iceberg: table of Apache Iceberg that is read in place of a folder.
         kafka: topic that is read in place of a folder.
         rows: most rows of a window.
         seconds: wait for more rows for at most so long.
@@ -86,6 +127,7 @@ class StreamConfig:
 
     folder: str | None = None
     delta: DeltaConfig | None = None
+    iceberg: IcebergConfig | None = None
     kafka: KafkaConfig | None = None
     rows: int = 100_000
     seconds: float = 60.0
@@ -101,7 +143,7 @@ class StreamConfig:
         check_fields(self)
         given = sum(getattr(self, name) is not None for name in SOURCES)
         if given != 1:
-            many = ("no source", "", "two sources", "three sources")[given]
+            many = ("no source", "", "two sources", "three sources", "four sources")[given]
             names = ", ".join(f"{name}=..." for name in SOURCES)
             raise ConfigError(f"StreamConfig has {many}; give one of {names} .")
         if self.folder is not None:
@@ -125,6 +167,12 @@ class StreamConfig:
             from rayrec.streams.delta import DeltaSource
 
             return DeltaSource(self.delta.table, self.delta.first_version)
+        if self.iceberg is not None:
+            from rayrec.streams.iceberg import IcebergSource
+
+            iceberg = self.iceberg
+            where = iceberg.catalog, iceberg.properties
+            return IcebergSource(iceberg.table, *where, iceberg.after_snapshot)
         if self.kafka is not None:
             from rayrec.streams.kafka import KafkaSource
 
@@ -139,6 +187,9 @@ class StreamConfig:
         """What messages and fingerprints call the source."""
         if self.delta is not None:
             return f"Delta table {self.delta.table}"
+        if self.iceberg is not None:
+            # the catalog may move during a run
+            return f"Iceberg table {self.iceberg.table}"
         if self.kafka is not None:
             # the servers may change during a run
             return f"topic {self.kafka.topic}"

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.data.convert import to_batch
+from rayrec.data.numeric import times_of
 from rayrec.data.synthetic import bayes_scores
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
-from rayrec.streams.event_columns import UNKNOWN, known_seconds, logits_of, seconds_of
+from rayrec.streams.event_columns import UNKNOWN, known_seconds, logits_of
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
@@ -133,10 +134,9 @@ class WindowCutter:
                 raise InputError(f"stream {self._source.name} gives rows and no further cursor.")
             fitting = self._fitting_in_time(growing, found.rows)
             if fitting is not None:
-                is_full, refused = True, found.refused
-                # the source knows the cursor behind them
+                # the source knows the cursor behind them, and what it left out before them
                 found = self._source.read(growing.cursor, fitting) if fitting else None
-                found = None if found is None else found._replace(refused=refused)
+                is_full = not fitting or (found is not None and found.rows is not None)
             if found is not None:
                 growing.cursor = found.cursor
                 growing.refusals += found.refused
@@ -212,11 +212,13 @@ class WindowCutter:
         self._seen = time.monotonic()
         first = int(growing.cursor.get("row", len(rows))) - len(rows)
         for name in self._columns:
-            if rows.schema.names.count(name) != 1:
-                why = f"no column {name!r}; it has {rows.schema.names}"
+            count = rows.schema.names.count(name)
+            if count != 1:
+                why = f"{count or 'no'} column{'s'[:count]} {name!r}; it has {rows.schema.names}"
                 growing.refusals.append(Refusal(place, why, len(rows)))
                 return
-        for table in self._fitting(growing, rows.select(self._columns), place, first):
+        limit = len(growing.refusals) + MOST_REFUSALS
+        for table in self._fitting(growing, rows.select(self._columns), place, first, limit):
             before = [] if growing.table is None else [growing.table]
             try:
                 # copies no values of equal types
@@ -225,17 +227,22 @@ class WindowCutter:
                 why = f"types of another kind than before: {one_line(error)}"
                 growing.refusals.append(Refusal(place, why, len(table)))
 
-    def _fitting(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> list[pa.Table]:
-        """Return the rows that training can read, in order; each bad one is refused."""
+    def _fitting(
+        self, growing: _Growing, rows: pa.Table, place: str, first: int, limit: int
+    ) -> list[pa.Table]:
+        """Return the rows that training can read, in order; each bad one is refused.
+
+        Args:
+            limit: refusals of the window from which on rows are refused as a whole.
+        """
         try:
             self._try(rows, place, first)
         except (InputError, pa.ArrowException) as error:
-            many = len(growing.refusals) >= MOST_REFUSALS
-            if len(rows) > 1 and not many:
+            if len(rows) > 1 and len(growing.refusals) < limit:
                 half = len(rows) // 2
                 return [
-                    *self._fitting(growing, rows.slice(0, half), place, first),
-                    *self._fitting(growing, rows.slice(half), place, first + half),
+                    *self._fitting(growing, rows.slice(0, half), place, first, limit),
+                    *self._fitting(growing, rows.slice(half), place, first + half, limit),
                 ]
             growing.refusals.append(Refusal(f"{place}, row {first}", str(error), len(rows)))
             return []
@@ -244,7 +251,8 @@ class WindowCutter:
     def _try(self, rows: pa.Table, place: str, first: int) -> None:
         to_batch(rows, self._schema, place, first, self._binary)
         if self._time is not None:
-            seconds_of(rows, self._time)
+            column = rows[self._time].combine_chunks()
+            times_of(column, self._time, lambda row: f"row {first + row} of {place}")
         if self._config.truth is not None:
             logits_of(rows, self._config.truth)
 
@@ -254,7 +262,7 @@ class WindowCutter:
         assert rows is not None
         newest, late = growing.newest, 0
         if self._time is not None:
-            times = seconds_of(rows, self._time)
+            times = times_of(rows[self._time].combine_chunks(), self._time, "row {}".format)
             late = 0 if newest is None else int((times < newest).sum())
             newest = max([int(times.max()), *([] if newest is None else [newest])])
         lag, file = self._source.lag(growing.cursor), self._folder.write_rows(growing.number, rows)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.errors import InputError
+from rayrec.layout.dynamic import LATEST_S
 
 UNKNOWN = np.iinfo(np.int64).min  # in place of an event time that is null
 
@@ -17,22 +18,9 @@ def known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
         column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
     elif not pa.types.is_integer(column.type):
         return None
-    return np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
-
-
-def seconds_of(rows: pa.Table, column: str) -> np.ndarray:
-    """Return the event times of rows, int64 seconds since 1970."""
-    values = rows[column].combine_chunks()
-    if values.null_count:
-        raise InputError(f"column {column!r} of event times is null in a row; give each its time.")
-    if pa.types.is_timestamp(values.type):
-        values = pc.cast(values, pa.timestamp("s", values.type.tz), safe=False)
-    elif not pa.types.is_integer(values.type):
-        raise InputError(
-            f"column {column!r} of event times has type {values.type}; give whole seconds since "
-            "1970, or timestamps."
-        )
-    return np.asarray(pc.cast(values, pa.int64()))
+    times = np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
+    # what is no time is refused with its row, and ends no window
+    return np.where((times < 0) | (times > LATEST_S), UNKNOWN, times)
 
 
 def logits_of(rows: pa.Table, column: str) -> np.ndarray:

@@ -65,13 +65,11 @@ class FolderSource(StreamSource):
         """Return rows of one file; see `StreamSource.read`."""
         files = self._list()
         refused = self._out_of_order(files, cursor)
+        if refused:
+            return SourceRows(None, cursor, self.name, refused)
         if cursor["row"] < cursor["rows"]:
-            found: SourceRows | None = self._rest(files, cursor, most)
-        else:
-            found = self._next(files, cursor, most)
-        if found is None:
-            return SourceRows(None, cursor, self.name, refused) if refused else None
-        return found._replace(refused=(*refused, *found.refused))
+            return self._rest(files, cursor, most)
+        return self._next(files, cursor, most)
 
     def lag(self, cursor: Cursor) -> SourceLag:
         """Return the rows of whole files behind the cursor, and the age of the first."""
@@ -160,7 +158,10 @@ class FolderSource(StreamSource):
             elif info.size != cursor["size"]:
                 why = f"has {info.size} bytes now, and had {cursor['size']}"
             else:
-                return self._rows_of(self._open(name), cursor, most)
+                file = self._open(name)
+                if file.metadata.num_rows == cursor["rows"]:
+                    return self._rows_of(file, cursor, most)
+                why = f"has {file.metadata.num_rows} rows now, and had {cursor['rows']}"
         except (pa.ArrowException, OSError) as error:
             why = f"cannot be read: {one_line(error)}"
         refusal = Refusal(name, f"{why}; its last {left} rows are not trained on", left)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.errors import InputError
-from rayrec.streams import kept
+from rayrec.streams import cutting, folder, kept
 from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
@@ -122,14 +122,14 @@ def test_what_was_refused_goes_with_windows_of_long_ago(
     incoming, run = tmp_path / "in", tmp_path / "run"
     incoming.mkdir()
     cutter, counts = cutter_of(run, config_of(incoming, rows=1)), list[int]()
-    folder = kept.WindowFolder(str(run))
-    folder.prune(0)  # of a run that has refused nothing
+    windows = kept.WindowFolder(str(run))
+    windows.prune(0)  # of a run that has refused nothing
     for number in range(20):
         bad = rows_of(2 * number, 2).set_column(2, "item", pa.array([-1, 1]))
         (incoming / f"{number:04d}.parquet").write_bytes(as_bytes(bad))
         window = cut(cutter, number)
         assert window is not None and window.refused == 1
-        folder.prune(number)
+        windows.prune(number)
         counts.append(len([path for path in (run / "stream").rglob("*") if path.is_file()]))
     cutter.close()
     assert set(counts[6:]) == {3 + 5}
@@ -173,3 +173,72 @@ def test_a_row_group_is_read_once_for_many_windows(
     got = [amounts(run, cut(cutter, number)) for number in range(12)]  # type: ignore[arg-type]
     cutter.close()
     assert np.ravel(got).tolist() == list(range(60)) and reads == [[0], [1]]
+
+
+def test_the_bad_rows_of_a_file_cost_no_other_file_its_good_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutting, "MOST_REFUSALS", 3)
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    for k, ids in enumerate(([-1] * 8, [1, 2, 3, -4, 5, 6, 7, 8])):
+        rows = rows_of(8 * k, 8).set_column(2, "item", pa.array(ids))
+        (incoming / f"{k}.parquet").write_bytes(as_bytes(rows))
+    cutter = cutter_of(run, config_of(incoming, rows=100))
+    window = cut(cutter, 0)
+    cutter.close()
+    assert window is not None and amounts(run, window) == [8, 9, 10, 12, 13, 14, 15]
+    assert window.refused == 8 + 1
+
+
+@pytest.mark.parametrize("time", [-1, 253_402_300_800, 2**62])
+def test_a_time_that_is_none_is_refused_with_its_row(tmp_path: Path, time: int) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    rows = rows_of(0, 4).set_column(3, "at", pa.array([5, time, 6, 7]))
+    (incoming / "a.parquet").write_bytes(as_bytes(rows))
+    cutter = cutter_of(run, config_of(incoming, time="at", event_seconds=60))
+    window = cut(cutter, 0)
+    cutter.close()
+    assert window is not None and amounts(run, window) == [0, 2, 3]
+    assert (window.newest_event, window.refused) == (7, 1)
+    (told,) = json.loads((run / "stream" / "refused" / "window-00000000.json").read_text())
+    assert told["place"] == "a.parquet, row 1" and str(time) in told["reason"]
+
+
+def test_a_file_of_the_same_size_and_fewer_rows_is_refused(tmp_path: Path) -> None:
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 8)))
+    cutter = cutter_of(run, config_of(incoming, rows=5))
+    assert amounts(run, cut(cutter, 0)) == [0, 1, 2, 3, 4]  # type: ignore[arg-type]
+    size, short = (incoming / "a.parquet").stat().st_size, as_bytes(rows_of(0, 4))
+    # what stands before the footer and is named by none of its offsets is not read
+    data, footer = short[:-8], int.from_bytes(short[-8:-4], "little")
+    padded = data[:-footer] + bytes(size - len(short)) + data[-footer:] + short[-8:]
+    (incoming / "a.parquet").write_bytes(padded)
+    (incoming / "b.parquet").write_bytes(as_bytes(rows_of(8, 5)))
+    window = cut(cutter, 1)
+    cutter.close()
+    assert window is not None and amounts(run, window) == [8, 9, 10, 11, 12]
+    assert window.refused == 3
+
+
+def test_a_file_that_is_refused_as_a_window_ends_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "MOST_NAMES", 1)
+    incoming, run = tmp_path / "in", tmp_path / "run"
+    incoming.mkdir()
+    for name in "bc":
+        (incoming / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 3, 5)))
+    config = config_of(incoming, rows=100, seconds=600.0, time="at", event_seconds=60)
+    cutter = cutter_of(run, config)
+    assert cut(cutter, 0) is None
+    for name in "ad":
+        (incoming / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 3, 70)))
+    window = cut(cutter, 0)
+    cutter.close()
+    assert window is not None and (window.rows, window.refused) == (6, 1)
+    (told,) = json.loads((run / "stream" / "refused" / "window-00000000.json").read_text())
+    assert told["place"] == "a.parquet"

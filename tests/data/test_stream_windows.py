@@ -128,8 +128,10 @@ def test_a_name_before_all_that_a_cursor_has_is_refused(
     for name in ("a", "dd"):
         (tmp_path / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 1)))
     found = source.read(cursor, 10)
-    assert found is not None and found.place == "dd.parquet"
+    assert found is not None and found.rows is None and found.cursor == cursor
     assert [one.place for one in found.refused] == ["a.parquet"]
+    found = source.read(cursor, 10)
+    assert found is not None and found.place == "dd.parquet" and not found.refused
     assert source.read(found.cursor, 10) is None
 
 
@@ -141,7 +143,7 @@ def test_a_window_ends_at_its_event_time(seed: int, tmp_path: Path) -> None:
     incoming.mkdir()
     times: list[int] = []
     for number in range(rng.randint(1, 6)):
-        events = [len(times) * 5 + rng.randint(-40, 40) for _ in range(rng.randint(1, 30))]
+        events = [40 + len(times) * 5 + rng.randint(-40, 40) for _ in range(rng.randint(1, 30))]
         rows = rows_of(len(times), len(events)).set_column(3, "at", pa.array(events))
         (incoming / f"{number}.parquet").write_bytes(as_bytes(rows))
         times += events
