@@ -27,6 +27,7 @@ from rayrec.data.hashing import mix
 from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.dynamic.sightings import Sightings, Stamps
 from rayrec.errors import ConfigError
 from rayrec.layout.dynamic import DynamicConfig
 
@@ -112,6 +113,7 @@ class BlockedKeys:
         self._time = None if columns.time is None else columns.time.numpy()
         self._size, self._most, self._blocks, self._first = size, most, blocks, first
         self._rule, self._eviction = rule, eviction
+        self._stamps = Stamps(self._seen, self._seen if rule.ttl_s is None else self._time)
         self.touch: Touch = no_touch
         self.rebuild()
 
@@ -161,31 +163,37 @@ class BlockedKeys:
             self._time[self._untimed] = now.time
             self._untimed = self._untimed[:0]
 
-    def meet(self, keys: Ints, now: Instant, counts: Ints) -> Met:
-        """Find (N,) different keys, and count those that are not outlived.
+    def meet(self, seen_now: Sightings, now: Instant) -> Met:
+        """Find the keys of sightings, and count those that are not outlived.
 
-        Args:
-            counts: (N,) how often they were seen in this step.
+        Their stamps become the later ones of now and before.
         """
-        places = self.find(keys)
+        places, stamps = self.find(seen_now.keys), seen_now.stamps
         known = places != ABSENT
         fresh = known.copy()
         fresh[known] = self.fresh(places[known], now)
         seen = places[fresh]
         self.touch(seen)
+        if stamps is not None:
+            stamps[fresh] = self._stamps.later(seen, stamps[fresh])
+            self._stamps.note(seen, stamps[fresh])
         self._see(seen, now)
-        total = np.minimum(self._hits[seen] + counts[fresh], MOST_HITS)
+        total = np.minimum(self._hits[seen] + seen_now.counts[fresh], MOST_HITS)
         self._hits[seen] = total
         self._no_more_than = max(self._no_more_than, int(total.max(initial=0)))
         return Met(places, known, fresh)
 
-    def will_meet(self, places: Ints, now: Instant) -> bool:
+    def will_meet(self, places: Ints, now: Instant, stamps: Ints | None) -> bool:
         """Prepare for keys that `FusedRows` is about to count, once for each of (N,) places.
 
+        Args:
+            stamps: (N,) as in `Sightings`.
         Returns:
             True where a count may then be above `MOST_HITS`; to look at them all takes time.
         """
         self.touch(places)
+        if stamps is not None:
+            self._stamps.note(places, self._stamps.later(places, stamps))
         if self._time is not None:
             self._time[places] = now.time
         self._no_more_than += len(places)
@@ -211,24 +219,27 @@ class BlockedKeys:
         """Return (N,) how often the keys of some places were seen."""
         return self._hits[places]
 
-    def restart(self, places: Ints, now: Instant, counts: Ints) -> None:
-        """Begin the counts of some places anew."""
+    def settle(self, now: Instant) -> None:
+        """End a step in which keys were given stamps that lie before it."""
+        self._stamps.settle(now.step)
+
+    def restart(self, places: Ints, now: Instant, seen_now: Sightings) -> None:
+        """Begin the counts of some places anew with sightings of their keys."""
         self.touch(places)
+        if seen_now.stamps is not None:
+            self._stamps.note(places, seen_now.stamps)
         self._see(places, now)
-        self._hits[places] = np.minimum(counts, MOST_HITS)
-        self._no_more_than = max(self._no_more_than, int(counts.max(initial=0)))
+        self._hits[places] = np.minimum(seen_now.counts, MOST_HITS)
+        self._no_more_than = max(self._no_more_than, int(seen_now.counts.max(initial=0)))
 
     def _see(self, places: Ints, now: Instant) -> None:
         self._seen[places] = now.step
         if self._time is not None:
             self._time[places] = now.time
 
-    def place(self, keys: Ints, counts: Ints, now: Instant) -> Placed:
-        """Give places to (N,) different keys without one, in the order of their counts.
-
-        Args:
-            counts: (N,) how often they were seen in this step.
-        """
+    def place(self, seen_now: Sightings, now: Instant) -> Placed:
+        """Give places to the keys of sightings, which have none, in the order of their counts."""
+        keys, counts, _ = seen_now
         places = np.full(len(keys), ABSENT, np.int64)
         if not len(keys):
             return Placed(places, np.zeros(0, np.int64))
@@ -250,7 +261,7 @@ class BlockedKeys:
         given = places[taken]
         self.touch(given)
         self._key[given] = keys[taken]
-        self.restart(given, now, counts[taken])
+        self.restart(given, now, seen_now.of(taken))
         self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
         return Placed(places, np.concatenate([np.zeros(0, np.int64), *freed]))
 

@@ -23,8 +23,8 @@ class CheckpointConfig:
             over all ranks since the run was begun or resumed.
         every_event_s: save at the end of a window of a stream, the first whose events pass a
             multiple of so many seconds of event time.
-        every_s: save when so many seconds of training have gone by since the last time, at the end
-            of a window. None of these saves none on the way.
+        every_s: save when so many seconds have gone by since the last time, at the end of a window.
+            None of these saves none on the way.
         num_to_keep: keep only so many newest checkpoints, and all that they add to; None keeps all.
         at_end: save when the run ends, also when it was stopped; needs a storage_path.
         asynchronous: training pauses only for a copy in host memory, and a thread of every rank

@@ -68,7 +68,7 @@ class Checkpoints:
 
     def after_window(self, merged: WindowSum) -> None:
         """Save if a periodic checkpoint is due."""
-        self._since_s += merged.seconds
+        self._since_s += merged.passed_s
         live = self._live
         if self._every.due(live.step, self._since_s, live.rows, merged.rows, live.newest_events):
             self.save()

@@ -14,7 +14,7 @@ class Every:
 
     Attributes:
         n_steps: global steps from one time to the next.
-        s: seconds of training from one time to the next, which comes at the end of a window.
+        s: seconds from one time to the next, which comes at the end of a window.
         n_rows: rows over all ranks, at the end of the step that trains on the last of them.
         event_s: whole seconds of event time, at the end of the window of a stream which passes a
             multiple of them.
@@ -73,7 +73,7 @@ class Every:
 
         Args:
             step: global steps done.
-            passed_s: seconds of training since the last time.
+            passed_s: seconds since the last time.
             rows: rows trained on so far.
             added: those of the window.
             newest: the newest event time before the window and behind it, see `LiveRun`.

@@ -30,8 +30,8 @@ class PublishConfig:
             over all ranks since the run was begun or resumed.
         every_event_s: publish at the end of a window of a stream, the first whose events pass a
             multiple of so many seconds of event time.
-        every_s: publish when so many seconds of training have gone by since the last time, at the
-            end of a window. One of these is given; the end of a run is published in any case.
+        every_s: publish when so many seconds have gone by since the last time, at the end of a
+            window. One of these is given; the end of a run is published in any case.
         dtype: type of the rows of all tables: fp32, fp16, int8 or int4.
         tables: table -> its own type, in place of `dtype`.
         full_every: every so many-th publication is a base, at which a server can begin; None makes
