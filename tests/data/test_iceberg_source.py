@@ -289,6 +289,24 @@ def test_a_snapshot_that_is_read_may_expire_and_another_may_not(
         source_of(tmp_path).read(half.cursor, 3)
 
 
+def test_a_snapshot_of_format_1_that_expired_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
+    table = catalog_of(tmp_path).create_table(
+        NAME, rows_of(0, 0).schema, properties={"format-version": "1"}
+    )
+    table.append(rows_of(0, 5))
+    source = source_of(tmp_path)
+    _, cursor = drain(source, source.start())
+    table.append(rows_of(5, 5))
+    with table.transaction() as change:
+        change.upgrade_table_version(2)
+    table.append(rows_of(10, 5))
+    assert [one.sequence_number for one in table.snapshots()] == [0, 0, 1]
+    assert drain(source, cursor)[0] == list(range(5, 15))
+    expire(table, [one.snapshot_id for one in table.snapshots()[:2]], keeps_parents=False)
+    with pytest.raises(InputError, match=r"were expired before their rows were read"):
+        source.read(cursor, 10)
+
+
 def append_once_more(table: Any) -> None:
     table.append(rows_of(5, 5))
 
