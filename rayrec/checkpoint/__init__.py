@@ -7,7 +7,12 @@ from rayrec.checkpoint.entries import FileEntry, Parent
 from rayrec.checkpoint.manager import CheckpointManager
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.paths import checkpoint_path
-from rayrec.checkpoint.restore import RestoredCheckpoint, read_manifest, restore_checkpoint
+from rayrec.checkpoint.restore import (
+    RestoredCheckpoint,
+    check_dense,
+    read_manifest,
+    restore_checkpoint,
+)
 from rayrec.checkpoint.rows import TableReader
 from rayrec.checkpoint.save import agree, save_checkpoint, watch_save, writes
 from rayrec.checkpoint.table import load_table
@@ -28,6 +33,7 @@ __all__ = [
     "TableReader",
     "TouchedState",
     "agree",
+    "check_dense",
     "check_tables",
     "check_whole",
     "checkpoint_path",

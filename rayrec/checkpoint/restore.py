@@ -208,13 +208,27 @@ def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any]:
+def check_dense(path: str, filesystem: fs.FileSystem | None = None) -> None:
+    """Check that the dense part of a checkpoint has the bytes that were saved.
+
+    Raises:
+        CheckpointError, DamagedCheckpointError: it cannot be read, or is damaged.
+    """
+    _dense_bytes(*open_checkpoint(path, filesystem), verify=True)
+
+
+def _dense_bytes(store: Store, manifest: Manifest, verify: bool) -> bytes:
     data = store.read_all(manifest.dense.path)
     if verify and zlib.crc32(data) != manifest.dense.crc32:
         raise DamagedCheckpointError(
             f"{store.path}/{manifest.dense.path} is damaged: its crc32 is not the manifest's. "
             "Restore an earlier one."
         )
+    return data
+
+
+def _read_dense(store: Store, manifest: Manifest, verify: bool) -> dict[str, Any]:
+    data = _dense_bytes(store, manifest, verify)
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         return cast("dict[str, Any]", content)

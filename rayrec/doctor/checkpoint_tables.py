@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log, log1p
 from typing import Any, TypeVar
 
-from rayrec.checkpoint import CheckpointManager, Manifest, TableReader, read_manifest
+from rayrec.checkpoint import CheckpointManager, Manifest, TableReader, check_dense, read_manifest
 from rayrec.checkpoint.entries import TableEntry
 from rayrec.doctor.first_rows import FirstRows, first_rows, hashed_buckets, recipe_of_checkpoint
 from rayrec.doctor.history import id_counts, lost_ids
@@ -67,6 +67,7 @@ def checkpoint_tables(path: str) -> tuple[list[TableHealth], int]:
         tuple(map(manager.path, until[-3:])),
     )
     reader = TableReader(path, manifest)
+    check_dense(path)
     return [_examined(reader, table, known) for table in manifest.tables], manifest.step
 
 

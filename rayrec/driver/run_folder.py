@@ -32,6 +32,7 @@ from rayrec.storage import one_line, resolve
 LOCK = "lock.json"
 # rows of ids are being taken out of a folder that has this file, or were until a process was killed
 ERASURE, JOURNAL = ".erasure", "journal.json"
+TOKEN = ".rayrec-token-"
 BEAT_S = 10.0
 STALE_S = 60.0
 
@@ -85,7 +86,7 @@ class RunFolder:
         self.path, self._erases = path, erases
         self._filesystem, self._root = resolve(path)
         self._id = uuid.uuid4().hex
-        self.token = f".rayrec-token-{self._id}"
+        self.token = f"{TOKEN}{self._id}"
         self._made = False
         self._end = threading.Event()
         self._lost: Owner | None = None
@@ -141,6 +142,9 @@ class RunFolder:
         if owner is not None:
             say(f"took over {self.path} from {owner}, which is gone")
         self._write(LOCK, _to_json(Owner.here(self._id)), new=owner is None)
+        if owner is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._filesystem.delete_file(f"{self._root}/{TOKEN}{owner.token}")
         # Two drivers may both have found no owner. The one whose name stands in the lock has won.
         winner = self._owner()
         if winner is not None and winner.token != self._id:

@@ -23,6 +23,7 @@ from rayrec.errors import ConfigError, DamagedCheckpointError
 from rayrec.serve.chain.publication import place_of
 from rayrec.serve.manifest import MANIFEST
 from rayrec.streams.kept import FOLDER as STREAM
+from rayrec.watch.event_file import NAME as EVENTS
 
 RECEIPT = "forgotten-"  # begins the names of receipts
 
@@ -37,7 +38,8 @@ class StoredFolders:
         windows: folders of the windows of a stream.
         others: paths of files that are part of none of these.
     Raises:
-        ConfigError: it holds none of these, or is one itself, or a link is in it.
+        ConfigError: it holds none of these, or is one itself, or a link is in it, or it lies in the
+            folder of a run, or around one.
         CheckpointError, ArtifactError: something cannot be read.
     """
 
@@ -49,6 +51,9 @@ class StoredFolders:
         self.others: list[str] = []
         if (root / MANIFEST).exists():
             raise ConfigError(f"{root} is one checkpoint or artifact; name the folder around it.")
+        runs = [one for one in root.resolve().parents if _is_run(one)]
+        if runs:
+            raise ConfigError(f"{root} lies in the folder of a run; name that: {runs[0]}.")
         for folder, folders, files in os.walk(root):
             self._add(root, Path(folder), folders, files)
         if not self._all():
@@ -78,6 +83,9 @@ class StoredFolders:
                 f"{links[0]} is a link to {links[0].resolve()}, where rows would stay. Remove it, "
                 "and forget there by itself."
             )
+        if folder != root and _is_run(folder):
+            # its lock and its journal are its own
+            raise ConfigError(f"{root} holds the folder of a run; name that: {folder}.")
         if MANIFEST in files:
             folders.clear()
             if _format_of(folder) == FORMAT:
@@ -87,6 +95,7 @@ class StoredFolders:
             return
         if folder.name == STREAM and any(name.startswith("window-") for name in files):
             self.windows[path] = StoredWindows(folder)
+            self.windows[path].clear_unfinished()
             folders.clear()
             return
         if any(place_of(name) for name in folders):
@@ -103,6 +112,13 @@ def _others(path: str, files: list[str]) -> Iterator[str]:
         if path == "." and is_own:
             continue
         yield name if path == "." else f"{path}/{name}"
+
+
+def _is_run(folder: Path) -> bool:
+    """Return True for the folder of a run: one that trains, or one that has saved."""
+    if (folder / LOCK).exists():
+        return True
+    return (folder / EVENTS).exists() and bool(CheckpointManager(str(folder)).steps())
 
 
 def _format_of(folder: Path) -> str:

@@ -6,6 +6,7 @@ it becomes null: an empty bag. So do lists that are aligned with it, and the wei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,19 @@ class StoredWindows:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def clear_unfinished(self) -> None:
+        """Delete files of rows that no record names, which a killed run has left."""
+        for path in self._folder.glob("*.parquet"):
+            record = path.with_name(f"{path.name[: len('window-00000000')]}.json")
+            try:
+                named = json.loads(record.read_bytes()).get("file", path.name)
+            except FileNotFoundError:
+                named = None
+            except ValueError:
+                continue  # the run says that its record is damaged
+            if named != path.name:
+                path.unlink()
 
     def find(self, keys: KeyFile, schemas: Sequence[FeatureSchema]) -> dict[str, int]:
         """Return the number of rows with a key by file, of files that have any.

@@ -89,3 +89,15 @@ def test_ids_of_a_shorter_time_are_taken_back_as_if_seen_earlier(eviction: str) 
         assert knows(module, 11, 12, 13).count(False) == 1
 
     alone(table_of(rule, EmbeddingBagConfig), act)
+
+
+def test_no_id_counts_as_seen_before_1970() -> None:
+    """Where it would count as seen at -1, which stands for no time, it lives a little longer."""
+
+    def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
+        module(kjt_of({"f": [[1]], "g": [[2]]}, 29)).values().sum().backward()
+        (state,) = engine.shard_states()
+        told = dict(zip(state.ids["id_key"].tolist(), state.ids["id_time"].tolist(), strict=True))
+        assert (told[1], told[2]) == (29, 0)
+
+    alone(table_of(SECONDS, EmbeddingBagConfig), act)

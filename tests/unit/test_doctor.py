@@ -277,7 +277,9 @@ def test_the_command_prints_and_writes_text_json_arrow_and_a_page(
     assert "src=" not in text and "http" not in text.replace("http://www.w3.org", "")
 
 
-@pytest.mark.parametrize("kind", ["nothing", "file", "shard", "artifact table", "manifest"])
+@pytest.mark.parametrize(
+    "kind", ["nothing", "file", "shard", "dense", "artifact table", "manifest"]
+)
 def test_wrong_paths_and_damaged_files_are_one_line(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,7 +292,8 @@ def test_wrong_paths_and_damaged_files_are_one_line(
         spoil(next((path / "tables").glob("*.arrow")))
     elif kind != "nothing":
         path, error = planted(tmp_path, random.Random(2)), DamagedCheckpointError
-        spoil(path / "manifest.json" if kind == "manifest" else next(path.glob("tables/item/*")))
+        files = {"manifest": "manifest.json", "dense": "dense.pt", "shard": "tables/item/*"}
+        spoil(next(path.glob(files[kind])))
     with pytest.raises(error, match=re.escape(str(path))):
         examine(path)
     assert main(["doctor", str(path)]) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,6 +48,22 @@ def test_a_run_that_trains_is_refused_with_what_to_do(run: Path) -> None:
     ):
         forget(run, run.parent / "keys.csv")
     forget(run, run.parent / "keys.csv")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_folder_around_or_inside_of_a_run_is_refused(run: Path, is_open: bool) -> None:
+    (run / "events.jsonl").touch()
+    shutil.copytree(run / "step-00000001", run / "other" / "step-00000001")
+    (run.parents[1] / "keys.csv").write_text("t\n3\n")
+    with held(str(run), print) if is_open else nullcontext():
+        before = contents(run)
+        for folder, why in (
+            (run.parent, "holds the folder"),
+            (run / "other", "lies in the folder"),
+        ):
+            with pytest.raises(ConfigError, match=rf"{why} of a run; name that: {run}\."):
+                forget(folder, run.parents[1] / "keys.csv")
+        assert contents(run) == before
 
 
 @pytest.mark.parametrize(

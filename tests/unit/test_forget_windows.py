@@ -141,3 +141,13 @@ def test_a_stream_forgets_a_user_and_goes_on(
     assert sum(of_windows.values()) == int((users[:400] == users[0]).sum())
     assert main(["train", "--local", *words, "--set", "run.resume_from=latest"]) == 0
     assert "done: step 18" in capsys.readouterr().out
+
+
+def test_rows_of_a_window_that_was_not_finished_are_removed(tmp_path: Path) -> None:
+    rows = random_rows(random.Random(0), 5)
+    for name in ("window-00000000-a", "window-00000000-b", "window-00000001-c"):
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    (tmp_path / "window-00000000.json").write_text('{"file": "window-00000000-a.parquet"}')
+    (tmp_path / "window-00000001-d.parquet").write_bytes(b"PAR1")  # it was cut short
+    StoredWindows(tmp_path).clear_unfinished()
+    assert [path.name for path in tmp_path.glob("*.parquet")] == ["window-00000000-a.parquet"]
