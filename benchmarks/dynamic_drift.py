@@ -61,7 +61,7 @@ def systems() -> dict[str, System]:
     """The systems by name, with the rates that were chosen."""
     row_bytes = 4 * WORLD.dim + 4  # and the state of row-wise Adagrad
     small = LARGE / SHARE
-    same_bytes = small * (row_bytes + DynamicConfig().row_bytes) / row_bytes
+    same_bytes = small * (row_bytes + DynamicConfig().row_bytes(small)) / row_bytes
     return {
         "hashed, all rows": System(kind="hashed", rows=LARGE, lr=0.2),
         "dynamic, 20% of the rows": System(kind="dynamic", rows=small, lr=0.025),

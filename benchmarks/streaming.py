@@ -1,11 +1,12 @@
 """What a stream costs training, and how old a served event is.
 
-    python -m benchmarks.streaming [--rows 100000] [--rounds 5] [--seconds 120]
+    python -m benchmarks.streaming [--rows 100000] [--rounds 5] [--seconds 120] [--columns 26]
 
 Speed: one process trains a DLRM on the same rows, in turns as a stream from each source, as windows
 in time of Parquet files, and as plain files. All but the last score each of ten windows before they
 train on it. The ratios are of neighbours in time, a stream over the windows of the files; the order
-changes from round to round. A source whose library is absent is left out.
+changes from round to round. A source whose library is absent is left out, and so is a topic of
+Kafka that the mock broker does not hold: 60,000 rows of 8 columns fit.
 
 Staleness: a producer puts a file of rows into a folder every half second, at half of the rows/s of
 the stream above or at --rate; a process trains, and publishes every 5 s; a server follows. What its
@@ -32,6 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import report
+from benchmarks.kafka_topics import topics
 from benchmarks.workload import quartiles
 from rayrec.data import TimeWindows, WindowedDataset
 from rayrec.data.planted import SyntheticConfig
@@ -43,7 +45,7 @@ from rayrec.machine.memory import tune_malloc
 from rayrec.planner import manual_plan
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.streams import DeltaConfig, StreamConfig, StreamDataset
+from rayrec.streams import DeltaConfig, IcebergConfig, StreamConfig, StreamDataset
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 
@@ -54,9 +56,12 @@ PUT_S, WARM_S = 0.5, 20.0
 METRIC = re.compile(r"^rayrec_serve_event_staleness_seconds (\S+)$", re.M)
 
 
-def make(folder: Path, rows: int) -> FeatureSchema:
+def make(folder: Path, rows: int, columns: int = 26) -> FeatureSchema:
     """Write the rows as files of a stream, each with the time of its events."""
-    made = write_synthetic(folder / "made", SyntheticConfig(rows_train=rows, rows_eval=10))
+    config = SyntheticConfig(
+        rows_train=rows, rows_eval=10, num_features=columns, num_dense=max(1, columns // 2)
+    )
+    made = write_synthetic(folder / "made", config)
     table = pa.concat_tables(map(pq.read_table, sorted(made.train.glob("*.parquet"))))
     table = table.append_column("at", pa.array(np.arange(len(table)) // PER_S))
     (folder / "in").mkdir()
@@ -76,6 +81,16 @@ def sources(folder: Path) -> dict[str, dict[str, Any]]:
         for part in parts:
             write_deltalake(folder / "delta", part, mode="append")
         found["delta"] = {"delta": DeltaConfig(table=str(folder / "delta"))}
+    with suppress(ImportError):
+        from pyiceberg.catalog import load_catalog
+
+        place = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": str(folder)}
+        catalog = load_catalog("default", **place)
+        catalog.create_namespace("shop")
+        table = catalog.create_table("shop.clicks", parts[0].schema)
+        for part in parts:
+            table.append(part)
+        found["iceberg"] = {"iceberg": IcebergConfig(table="shop.clicks", properties=place)}
     return found
 
 
@@ -117,16 +132,17 @@ def train(
 
 def speeds(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Return the rows/s of each side, round by round."""
-    schema = make(folder, args.rows)
-    streams = sources(folder)
-    sides = (*streams, *FILES_SIDES)
-    taken: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(args.rounds + 1):
-        for side in sides if turn % 2 else sides[::-1]:
-            speed = train(folder, schema, args.rows, side, streams.get(side), turn)
-            if turn:  # the first warms up
-                taken[side].append(speed)
-            print(f"round {turn}, {side}: {speed:,.0f} rows/s", flush=True)
+    schema = make(folder, args.rows, args.columns)
+    with topics(folder / "in") as kafka:
+        streams = sources(folder) | {name: {"kafka": one} for name, one in kafka.items()}
+        sides = (*streams, *FILES_SIDES)
+        taken: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(args.rounds + 1):
+            for side in sides if turn % 2 else sides[::-1]:
+                speed = train(folder, schema, args.rows, side, streams.get(side), turn)
+                if turn:  # the first warms up
+                    taken[side].append(speed)
+                print(f"round {turn}, {side}: {speed:,.0f} rows/s", flush=True)
     return taken
 
 
@@ -187,6 +203,7 @@ def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--columns", type=int, default=26, help="of ids; half as many of numbers")
     parser.add_argument("--seconds", type=float, default=120.0, help="of asking for staleness")
     parser.add_argument("--rate", type=float, help="rows/s of the producer")
     args = parser.parse_args()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROWS = 1500
-RULE = {"blocks": 4, "admission_threshold": 2, "ttl_steps": 5}
+RULE = {"blocks": 4, "admission_threshold": 2, "counter_capacity": 96, "ttl_steps": 5}
 # the last stream of the data has 16 rows of a batch, which are seconds
 TIMED = {"blocks": 4, "admission_threshold": 2, "eviction": "timestamp", "ttl_s": 50}
 TABLE = {"name": "t_user", "num_embeddings": 64, "embedding_dim": 8, "features": ["user"]}

@@ -14,6 +14,7 @@ from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.resized import is_resized
 from rayrec.checkpoint.store import Store
+from rayrec.dynamic.columns import lanes_of
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.state import IDS, WEIGHT, ShardState, is_time
@@ -106,6 +107,10 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
     ids = dict(state.ids) if IDS in saved else {}
     # and where no times were saved, the next one that data tells is that of all ids
     ids = {name: one for name, one in ids.items() if name in saved or not is_time(name)}
+    # where a table kept another number of candidates, rows had more of their places, or fewer
+    lanes = [lane for lane in lanes_of("candidate", ids) if f"{lane}_key" not in saved]
+    if "candidate_key" in saved:
+        ids = {name: one for name, one in ids.items() if name.rpartition("_")[0] not in lanes}
     for name, tensor in {WEIGHT: state.weight, **ids, **state.optimizer}.items():
         if name not in saved and name in state.ids:
             raise CheckpointError(

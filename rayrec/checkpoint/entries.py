@@ -96,6 +96,7 @@ class TableEntry:
     Attributes:
         data_type: name of a `DataType`.
         blocks: number of blocks of a dynamic table; None of others.
+        counter_capacity: candidates that it keeps; None where they are as many as its rows.
     """
 
     name: str
@@ -103,13 +104,16 @@ class TableEntry:
     embedding_dim: int
     data_type: str
     blocks: int | None = None
+    counter_capacity: int | None = None
 
     @classmethod
     def of(cls, table: BaseEmbeddingConfig) -> TableEntry:
         """Return the entry of a table."""
         rows, width = table.num_embeddings, table.embedding_dim
-        blocks = None if table.dynamic is None else rows // table.row_multiple
-        return cls(table.name, rows, width, table.data_type.value, blocks)
+        blocks = capacity = None
+        if table.dynamic is not None:
+            blocks, capacity = rows // table.row_multiple, table.dynamic.counter_capacity
+        return cls(table.name, rows, width, table.data_type.value, blocks, capacity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.dynamic.columns import NO_KEY
-from rayrec.dynamic.resize import KINDS
+from rayrec.dynamic.kinds import KINDS
 from rayrec.errors import DamagedCheckpointError
-from rayrec.shards.state import IDS
+from rayrec.shards.state import IDS, is_key
 
-_KEYS = tuple(f"{kind}_key" for kind in KINDS)
 # how the names of columns begin that are of places, not values of rows
 _OF_PLACES = tuple(f"{kind}_" for kind in KINDS)
 
@@ -33,7 +32,7 @@ def in_use(chunk: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
         chunk: (C,) or (C, cols) by column name.
         first: number of the first row.
     """
-    used = torch.stack([chunk[key] != NO_KEY for key in _KEYS if key in chunk]).any(0)
+    used = torch.stack([chunk[key] != NO_KEY for key in chunk if is_key(key)]).any(0)
     (rows,) = used.nonzero(as_tuple=True)
     if len(rows) < len(used):
         chunk = {name: column[rows] for name, column in chunk.items()}
@@ -79,7 +78,7 @@ def with_free(
     if number == len(within):
         return whole
     for name, column in whole.items():
-        free = NO_KEY if name in _KEYS else 0
+        free = NO_KEY if is_key(name) else 0
         whole[name] = column.new_full((len(within), *column.shape[1:]), free)
         whole[name][rows[has_id] if name in lists else rows] = column
     return whole

@@ -24,6 +24,7 @@ from rayrec.data.planted import CHUNK, F64, Planted, Rows, SyntheticConfig
 from rayrec.errors import ConfigError
 from rayrec.layout.units import format_bytes
 
+TRUE_LOGIT = "true_logit"  # a column of rows whose ids are born and die
 _TRAIN, _EVAL = range(2)  # parts of a data set, each with random numbers of its own
 
 
@@ -74,7 +75,8 @@ def check_room(directory: str | Path, config: SyntheticConfig) -> None:
     """
     rows = config.rows_train + config.rows_eval
     of_ids = config.num_features * (1 if config.lifetime is None else 4)
-    check_free(directory, rows, "rows", rows * (4 * config.num_dense + of_ids))
+    of_truth = 0 if config.lifetime is None else 8
+    check_free(directory, rows, "rows", rows * (4 * config.num_dense + of_ids + of_truth))
 
 
 def check_free(directory: str | Path, count: int, what: str, needed: int) -> None:
@@ -133,6 +135,8 @@ def _write_part(planted: Planted, folder: Path, part: int, rows: int) -> Iterato
         for index, start in enumerate(range(0, rows, CHUNK)):
             chunk = planted.chunk(part, index, min(CHUNK, rows - start))
             columns: dict[str, pa.Array] = {"label": pa.array(chunk.labels)}
+            if planted.config.lifetime is not None:
+                columns[TRUE_LOGIT] = pa.array(chunk.logits)
             columns |= {f"d_{i}": pa.array(chunk.dense[:, i]) for i in range(chunk.dense.shape[1])}
             for f, (values, offsets) in enumerate(chunk.ids):
                 kind = np.int32 if planted.config.lifetime is None else np.int64

@@ -109,13 +109,11 @@ def load_ids(table: TableShards, rows: IdRows, now: Instant) -> tuple[int, int]:
         ConfigError, InputError, ShapeError: the errors of `load_table`.
     """
     config, states = table.config, table.local()
-    assert config.dynamic is not None, "the table is dynamic"
     ids = rows.check(table.name, config.embedding_dim, states)
     known = _known(table, rows, ids, now)
-    places = torch.from_numpy(places_in(config, known, config.dynamic.eviction, now).places)
+    places = torch.from_numpy(places_in(config, known, "id", now).places)
     table.begin_overwrite()
-    columns = {f"id_{name}": column for name, column in known.named().items()}
-    begin_anew(states, {"id": places}, columns)
+    begin_anew(states, {"id": places}, {"id": known})
     data, writer = {WEIGHT: rows.weight, **rows.optimizer}, OverlapWriter()
     put_values(places, range(config.embedding_dim), data, states, writer)
     writer.finish(states)

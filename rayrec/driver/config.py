@@ -150,7 +150,7 @@ class RunConfig(RunOptions):
 
     def _check_nothing_kept(self) -> None:
         """Refuse what says how a run saves that has no storage."""
-        schedule = ("every_n_steps", "every_n_rows", "every_s")
+        schedule = ("every_n_steps", "every_n_rows", "every_event_s", "every_s")
         for what in ("num_to_keep", *schedule, "asynchronous", "incremental"):
             if value := getattr(self.checkpoint, what):
                 raise ConfigError(

@@ -34,6 +34,8 @@ def start_process(scaling: ScalingConfig, group: Any, bundle: int) -> Any:
         max_task_retries=0,
         # a poll must pass while another call waits
         max_concurrency=4,
+        # the head keeps a record of each call, of which a run of weeks has millions
+        enable_task_events=False,
         scheduling_strategy=PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=bundle
         ),

@@ -1,7 +1,7 @@
 """`BlockedKeys`: which 64-bit keys have a place, in blocks of equally many places.
 
 A key belongs to one block, by a hash. A key that is placed gets the lowest free place of its block.
-Where a block has too few, an eighth of its places, or as many as are needed, are taken back at
+Where a block has too few, an eighth of them all, or as many as are needed, are taken back at
 once, those of keys whose time is over first, then those with the least score; so a block is sorted
 once for many keys. A place that was given or asked for in this very step is not taken back. Ties
 are broken by the hash of the key: nothing depends on the order in which keys come.
@@ -27,6 +27,7 @@ from rayrec.data.hashing import mix
 from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.dynamic.sightings import Sightings, Stamps
 from rayrec.errors import ConfigError
 from rayrec.layout.dynamic import DynamicConfig
 
@@ -85,11 +86,12 @@ class BlockedKeys:
     Args:
         columns: of P places, changed in place.
         size: places of a block.
+        most: those of them, the first ones, that keys get.
         blocks: number of blocks of the whole table, a power of two.
         first: the first of the blocks that are here.
         rule: says when time is over.
         eviction: see `DynamicConfig`.
-        id_map: a map of P places, whatever it holds.
+        id_map: a map of the keys that there may be, whatever it holds.
     Attributes:
         touch: called with places whose columns are about to change; a place may repeat.
     """
@@ -98,6 +100,7 @@ class BlockedKeys:
         self,
         columns: IdColumns,
         size: int,
+        most: int,
         blocks: int,
         first: int,
         rule: DynamicConfig,
@@ -108,8 +111,9 @@ class BlockedKeys:
         self._versioned = tuple(columns.named().values())
         self._key, self._seen, self._hits = (column.numpy() for column in columns[:3])
         self._time = None if columns.time is None else columns.time.numpy()
-        self._size, self._blocks, self._first = size, blocks, first
+        self._size, self._most, self._blocks, self._first = size, most, blocks, first
         self._rule, self._eviction = rule, eviction
+        self._stamps = Stamps(self._seen, self._seen if rule.ttl_s is None else self._time)
         self.touch: Touch = no_touch
         self.rebuild()
 
@@ -129,7 +133,7 @@ class BlockedKeys:
             )
         self._map.put(torch.from_numpy(self._key[live]), torch.from_numpy(live))
         # per block its free places, the lowest last
-        self._free = np.zeros((len(self._key) // self._size, self._size), np.int32)
+        self._free = np.zeros((len(self._key) // self._size, self._most), np.int32)
         self._frees = np.zeros(len(self._free), np.int64)
         for block in range(len(self._free)):
             self._fill_free(block)
@@ -159,31 +163,37 @@ class BlockedKeys:
             self._time[self._untimed] = now.time
             self._untimed = self._untimed[:0]
 
-    def meet(self, keys: Ints, now: Instant, counts: Ints) -> Met:
-        """Find (N,) different keys, and count those that are not outlived.
+    def meet(self, seen_now: Sightings, now: Instant) -> Met:
+        """Find the keys of sightings, and count those that are not outlived.
 
-        Args:
-            counts: (N,) how often they were seen in this step.
+        Their stamps become the later ones of now and before.
         """
-        places = self.find(keys)
+        places, stamps = self.find(seen_now.keys), seen_now.stamps
         known = places != ABSENT
         fresh = known.copy()
         fresh[known] = self.fresh(places[known], now)
         seen = places[fresh]
         self.touch(seen)
+        if stamps is not None:
+            stamps[fresh] = self._stamps.later(seen, stamps[fresh])
+            self._stamps.note(seen, stamps[fresh])
         self._see(seen, now)
-        total = np.minimum(self._hits[seen] + counts[fresh], MOST_HITS)
+        total = np.minimum(self._hits[seen] + seen_now.counts[fresh], MOST_HITS)
         self._hits[seen] = total
         self._no_more_than = max(self._no_more_than, int(total.max(initial=0)))
         return Met(places, known, fresh)
 
-    def will_meet(self, places: Ints, now: Instant) -> bool:
+    def will_meet(self, places: Ints, now: Instant, stamps: Ints | None) -> bool:
         """Prepare for keys that `FusedRows` is about to count, once for each of (N,) places.
 
+        Args:
+            stamps: (N,) as in `Sightings`.
         Returns:
             True where a count may then be above `MOST_HITS`; to look at them all takes time.
         """
         self.touch(places)
+        if stamps is not None:
+            self._stamps.note(places, self._stamps.later(places, stamps))
         if self._time is not None:
             self._time[places] = now.time
         self._no_more_than += len(places)
@@ -209,24 +219,27 @@ class BlockedKeys:
         """Return (N,) how often the keys of some places were seen."""
         return self._hits[places]
 
-    def restart(self, places: Ints, now: Instant, counts: Ints) -> None:
-        """Begin the counts of some places anew."""
+    def settle(self, now: Instant) -> None:
+        """End a step in which keys were given stamps that lie before it."""
+        self._stamps.settle(now.step)
+
+    def restart(self, places: Ints, now: Instant, seen_now: Sightings) -> None:
+        """Begin the counts of some places anew with sightings of their keys."""
         self.touch(places)
+        if seen_now.stamps is not None:
+            self._stamps.note(places, seen_now.stamps)
         self._see(places, now)
-        self._hits[places] = np.minimum(counts, MOST_HITS)
-        self._no_more_than = max(self._no_more_than, int(counts.max(initial=0)))
+        self._hits[places] = np.minimum(seen_now.counts, MOST_HITS)
+        self._no_more_than = max(self._no_more_than, int(seen_now.counts.max(initial=0)))
 
     def _see(self, places: Ints, now: Instant) -> None:
         self._seen[places] = now.step
         if self._time is not None:
             self._time[places] = now.time
 
-    def place(self, keys: Ints, counts: Ints, now: Instant) -> Placed:
-        """Give places to (N,) different keys without one, in the order of their counts.
-
-        Args:
-            counts: (N,) how often they were seen in this step.
-        """
+    def place(self, seen_now: Sightings, now: Instant) -> Placed:
+        """Give places to the keys of sightings, which have none, in the order of their counts."""
+        keys, counts, _ = seen_now
         places = np.full(len(keys), ABSENT, np.int64)
         if not len(keys):
             return Placed(places, np.zeros(0, np.int64))
@@ -248,7 +261,7 @@ class BlockedKeys:
         given = places[taken]
         self.touch(given)
         self._key[given] = keys[taken]
-        self.restart(given, now, counts[taken])
+        self.restart(given, now, seen_now.of(taken))
         self._map.put(torch.from_numpy(keys[taken]), torch.from_numpy(given))
         return Placed(places, np.concatenate([np.zeros(0, np.int64), *freed]))
 
@@ -266,7 +279,7 @@ class BlockedKeys:
         missing = wanted - int(self._frees[block])
         if not len(may_go):
             return may_go
-        number = min(len(may_go), max(missing, self._size // SHARE))
+        number = min(len(may_go), max(missing, self._most // SHARE))
         # the last key of a sort is the first that it compares
         score = *(one[own] for one in self._tensors.score(self._eviction)), fresh
         hashed = mix(key[may_go].view(np.uint64))
@@ -281,6 +294,7 @@ class BlockedKeys:
         return going + block * self._size
 
     def _fill_free(self, block: int) -> None:
-        (free,) = np.nonzero(self._key[block * self._size : (block + 1) * self._size] == NO_KEY)
+        first = block * self._size
+        (free,) = np.nonzero(self._key[first : first + self._most] == NO_KEY)
         self._frees[block] = len(free)
         self._free[block, : len(free)] = free[::-1]

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.tables import BaseEmbeddingConfig
 
@@ -37,6 +39,13 @@ class Instant(NamedTuple):
             return time >= self.time - rule.ttl_s
         assert rule.ttl_steps is not None, "the rule has a ttl"
         return seen >= self.step - rule.ttl_steps
+
+    def earlier(self, rule: DynamicConfig, lags: Any) -> Any:
+        """Return (N,) stamps that lie so much before now, in what a rule's ttl counts.
+
+        Data have no times before 1970.
+        """
+        return np.maximum(self.time - lags, 0) if rule.ttl_s is not None else self.step - lags
 
 
 def clock_extras(instants: Mapping[str, Instant]) -> dict[str, dict[str, int]]:

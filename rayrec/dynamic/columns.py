@@ -1,9 +1,11 @@
 """`IdColumns`: what is known of the ids of a dynamic table, row by row."""
 
-# P places
+# P places, L lanes
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, count, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +55,34 @@ class IdColumns(NamedTuple):
         """Return the columns that there are."""
         return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
 
+    def in_lanes(self, kind: str, lanes: int) -> dict[str, Tensor]:
+        """Return the columns as those of L lanes by name, live: lane l has every L-th place from l
+        on, so that a row has a place in each.
+        """
+        names = [name for name, _ in zip(_lane_names(kind), range(lanes), strict=False)]
+        return {
+            f"{name}_{column}": tensor[lane::lanes]
+            for lane, name in enumerate(names)
+            for column, tensor in self.named().items()
+        }
+
+    @classmethod
+    def of_lanes(cls, kind: str, columns: Mapping[str, Tensor]) -> IdColumns | None:
+        """Return the columns of all lanes of a kind, copied where there are several; None without
+        any.
+        """
+        lanes = lanes_of(kind, columns)
+        parts = {
+            column: [columns[f"{lane}_{column}"] for lane in lanes]
+            for column in cls._fields
+            if f"{kind}_{column}" in columns
+        }
+        whole = {
+            column: of_lanes[0] if len(lanes) == 1 else torch.stack(of_lanes, 1).view(-1)
+            for column, of_lanes in parts.items()
+        }
+        return cls(**whole) if whole else None
+
     def score(self, eviction: str) -> tuple[Ints, Ints]:
         """Return (P,) numbers by which keys are compared: first the last one, then the first."""
         seen, hits = self.seen.numpy(), self.hits.numpy()
@@ -61,3 +91,12 @@ class IdColumns(NamedTuple):
         if eviction == "timestamp" and self.time is not None:
             return hits, self.time.numpy()
         return hits, seen
+
+
+def lanes_of(kind: str, columns: Collection[str]) -> list[str]:
+    """Return the names of the lanes of a kind of places, of which columns are given by name."""
+    return list(takewhile(lambda name: f"{name}_key" in columns, _lane_names(kind)))
+
+
+def _lane_names(kind: str) -> Iterator[str]:
+    return chain([kind], (f"{kind}_{number}" for number in count(1)))

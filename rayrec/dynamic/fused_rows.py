@@ -26,6 +26,7 @@ from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT, IdMaps
 from rayrec.dynamic.rows import Begin, DynamicRows
+from rayrec.layout.dynamic import READ_ONLY
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.sparse.ops import offsets_of
@@ -63,8 +64,8 @@ class FusedRows:
                 columns = columns._replace(time=allocate(8 * rows[i]).view(torch.int64))
             ids = columns, self._maps.maps[i]
             self.of_shards.append(DynamicRows(table, seed, shard, begin, ids, allocate))
-        self._aging = [(i, one) for i, one in enumerate(self.of_shards) if one.has_ttl]
-        self._timed = [one for one in self.of_shards if one.uses_time]
+        self._aging = [(i, one) for i, one in enumerate(self.of_shards) if one.rule.has_ttl]
+        self._timed = [one for one in self.of_shards if one.rule.uses_time]
         shared = {f"id_{name}" for name in whole.named()}
         self._written = [*whole.named().values()]
         for one in self.of_shards:
@@ -91,26 +92,28 @@ class FusedRows:
         return torch.from_numpy(rows).to(ids.device)
 
     def admit(
-        self, ids: Tensor, bounds: Sequence[int], now: Instant, read_only: Tensor | None = None
+        self, ids: Tensor, bounds: Sequence[int], now: Instant, lags: Tensor | None = None
     ) -> Tensor:
         """Count the (N,) ids of a step, admit and evict, and return their (N,) rows, or -1.
 
         Args:
             bounds: (S + 1,) where the ids of each shard begin, and N.
             now: a later step than at every call before.
-            read_only: (N,) bool, ids that are found after all others, and change nothing.
+            lags: (N,) of `DynamicConfig.lag`; ids that are `READ_ONLY` are found after all others,
+                and change nothing.
         """
         self._refresh()
         for shard in self._timed:
             shard.begin_step(now)
         keys = np.ascontiguousarray(ids.cpu().numpy())
-        if read_only is None:
-            rows = self._admit(keys, bounds, now)
+        if lags is None:
+            rows = self._admit(keys, bounds, now, None)
         else:
-            rows, only = np.empty(len(keys), np.int64), read_only.cpu().numpy()
+            rows, known = np.empty(len(keys), np.int64), lags.cpu().numpy()
+            only = known == READ_ONLY
             before = np.concatenate([[0], np.cumsum(only)])[list(bounds)]
             of_others = (np.array(bounds) - before).tolist()
-            rows[~only] = self._admit(keys[~only], of_others, now)
+            rows[~only] = self._admit(keys[~only], of_others, now, known[~only])
             rows[only] = self._find(keys[only], before.tolist(), now)
         is_complete = rows.min(initial=0) != ABSENT
         for shard, (start, stop) in zip(self.of_shards, pairwise(bounds), strict=True):
@@ -142,7 +145,7 @@ class FusedRows:
             own[own] = shard.fresh(rows[part][own], now)
         return known
 
-    def _admit(self, keys: Ints, bounds: Sequence[int], now: Instant) -> Ints:
+    def _admit(self, keys: Ints, bounds: Sequence[int], now: Instant, lags: Ints | None) -> Ints:
         """Count (N,) ids, admit and evict, and return their (N,) rows."""
         # most ids have a row, and are counted as often as they occur: to sort them costs more
         rows = self._maps.find(torch.from_numpy(keys), bounds).numpy()
@@ -152,8 +155,11 @@ class FusedRows:
         places = rows.copy()  # in the columns of all shards
         parts = list(zip(self.of_shards, self._firsts, pairwise(bounds), strict=False))
         for shard, first, (start, stop) in parts:
-            own = rows[start:stop]
-            is_near_most |= shard.will_meet(own if is_complete else own[fresh[start:stop]], now)
+            here = slice(None) if is_complete else fresh[start:stop]
+            own_lags = (
+                lags[start:stop][here] if lags is not None and shard.rule.feature_ttls else None
+            )
+            is_near_most |= shard.will_meet(rows[start:stop][here], now, own_lags)
             places[start:stop] += first
         met = places if is_complete else places[fresh]
         self._seen[met] = now.step
@@ -164,5 +170,8 @@ class FusedRows:
             (others,) = np.nonzero(~fresh[start:stop])
             if len(others):
                 others += start
-                rows[others] = shard.admit(keys[others], rows[others], now)
+                own_lags = lags[others] if lags is not None and shard.rule.feature_ttls else None
+                rows[others] = shard.admit(keys[others], rows[others], now, own_lags)
+        for shard in self.of_shards if lags is not None else ():
+            shard.settle(now)
         return rows

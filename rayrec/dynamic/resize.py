@@ -20,30 +20,29 @@ from torch import Tensor
 from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import Instant
-from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
+from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints, lanes_of
 from rayrec.dynamic.id_map import ABSENT
+from rayrec.dynamic.kinds import KINDS, kinds_of
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import WEIGHT, ShardState
 
-KINDS = "id", "candidate"  # rows belong to ids; candidates have places of their own
-
 
 class Moved(NamedTuple):
-    """The ids of a saved table in one of another size.
+    """The keys of a kind of a saved table in one of another size.
 
     Attributes:
         places: (P,) int64 place in the other table, `ABSENT` of those that have none there.
-        left_out: known ids that have none.
+        left_out: known keys that have none.
     """
 
     places: Ints
     left_out: int
 
 
-def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, now: Instant) -> Moved:
-    """Give places in a table to what is known in a saved one by now.
+def places_in(table: BaseEmbeddingConfig, saved: IdColumns, name: str, now: Instant) -> Moved:
+    """Give places in a table to the keys of a kind that are known in a saved one by now.
 
     Where a block has too few, those with the highest score get one; the order of the saved places
     is kept.
@@ -51,46 +50,56 @@ def places_in(table: BaseEmbeddingConfig, saved: IdColumns, eviction: str, now: 
     Args:
         table: the dynamic table with its new settings.
         saved: (P,) columns.
-        eviction: by what ids are compared; see `DynamicConfig`.
+        name: one of `KINDS`, which the table has.
     """
+    kind = next(kind for kind in kinds_of(table) if kind.name == name)
     key = saved.key.numpy()
     known = known_keys(table, saved.key, saved.seen, saved.time, now)
     (old,) = np.nonzero(known.numpy() != NO_KEY)
     size = table.row_multiple
     block = blocks_of(key[old], table.num_embeddings // size)
-    score = (one[old] for one in saved.score(eviction))
+    score = (one[old] for one in saved.score(kind.eviction))
     order = np.lexsort((mix(key[old].view(np.uint64)), *score, block))
     # the last of a block are the best
     _, counts = np.unique(block[order], return_counts=True)
     better = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))
-    kept = np.sort(order[better < size])
+    kept = np.sort(order[better < kind.most])
     in_order = kept[np.argsort(block[kept], kind="stable")]
     _, firsts, counts = np.unique(block[in_order], return_index=True, return_counts=True)
     within = np.arange(len(in_order)) - np.repeat(firsts, counts)
     places = np.full(len(key), ABSENT, np.int64)
-    places[old[in_order]] = block[in_order] * size + within
+    places[old[in_order]] = block[in_order] * size * kind.lanes + within
     return Moved(places, len(old) - len(kept))
 
 
 def begin_anew(
-    states: Sequence[ShardState], places: Mapping[str, Tensor], columns: Mapping[str, Tensor]
+    states: Sequence[ShardState], places: Mapping[str, Tensor], known: Mapping[str, IdColumns]
 ) -> None:
-    """Clear shards of one table, and write what is known of the ids that have places in them.
+    """Clear shards of one table, and write what is known of the keys that have places in them.
 
     Args:
         places: by kind, (P,) places in the table.
-        columns: column name -> (P,); a column that is not given stays clear.
+        known: by kind, (P,) columns; a column that is not given stays clear.
     """
     for state in states:
         for tensor in state.tensors().values():
             tensor.zero_()
         for kind in KINDS:
-            if f"{kind}_key" in state.ids:
-                state.ids[f"{kind}_key"].fill_(NO_KEY)
-        for name, column in state.ids.items():
-            if name in columns:
-                own_rows, chosen = _inside(places[name.split("_")[0]], state)
-                column[own_rows] = columns[name][chosen]
+            for lane in lanes_of(kind, state.ids):
+                state.ids[f"{lane}_key"].fill_(NO_KEY)
+        for kind, of_kind in known.items():
+            _put_known(state, kind, places[kind], of_kind)
+
+
+def _put_known(state: ShardState, kind: str, places: Tensor, known: IdColumns) -> None:
+    """Write what is known of the keys of a kind that have places in a shard."""
+    lanes = lanes_of(kind, state.ids)
+    for number, lane in enumerate(lanes):
+        rows = torch.where(places % len(lanes) == number, places // len(lanes), ABSENT)
+        own_rows, chosen = _inside(rows, state)
+        for name, column in known.named().items():
+            if f"{lane}_{name}" in state.ids:
+                state.ids[f"{lane}_{name}"][own_rows] = column[chosen]
 
 
 def put_values(
@@ -130,19 +139,15 @@ def move_rows(table: BaseEmbeddingConfig, old: ShardState, new: ShardState, now:
     Args:
         table: the table of the new shard.
     """
-    assert table.dynamic is not None, "the table is dynamic"
     for kind in KINDS:
-        columns = {one: old.ids.get(f"{kind}_{one}") for one in IdColumns._fields}
-        if columns["key"] is None:
+        known = IdColumns.of_lanes(kind, old.ids)
+        if known is None:
             continue
-        # candidates always make room by when they were seen
-        eviction = table.dynamic.eviction if kind == "id" else "step"
-        own = IdColumns(**columns)  # type: ignore[arg-type]
-        places = torch.from_numpy(places_in(table, own, eviction, now).places)
-        (have,) = (places != ABSENT).nonzero(as_tuple=True)
-        at = places[have] - new.shard.rows.start
-        source, target = old.tensors(), new.tensors()
-        for name, tensor in source.items():
+        places = torch.from_numpy(places_in(table, known, kind, now).places)
+        _put_known(new, kind, places, known)
+        if kind == "id":
             # rows belong to ids; candidates have places of their own
-            if name.startswith("candidate_") == (kind == "candidate"):
-                target[name][at] = tensor[have]
+            at, have = _inside(places, new)
+            target = new.tensors()
+            for name in (WEIGHT, *old.optimizer):
+                target[name][at] = old.tensors()[name][have]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, asdict, dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.dynamic.kinds import kinds_of
+from rayrec.dynamic.sightings import Sightings
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -38,14 +41,13 @@ def id_columns(table: BaseEmbeddingConfig) -> dict[str, torch.dtype]:
     if table.dynamic is None:
         return {}
     empty = IdColumns.lying_in(private_memory, 0, table.dynamic.uses_time)
-    types = {name: column.dtype for name, column in empty.named().items()}
-    names = _kinds(table.dynamic)
-    return {f"{name}_{column}": dtype for name in names for column, dtype in types.items()}
+    of_kinds = [empty.in_lanes(kind.name, kind.lanes) for kind in kinds_of(table)]
+    return {name: column.dtype for columns in of_kinds for name, column in columns.items()}
 
 
-def _kinds(rule: DynamicConfig) -> tuple[str, ...]:
-    """Return what ids are kept as."""
-    return ("id",) if rule.admission_threshold == 1 else ("id", "candidate")
+def _touch_rows(touch: Touch, lanes: int, places: Ints) -> None:
+    """Touch the rows of places, of which a row has one in each lane."""
+    touch(places // lanes)
 
 
 def rows_of(state: ShardState) -> Begin:
@@ -100,22 +102,22 @@ class DynamicRows:
     allocate: InitVar[Allocate]
     tally: Tally = field(default_factory=Tally)
     _columns: dict[str, IdColumns] = field(default_factory=dict)
+    _lanes: dict[str, int] = field(default_factory=dict)
     _keys: dict[str, BlockedKeys] = field(default_factory=dict)
 
     def __post_init__(self, ids: OfIds, allocate: Allocate) -> None:
-        rule = self._rule
-        size = rule.block_rows(self.table.num_embeddings)
+        rule = self.rule
+        size = self.table.row_multiple
         blocks, first = self.table.num_embeddings // size, self.shard.rows.start // size
-        for name in _kinds(rule):
+        for kind in kinds_of(self.table):
             columns, id_map = ids
-            # candidates that were not seen for longest make room, whatever the rows do
-            eviction = rule.eviction if name == "id" else "step"
-            if name != "id":
+            if kind.name != "id":
                 rows = len(self.shard.rows)
-                columns = IdColumns.lying_in(allocate, rows, rule.uses_time)
-                id_map = IdMap(rows)
-            self._columns[name] = columns
-            self._keys[name] = BlockedKeys(columns, size, blocks, first, rule, eviction, id_map)
+                columns = IdColumns.lying_in(allocate, rows * kind.lanes, rule.uses_time)
+                id_map = IdMap(rows // size * kind.most)
+            self._columns[kind.name], self._lanes[kind.name] = columns, kind.lanes
+            places = size * kind.lanes, kind.most, blocks, first
+            self._keys[kind.name] = BlockedKeys(columns, *places, rule, kind.eviction, id_map)
 
     def copy_from(self, other: DynamicRows) -> None:
         """Know the same ids as the rows of which these are a copy."""
@@ -125,19 +127,19 @@ class DynamicRows:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return (R,) columns of the rows, live, for who saves, restores or moves them."""
-        return {
-            f"{name}_{column}": tensor
-            for name, columns in self._columns.items()
-            for column, tensor in columns.named().items()
-        }
+        of_kinds = [
+            columns.in_lanes(name, self._lanes[name]) for name, columns in self._columns.items()
+        ]
+        return {name: tensor for columns in of_kinds for name, tensor in columns.items()}
 
     def call_before(self, touch: Touch) -> None:
         """Have a function called with rows, maybe twice, whose columns or values will change.
 
         Of a row that is looked up and known only its columns change here.
         """
-        for keys in self._keys.values():
-            keys.touch = touch
+        for name, keys in self._keys.items():
+            lanes = self._lanes[name]
+            keys.touch = touch if lanes == 1 else partial(_touch_rows, touch, lanes)
 
     def take_counts(self, now: Instant) -> dict[str, int]:
         """Return how many ids have a row by now ("held"), how many are "candidates", and the
@@ -176,83 +178,96 @@ class DynamicRows:
         """Return (N,) whether the ids of some rows were seen lately enough to be known."""
         return self._keys["id"].fresh(rows, now)
 
-    def will_meet(self, rows: Ints, now: Instant) -> bool:
-        """Prepare the (N,) rows of ids to be counted; see `BlockedKeys.will_meet`."""
-        return self._keys["id"].will_meet(rows, now)
+    def will_meet(self, rows: Ints, now: Instant, lags: Ints | None) -> bool:
+        """Prepare the (N,) rows of ids to be counted; see `BlockedKeys.will_meet`.
 
-    def admit(self, keys: Ints, old_rows: Ints, now: Instant) -> Ints:
+        Args:
+            lags: (N,) of their features.
+        """
+        stamps = None if lags is None else now.earlier(self.rule, lags)
+        return self._keys["id"].will_meet(rows, now, stamps)
+
+    def settle(self, now: Instant) -> None:
+        """End a step in which ids had lags."""
+        for keys in self._keys.values():
+            keys.settle(now)
+
+    def admit(self, keys: Ints, old_rows: Ints, now: Instant, lags: Ints | None) -> Ints:
         """Return rows of (N,) ids that are unknown and may be there several times; -1 for those
         that get none.
 
         Args:
             old_rows: (N,) rows of ids that are outlived; -1 for others.
+            lags: (N,) of their features.
         """
-        found = torch.unique(torch.from_numpy(keys), return_inverse=True, return_counts=True)
-        different, inverse, counts = (part.numpy() for part in found)
+        stamps = None if lags is None else now.earlier(self.rule, lags)
+        ids, inverse = Sightings.counted(keys, stamps)
         # an id that comes back after its time is a new one, which has its old row at hand
-        olds = np.empty(len(different), np.int64)
+        olds = np.empty(len(ids.keys), np.int64)
         olds[inverse] = old_rows
-        rows: Ints = self._admit(different, counts, olds, now)[inverse]
+        rows: Ints = self._admit(ids, olds, now)[inverse]
         return rows
 
-    def _admit(self, keys: Ints, counts: Ints, old_rows: Ints, now: Instant) -> Ints:
-        """Return rows of (N,) different ids without a row, or with an outlived one in `old_rows`.
-
-        Args:
-            counts: (N,) how often the ids occur in this step.
-        """
-        rows = np.full(len(keys), ABSENT, np.int64)
+    def _admit(self, ids: Sightings, old_rows: Ints, now: Instant) -> Ints:
+        """Return (N,) rows of ids without a row, or with an outlived one in `old_rows`."""
+        keys, rows = ids.keys, np.full(len(ids.keys), ABSENT, np.int64)
         (wanted,) = np.nonzero(self._may_enter(keys))
-        wanted = wanted[self._have_waited(keys[wanted], counts[wanted], now)]
+        wanted = wanted[self._have_waited(ids, wanted, now)]
         outlived = wanted[old_rows[wanted] != ABSENT]
         rows[outlived] = old_rows[outlived]
-        self._keys["id"].restart(rows[outlived], now, counts[outlived])
+        self._keys["id"].restart(rows[outlived], now, ids.of(outlived))
         new = wanted[old_rows[wanted] == ABSENT]
-        rows[new], freed = self._keys["id"].place(keys[new], counts[new], now)
+        rows[new], freed = self._keys["id"].place(ids.of(new), now)
         (given,) = np.nonzero(rows != ABSENT)
         refused = new[rows[new] == ABSENT]
         self.tally.admitted += len(given)
         self.tally.evicted += len(freed)
         self.tally.refused += len(refused)
-        self._wait_on(keys[refused], counts[refused], now)
+        self._wait_on(ids.of(refused), now)
         if len(given):
             self._wait_no_more(keys[given])
             values = first_values(self.seed, self.table, keys[given], self.shard.cols)
             self.begin(torch.from_numpy(rows[given]), values)
         return rows
 
-    def _have_waited(self, keys: Ints, counts: Ints, now: Instant) -> NDArray[np.bool_]:
-        """Count (N,) candidates; return which of them have been seen often enough."""
-        threshold = self._rule.admission_threshold
+    def _have_waited(self, ids: Sightings, chosen: Ints, now: Instant) -> NDArray[np.bool_]:
+        """Count the chosen ids as candidates; return which of them have been seen often enough.
+
+        The stamps of `ids` become those of the candidates.
+        """
+        threshold, mine = self.rule.admission_threshold, ids.of(chosen)
         if threshold == 1:
-            return np.ones(len(keys), bool)
+            return np.ones(len(chosen), bool)
         candidates = self._keys["candidate"]
-        places, known, fresh = candidates.meet(keys, now, counts)
+        places, known, fresh = candidates.meet(mine, now)
+        if ids.stamps is not None and mine.stamps is not None:
+            ids.stamps[chosen] = mine.stamps
         outlived = known & ~fresh
-        candidates.restart(places[outlived], now, counts[outlived])
-        total = counts.copy()
+        candidates.restart(places[outlived], now, mine.of(outlived))
+        total = mine.counts.copy()
         total[known] = candidates.hits(places[known])
         enough: NDArray[np.bool_] = total >= threshold
         new = ~known & ~enough
-        candidates.place(keys[new], counts[new], now)
+        candidates.place(mine.of(new), now)
         return enough
 
-    def _wait_on(self, keys: Ints, counts: Ints, now: Instant) -> None:
-        """Keep the counts of (N,) ids that were seen often enough and got no row."""
-        if "candidate" in self._keys and len(keys):
-            new = self._keys["candidate"].find(keys) == ABSENT
-            self._keys["candidate"].place(keys[new], counts[new], now)
+    def _wait_on(self, ids: Sightings, now: Instant) -> None:
+        """Keep the counts of ids that were seen often enough and got no row."""
+        if "candidate" in self._keys and len(ids.keys):
+            new = self._keys["candidate"].find(ids.keys) == ABSENT
+            self._keys["candidate"].place(ids.of(new), now)
 
     def _wait_no_more(self, keys: Ints) -> None:
         """Let the places of candidates that got a row go first when room is needed."""
         if "candidate" in self._keys:
             places = self._keys["candidate"].find(keys)
             places = places[places != ABSENT]
-            self._keys["candidate"].restart(places, LONG_AGO, np.zeros(len(places), np.int64))
+            never = Sightings(keys[:0], np.zeros(len(places), np.int64))
+            self._keys["candidate"].restart(places, LONG_AGO, never)
 
     def _may_enter(self, keys: Ints) -> NDArray[np.bool_]:
         """Return (N,) which ids a hash of seed and id lets in."""
-        share = self._rule.admission_probability
+        share = self.rule.admission_probability
         if share == 1.0:
             return np.ones(len(keys), bool)
         salt = np.uint64(mix_int(self.seed, 1))
@@ -260,17 +275,8 @@ class DynamicRows:
         return drawn < np.uint64(int(share * 2**53))
 
     @property
-    def uses_time(self) -> bool:
-        """Return True if the table asks for the time of the data."""
-        return self._rule.uses_time
-
-    @property
-    def has_ttl(self) -> bool:
-        """Return True if ids grow old."""
-        return self._rule.has_ttl
-
-    @property
-    def _rule(self) -> DynamicConfig:
+    def rule(self) -> DynamicConfig:
+        """The rules of the table."""
         assert self.table.dynamic is not None, "the table is dynamic"
         return self.table.dynamic
 

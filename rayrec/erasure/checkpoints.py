@@ -27,8 +27,8 @@ from rayrec.checkpoint.rewrite import read_numbered, rewrite_shard
 from rayrec.checkpoint.store import Store
 from rayrec.data import FeatureSchema
 from rayrec.driver.planning import find_tables
-from rayrec.dynamic.columns import NO_KEY
-from rayrec.dynamic.resize import KINDS
+from rayrec.dynamic.columns import NO_KEY, lanes_of
+from rayrec.dynamic.kinds import KINDS
 from rayrec.erasure.keys import StoredIds, TableSize
 from rayrec.erasure.staging import Found, linked
 from rayrec.errors import ConfigError
@@ -125,7 +125,8 @@ class StoredCheckpoint:
     ) -> Tensor:
         """Take the rows of ids out of some rows of a file, and return the ids that had any."""
         if IDS in data:
-            return torch.cat([_free(kind, ids, data) for kind in KINDS if f"{kind}_key" in data])
+            lanes = [lane for kind in KINDS for lane in lanes_of(kind, data)]
+            return torch.cat([_free(lane, ids, data) for lane in lanes])
         (places,) = torch.isin(rows, ids).nonzero(as_tuple=True)
         differs = torch.zeros(len(places), dtype=torch.bool)
         for name, values in data.items():
@@ -145,15 +146,15 @@ class StoredCheckpoint:
                 fill(weight[place : place + 1], seed, table, range(row, row + 1), entry.cols)
 
 
-def _free(kind: str, ids: Tensor, data: dict[str, Tensor]) -> Tensor:
-    """Free the places of ids, or of candidates, and return the ids that had any."""
-    key = f"{kind}_key"
+def _free(lane: str, ids: Tensor, data: dict[str, Tensor]) -> Tensor:
+    """Free the places of ids, or of candidates of a lane, and return the ids that had any."""
+    key = f"{lane}_key"
     held = torch.isin(data[key], ids)
     found = data[key][held]
-    others = tuple(f"{other}_" for other in KINDS if other != kind)
     for name, values in data.items():
         # values of rows belong to ids, and candidates have none
-        is_own = name.startswith(f"{kind}_") or (kind == "id" and not name.startswith(others))
+        is_own = name.rpartition("_")[0] == lane
+        is_own |= lane == "id" and not name.startswith("candidate_")
         if name != ROW and is_own:
             values[held] = NO_KEY if name == key else 0
     return found

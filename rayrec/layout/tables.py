@@ -140,7 +140,7 @@ class BaseEmbeddingConfig:
             )
         if self.dynamic is not None:
             try:
-                self.dynamic.block_rows(self.num_embeddings)
+                self.dynamic.block_candidates(self.num_embeddings)
             except ConfigError as error:
                 raise ConfigError(f"table {self.name!r}: {error}") from None
             if self.dynamic.growth is not None:

@@ -146,9 +146,25 @@ def table_work(
         wire=wire if world_size > 1 else FLOAT32,
         in_place=share_tables,
         row_multiple=table.row_multiple,
-        id_bytes=0 if table.dynamic is None else table.dynamic.row_bytes,
+        id_bytes=_id_bytes(table),
         copies=_copies(table),
     )
+
+
+def _id_bytes(table: BaseEmbeddingConfig) -> int:
+    """Return the bytes of a row that say whose it is.
+
+    They are the mean over the rows that a table has grown to and those beside them, half as many,
+    from which they came.
+    """
+    if table.dynamic is None:
+        return 0
+    if table.most_rows == table.num_embeddings:
+        return table.dynamic.row_bytes(table.num_embeddings)
+    rule = table.with_rows(table.most_rows).dynamic
+    assert rule is not None, "a dynamic table stays one"
+    grown, before = (rule.row_bytes(rows) for rows in (table.most_rows, table.most_rows // 2))
+    return -(-(2 * grown + before) // 3)
 
 
 def _copies(table: BaseEmbeddingConfig) -> int:

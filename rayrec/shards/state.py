@@ -30,6 +30,11 @@ def is_time(column: str) -> bool:
     return column.endswith("_time")
 
 
+def is_key(column: str) -> bool:
+    """Return True for columns of ids and candidates, which say whose a place is."""
+    return column.endswith("_key")
+
+
 class Gather(Protocol):
     """All ranks' values in rank order, on every rank; of one rank, `lambda value: [value]`."""
 

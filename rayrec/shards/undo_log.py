@@ -34,7 +34,8 @@ class _Column:
     """One tensor of some shards that lie in one memory.
 
     Attributes:
-        base: (rows, D), or (rows,) of row-wise state, with the rows of all of them.
+        base: (rows, D), or (rows,) of row-wise state, with the rows of all of them; strided where
+            several columns share the memory.
         moves: per shard, what makes a row of `base` of a row number of the kernel.
     """
 
@@ -43,18 +44,18 @@ class _Column:
 
     @staticmethod
     def of(tensors: Sequence[Tensor], starts: Sequence[int]) -> _Column:
-        width = _width(tensors[0])
+        width, step = _width(tensors[0]), _step(tensors[0])
         offsets = [tensor.storage_offset() for tensor in tensors]
         first = min(offsets)
-        ends = [at + tensor.numel() for at, tensor in zip(offsets, tensors, strict=True)]
-        rows = (max(ends) - first) // width
+        ends = [at + step * len(tensor) for at, tensor in zip(offsets, tensors, strict=True)]
+        rows = (max(ends) - first) // step
         flat = tensors[0].detach()
         if flat.dim() == 2:
-            base = flat.as_strided((rows, width), (width, 1), first)
+            base = flat.as_strided((rows, width), (step, 1), first)
         else:
-            base = flat.as_strided((rows,), (1,), first)
+            base = flat.as_strided((rows,), (step,), first)
         places = zip(offsets, starts, strict=True)
-        return _Column(base, tuple((at - first) // width - start for at, start in places))
+        return _Column(base, tuple((at - first) // step - start for at, start in places))
 
     @property
     def row_bytes(self) -> int:
@@ -222,13 +223,18 @@ def _width(tensor: Tensor) -> int:
     return tensor.shape[1] if tensor.dim() == 2 else 1
 
 
+def _step(tensor: Tensor) -> int:
+    """Return the elements from one row to the next."""
+    return _width(tensor) if tensor.dim() == 2 else tensor.stride(0)
+
+
 def _lies(tensors: Mapping[str, Tensor]) -> tuple[object, ...]:
     """Return a key that is equal for shards whose rows can be copied together."""
     lies: list[object] = []
     for name, tensor in tensors.items():
-        storage, width = tensor.untyped_storage().data_ptr(), _width(tensor)
-        assert tensor.is_contiguous(), "the rows of a shard lie side by side"
-        lies += [name, storage, width, tensor.storage_offset() % width, tensor.dtype]
+        storage, step = tensor.untyped_storage().data_ptr(), _step(tensor)
+        assert tensor.dim() == 1 or tensor.is_contiguous(), "the rows of a shard lie side by side"
+        lies += [name, storage, step, tensor.storage_offset() % step, tensor.dtype]
     return tuple(lies)
 
 

@@ -4,13 +4,15 @@ A `StreamSource` gives rows behind a cursor. Rank 0 of a run cuts them into wind
 writes each into the run's folder (`kept`), and all ranks read it from there (`dataset`).
 """
 
-from rayrec.streams.config import DeltaConfig, StreamConfig
+from rayrec.streams.config import DeltaConfig, IcebergConfig, KafkaConfig, StreamConfig
 from rayrec.streams.dataset import StreamDataset, schema_of
 from rayrec.streams.kept import StreamWindow
 from rayrec.streams.source import Refusal, SourceLag, SourceRows, StreamSource
 
 __all__ = [
     "DeltaConfig",
+    "IcebergConfig",
+    "KafkaConfig",
     "Refusal",
     "SourceLag",
     "SourceRows",

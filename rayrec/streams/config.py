@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayrec.checks import absolute_path, seconds, whole_number
@@ -13,7 +13,9 @@ from rayrec.fields.typed import check_fields
 if TYPE_CHECKING:
     from rayrec.streams.source import StreamSource
 
-SOURCES = ("folder", "delta", "kafka")  # keys, of which one is given
+SOURCES = ("folder", "delta", "iceberg", "kafka")  # keys, of which one is given
+# in the names of properties that are no matter of a run file
+SECRETS = ("account-key", "connection-string", "credential", "password", "secret", "token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,43 @@ class DeltaConfig:
         check_fields(self)
         object.__setattr__(self, "table", absolute_path("table", self.table))
         whole_number("DeltaConfig has first_version", self.first_version, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IcebergConfig:
+    """Table of Apache Iceberg that a stream reads.
+
+    Attributes:
+        table: namespace and name of the table, with dots between them.
+        catalog: name of the catalog in the configuration of pyiceberg; None takes its default.
+        properties: properties of the catalog, such as type, uri and warehouse, beside those of the
+            configuration.
+        after_snapshot: a run that begins reads what is appended behind this snapshot; None reads
+            the whole history of the branch main.
+    Raises:
+        ConfigError: the table has no namespace, a property is a secret, or a number is out of
+            range.
+    """
+
+    table: str
+    catalog: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    after_snapshot: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not all(self.table.split(".")) or "." not in self.table:
+            raise ConfigError(f"IcebergConfig has table={self.table!r}; give 'namespace.name'.")
+        for name, value in self.properties.items():
+            # run files are copied into the folders of runs
+            user = value.partition("://")[2].partition("/")[0].rpartition("@")[0]
+            if any(word in name for word in SECRETS) or ":" in user:
+                raise ConfigError(
+                    f"IcebergConfig has a secret in properties[{name!r}]; take it out, and give it "
+                    "by pyiceberg's configuration, ~/.pyiceberg.yaml or the environment."
+                )
+        if self.after_snapshot is not None:
+            whole_number("IcebergConfig has after_snapshot", self.after_snapshot)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +107,7 @@ class StreamConfig:
     Attributes:
         folder: folder or URI that Parquet files are put into, read in the order of their names.
         delta: table of Delta Lake that is read in place of a folder.
+        iceberg: table of Apache Iceberg that is read in place of a folder.
         kafka: topic that is read in place of a folder.
         rows: most rows of a window.
         seconds: wait for more rows for at most so long.
@@ -76,6 +116,8 @@ class StreamConfig:
         patience_s: a file that is no whole Parquet file and has not grown for so long is refused.
         event_seconds: seconds of event time of a window, which ends at a multiple of them; None
             ends none by its events.
+        truth: column of the true logits of planted rows; each window then tells the best AUC that
+            there is on it.
         stop_after_rows: the run ends after so many rows; None goes on.
         stop_after_windows: the run ends after so many windows; None goes on.
         stop_when_idle_s: it ends when no row has come for so long; None waits for ever.
@@ -85,12 +127,14 @@ class StreamConfig:
 
     folder: str | None = None
     delta: DeltaConfig | None = None
+    iceberg: IcebergConfig | None = None
     kafka: KafkaConfig | None = None
     rows: int = 100_000
     seconds: float = 60.0
     time: str | None = None
     patience_s: float = 30.0
     event_seconds: int | None = None
+    truth: str | None = None
     stop_after_rows: int | None = None
     stop_after_windows: int | None = None
     stop_when_idle_s: float | None = None
@@ -99,7 +143,7 @@ class StreamConfig:
         check_fields(self)
         given = sum(getattr(self, name) is not None for name in SOURCES)
         if given != 1:
-            many = ("no source", "", "two sources", "three sources")[given]
+            many = ("no source", "", "two sources", "three sources", "four sources")[given]
             names = ", ".join(f"{name}=..." for name in SOURCES)
             raise ConfigError(f"StreamConfig has {many}; give one of {names} .")
         if self.folder is not None:
@@ -125,6 +169,12 @@ class StreamConfig:
             from rayrec.streams.delta import DeltaSource
 
             return DeltaSource(self.delta.table, self.delta.first_version)
+        if self.iceberg is not None:
+            from rayrec.streams.iceberg import IcebergSource
+
+            iceberg = self.iceberg
+            where = iceberg.catalog, iceberg.properties
+            return IcebergSource(iceberg.table, *where, iceberg.after_snapshot)
         if self.kafka is not None:
             from rayrec.streams.kafka import KafkaSource
 
@@ -140,6 +190,9 @@ class StreamConfig:
         """What messages and fingerprints call the source."""
         if self.delta is not None:
             return f"Delta table {self.delta.table}"
+        if self.iceberg is not None:
+            # the catalog may move during a run
+            return f"Iceberg table {self.iceberg.table}"
         if self.kafka is not None:
             # the servers may change during a run
             return f"topic {self.kafka.topic}"

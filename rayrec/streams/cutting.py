@@ -14,19 +14,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayrec.data.convert import to_batch
 from rayrec.data.numeric import times_of
+from rayrec.data.synthetic import bayes_scores
 from rayrec.errors import InputError
-from rayrec.layout.dynamic import LATEST_S
 from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
+from rayrec.streams.event_columns import UNKNOWN, known_seconds, logits_of
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
-UNKNOWN = np.iinfo(np.int64).min  # in place of an event time that is null
 MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
 
 
@@ -69,8 +68,9 @@ class WindowCutter:
         self._schema, self._binary = schema, binary
         self._time = config.time or schema.time
         self._columns = list(schema.columns())
-        if self._time is not None and self._time not in self._columns:
-            self._columns.append(self._time)
+        for name in (self._time, config.truth):
+            if name is not None and name not in self._columns:
+                self._columns.append(name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._task: Future[StreamWindow | None] | None = None
         self._growing: _Growing | None = None
@@ -141,7 +141,7 @@ class WindowCutter:
                 growing.cursor = found.cursor
                 growing.refusals += found.refused
                 if found.rows is not None and len(found.rows):
-                    self._add(growing, found.rows, found.place)
+                    self._add(growing, found.rows, found.place, found.first)
             if is_full and not growing.rows:
                 # all were refused, so the time of the window follows from the next row
                 is_full, growing.end = False, None
@@ -178,7 +178,7 @@ class WindowCutter:
         size = self._config.event_seconds
         if size is None or rows is None or rows.schema.names.count(self._time) != 1:
             return None
-        times = _known_seconds(rows[self._time])
+        times = known_seconds(rows[self._time])
         if times is None or not len(times):
             return None
         if growing.end is None:
@@ -208,9 +208,8 @@ class WindowCutter:
         age, idle = time.monotonic() - growing.since, self._config.stop_when_idle_s
         return age >= self._config.seconds or (idle is not None and self._idle_s >= idle)
 
-    def _add(self, growing: _Growing, rows: pa.Table, place: str) -> None:
+    def _add(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> None:
         self._seen = time.monotonic()
-        first = int(growing.cursor.get("row", len(rows))) - len(rows)
         for name in self._columns:
             count = rows.schema.names.count(name)
             if count != 1:
@@ -253,6 +252,8 @@ class WindowCutter:
         if self._time is not None:
             column = rows[self._time].combine_chunks()
             times_of(column, self._time, lambda row: f"row {first + row} of {place}")
+        if self._config.truth is not None:
+            logits_of(rows, self._config.truth)
 
     def _closed(self, growing: _Growing) -> StreamWindow:
         """Write a window and its record."""
@@ -276,17 +277,15 @@ class WindowCutter:
             refused=sum(max(1, one.rows) for one in growing.refusals),
             lag_rows=lag.rows,
             lag_s=None if lag.seconds is None else round(lag.seconds, 3),
+            best_auc=self._best_auc(rows),
         )
         self._growing = None
         return self._folder.add(window, growing.refusals)
 
-
-def _known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
-    """Return event times as int64 seconds since 1970; None where the column has no times."""
-    if pa.types.is_timestamp(column.type):
-        column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
-    elif not pa.types.is_integer(column.type):
-        return None
-    times = np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
-    # what is no time is refused with its row, and ends no window
-    return np.where((times < 0) | (times > LATEST_S), UNKNOWN, times)
+    def _best_auc(self, rows: pa.Table) -> float | None:
+        truth = self._config.truth
+        if truth is None:
+            return None
+        labels = np.asarray(rows[self._schema.labels[0]]) != 0
+        best = bayes_scores(logits_of(rows, truth), labels)["bayes_auc"]
+        return float(best) if np.isfinite(best) else None

@@ -23,7 +23,8 @@ class StreamDataset:
         schema: what the columns mean.
         num_streams: parts of a window of which every batch takes rows in turn.
     Raises:
-        ConfigError: windows end by event times, and no column has them.
+        ConfigError: windows end by event times, and no column has them; or there is a column of
+            true logits, and there are several labels.
     """
 
     config: StreamConfig
@@ -36,6 +37,8 @@ class StreamDataset:
                 f"StreamConfig has event_seconds={self.config.event_seconds}, and no column has "
                 "the time of events; give time, the name of the column."
             )
+        if self.config.truth is not None:
+            self.schema.one_label("a stream with data.stream.truth")
 
     def window(self, run_path: str, window: StreamWindow) -> ParquetDataset:
         """Return the rows of a window that has been cut.

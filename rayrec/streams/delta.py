@@ -80,11 +80,13 @@ class DeltaSource(StreamSource):
             for number, part in enumerate(parts):
                 if row < first + part.rows:
                     rows = self._read(version, number).slice(row - first, most)
-                    row += rows.num_rows
+                    path = part.fragment.path
+                    before = sum(one.rows for one in parts[:number] if one.fragment.path == path)
+                    start, row = before + row - first, row + rows.num_rows
                     is_done = row == sum(one.rows for one in parts)
                     past = (version + 1, 0) if is_done else (version, row)
-                    place = f"version {version}, {part.fragment.path}"
-                    return SourceRows(rows, self._cursor(table, *past), place)
+                    place = f"version {version}, {path}"
+                    return SourceRows(rows, self._cursor(table, *past), place, first=start)
                 first += part.rows
         return None
 

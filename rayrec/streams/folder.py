@@ -188,7 +188,7 @@ class FolderSource(StreamSource):
             past = {**cursor, "row": total}
             why = f"cannot be read: {one_line(error)}"
             return SourceRows(None, past, name, (Refusal(name, why, total - row),))
-        return SourceRows(rows, {**cursor, "row": stop}, name)
+        return SourceRows(rows, {**cursor, "row": stop}, name, first=row)
 
     def _read(self, file: pq.ParquetFile, name: str, size: int, groups: list[int]) -> pa.Table:
         """Return row groups of a file; the last ones are held, since many windows end in one."""

@@ -49,6 +49,7 @@ class StreamWindow:
         late: rows whose event time lies before the newest of the windows before.
         refused: rows, messages and files that were left out.
         lag_rows, lag_s: what waited in the source then, see `SourceLag`.
+        best_auc: AUC of the true logits of its rows, where the stream has them.
     """
 
     number: int
@@ -62,6 +63,7 @@ class StreamWindow:
     lag_rows: int | None = None
     lag_s: float | None = None
     total_rows: int = 0
+    best_auc: float | None = None
 
 
 class WindowFolder:
@@ -104,7 +106,9 @@ class WindowFolder:
         try:
             filesystem.create_dir(root, recursive=True)
             size = max(1024, -(-len(rows) // ROW_GROUPS))
-            pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, row_group_size=size)
+            # a window is written once, read once or twice, and deleted: speed counts more than size
+            options = {"use_dictionary": False, "compression": "lz4", "row_group_size": size}
+            pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, **options)
             if isinstance(filesystem, fs.LocalFileSystem):
                 # the record must not outlive the rows, should the machine lose its power
                 sync(f"{root}/{name}")

@@ -34,12 +34,14 @@ class SourceRows(NamedTuple):
         cursor: JSON data; the place behind the rows.
         place: name of the rows in messages, such as their file.
         refused: what the source left out before or behind them.
+        first: number of the first of them in their place.
     """
 
     rows: pa.Table | None
     cursor: Cursor
     place: str
     refused: tuple[Refusal, ...] = ()
+    first: int = 0
 
 
 class SourceLag(NamedTuple):

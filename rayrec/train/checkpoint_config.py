@@ -21,8 +21,10 @@ class CheckpointConfig:
         every_n_steps: save after every so many global steps.
         every_n_rows: save after the step that trains on the last of every so many rows, counted
             over all ranks since the run was begun or resumed.
-        every_s: save when so many seconds of training have gone by since the last time, at the end
-            of a window. None of these saves none on the way.
+        every_event_s: save at the end of a window of a stream, the first whose events pass a
+            multiple of so many seconds of event time.
+        every_s: save when so many seconds have gone by since the last time, at the end of a window.
+            None of these saves none on the way.
         num_to_keep: keep only so many newest checkpoints, and all that they add to; None keeps all.
         at_end: save when the run ends, also when it was stopped; needs a storage_path.
         asynchronous: training pauses only for a copy in host memory, and a thread of every rank
@@ -35,6 +37,7 @@ class CheckpointConfig:
 
     every_n_steps: int | None = None
     every_n_rows: int | None = None
+    every_event_s: int | None = None
     every_s: float | None = None
     num_to_keep: int | None = None
     at_end: bool = True
@@ -58,7 +61,7 @@ class CheckpointConfig:
     @property
     def every(self) -> Every:
         """How often a run saves on the way."""
-        return Every(self.every_n_steps, self.every_s, self.every_n_rows)
+        return Every(self.every_n_steps, self.every_s, self.every_n_rows, self.every_event_s)
 
     @property
     def whole_every(self) -> int:

@@ -68,8 +68,9 @@ class Checkpoints:
 
     def after_window(self, merged: WindowSum) -> None:
         """Save if a periodic checkpoint is due."""
-        self._since_s += merged.seconds
-        if self._every.due(self._live.step, self._since_s, self._live.rows, merged.rows):
+        self._since_s += merged.passed_s
+        live = self._live
+        if self._every.due(live.step, self._since_s, live.rows, merged.rows, live.newest_events):
             self.save()
 
     def after_wait(self, seconds: float) -> None:

@@ -261,3 +261,14 @@ class TrainSpec(RunOptions):
         whole_number("steps", self.steps, 0)
         for said in (self.sparse_schedule, self.dense_schedule):
             stages_of(said, self.steps)  # checks
+        for one in (self.checkpoint, self.publish):
+            if self.data is not None and one is not None and one.every_event_s is not None:
+                self._check_events(f"{type(one).__name__} has every_event_s={one.every_event_s}")
+
+    def _check_events(self, said: str) -> None:
+        if not isinstance(self.data, StreamDataset):
+            raise ConfigError(f"{said}, which counts the events of a stream; give every_n_steps.")
+        if not (self.data.config.time or self.data.schema.time):
+            raise ConfigError(
+                f"{said}, and no column has the time of events; give data.stream.time."
+            )

@@ -81,6 +81,7 @@ class StreamProgress:
         late: its rows with an event time before the newest of earlier windows.
         refused: rows, messages and files that were left out of it.
         lag_rows, lag_s: rows that waited in the source when it was cut, and the age of the oldest.
+        best_auc: AUC of the true logits of its rows, where the stream has them.
     """
 
     step: int
@@ -92,6 +93,7 @@ class StreamProgress:
     refused: int = 0
     lag_rows: int | None = None
     lag_s: float | None = None
+    best_auc: float | None = None
 
     def __str__(self) -> str:
         """Return the event as one line for the user."""

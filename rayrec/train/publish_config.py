@@ -28,8 +28,10 @@ class PublishConfig:
         every_n_steps: publish after every so many global steps.
         every_n_rows: publish after the step that trains on the last of every so many rows, counted
             over all ranks since the run was begun or resumed.
-        every_s: publish when so many seconds of training have gone by since the last time, at the
-            end of a window. One of these is given; the end of a run is published in any case.
+        every_event_s: publish at the end of a window of a stream, the first whose events pass a
+            multiple of so many seconds of event time.
+        every_s: publish when so many seconds have gone by since the last time, at the end of a
+            window. One of these is given; the end of a run is published in any case.
         dtype: type of the rows of all tables: fp32, fp16, int8 or int4.
         tables: table -> its own type, in place of `dtype`.
         full_every: every so many-th publication is a base, at which a server can begin; None makes
@@ -45,6 +47,7 @@ class PublishConfig:
     path: str | None = None
     every_n_steps: int | None = None
     every_n_rows: int | None = None
+    every_event_s: int | None = None
     every_s: float | None = None
     dtype: str = "int8"
     tables: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class PublishConfig:
     @property
     def every(self) -> Every:
         """How often a run publishes on the way."""
-        return Every(self.every_n_steps, self.every_s, self.every_n_rows)
+        return Every(self.every_n_steps, self.every_s, self.every_n_rows, self.every_event_s)
 
     def check_tables(self, names: Iterable[str]) -> None:
         """Check that all tables with a type of their own exist.

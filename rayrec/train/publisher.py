@@ -80,7 +80,8 @@ class Publisher:
             SaveError: on every rank, when the storage refused; also of the publication before.
         """
         self._seconds += seconds
-        if self._config.every.due(step, self._seconds, self._live.rows, added):
+        live, every = self._live, self._config.every
+        if every.due(step, self._seconds, live.rows, added, live.newest_events):
             self._on_phase("publishing")
             self._publish(step)
             self._on_phase("training")

@@ -54,6 +54,7 @@ class RunLoop:
         self.saves: Checkpoints | None = None
         self.publisher: Publisher | None = None
         self.stopped = self.handed_over = False
+        self._waited_s = 0.0  # for rows, since the last window
 
     def windows(
         self,
@@ -73,10 +74,13 @@ class RunLoop:
         self.stopped = schedule.missed(live.step) and not self._score(should_stop)
         while live.step < self._spec.steps and not self.stopped and not schedule.early:
             # after a checkpoint: who resumes it scores the window before it trains on it
+            began, self._waited_s = time.perf_counter(), 0.0
             if not self._begin_rows(should_stop):
                 break
+            before_s = time.perf_counter() - began - self._waited_s
             window = Window(live.device, live.world_size, self._spec.tasks, live.model.module)
             window.end = self._next_end(profiler)
+            window.before_s = max(0.0, before_s)
             yield window  # the caller takes its steps
             merged = window.merge(
                 lambda: should_stop() or live.hooks.error is not None,
@@ -85,6 +89,8 @@ class RunLoop:
             )
             self.reports.add(window, merged)
             self.stopped = merged.stop
+            if self.stream is not None:
+                self.stream.after_window()
             # before a checkpoint, so that who resumes it has the rows of who goes on
             self._grow()
             if self.saves is not None:
@@ -97,7 +103,7 @@ class RunLoop:
             if self.points is not None:
                 self.points.after_window(live)
             if self.publisher is not None:
-                self.publisher.after_window(live.step, merged.seconds, merged.rows)
+                self.publisher.after_window(live.step, merged.passed_s, merged.rows)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
 
@@ -232,6 +238,7 @@ class RunLoop:
     def _wait(self, seconds: float) -> None:
         """Save and publish what is due by time while the stream gives no rows."""
         live = self._live
+        self._waited_s += seconds
         if self.saves is not None:
             self.saves.after_wait(seconds)
         if self.publisher is not None and self.publisher.step != live.step and live.step:

@@ -88,6 +88,8 @@ class LiveRun:
         schedule: evaluations, with the best one.
         step: global steps done.
         rows, seconds: rows of training and its duration in this run, over all ranks.
+        newest_events: where the last step ended a window of a stream, the newest event time of all
+            windows before it, and with it, seconds since 1970.
         hooks: callbacks of this rank.
         tell: receives each event.
     """
@@ -107,6 +109,7 @@ class LiveRun:
         self.cursor = DataCursor(spec, self.rank, self.world_size, pin_memory=device.type == "cuda")
         self.schedule = EvaluationSchedule(spec)
         self.step, self.rows, self.seconds = 0, 0, 0.0
+        self.newest_events: tuple[int, int] | None = None
         self.tell: Callable[[Event], None] = lambda event: None
 
     def announce(self, event: Event) -> None:

@@ -25,7 +25,7 @@ from rayrec.train.window import gather_objects
 
 POLL_S = 0.2
 POLLS = 5  # between two calls of on_wait
-_TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s")
+_TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s", "best_auc")
 
 
 class StreamWindows:
@@ -110,6 +110,16 @@ class StreamWindows:
             # its end may be what is newest
             window = self._folder.read(window.number - 1) if window.number else None
         return (None, None) if window is None else (window.newest_event, window.cut_s)
+
+    def after_window(self) -> None:
+        """Tell the run which events the last step has passed, if it ended a window."""
+        self._live.newest_events = None
+        window = self.current
+        if window is not None and not self._live.cursor.left and window.number:
+            before = self._folder.read(window.number - 1)
+            times = (None if before is None else before.newest_event), window.newest_event
+            if times[0] is not None and times[1] is not None:
+                self._live.newest_events = times[0], times[1]
 
     def close(self) -> None:
         """End the thread that cuts."""

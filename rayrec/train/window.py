@@ -34,6 +34,7 @@ class WindowSum(NamedTuple):
         stop: some rank was asked to stop.
         save: some rank was asked to save.
         seconds: mean over ranks of the window's wall clock time.
+        passed_s: the same, with the time before it that its rows were scored or came in.
         rows: rows of all ranks.
         loss: mean loss over the rows.
         scores: scores of the rows, by name; empty without rows or if the model has diverged.
@@ -51,6 +52,7 @@ class WindowSum(NamedTuple):
     memory_bytes: tuple[int, ...]
     written: bool = False
     save: bool = False
+    passed_s: float = 0.0
 
 
 class Window:
@@ -65,6 +67,7 @@ class Window:
         end: global step after which the window is merged.
         steps: steps done.
         waited_s: seconds in which this rank waited for batches.
+        before_s: seconds before this window in which its rows were scored or came in.
         rates: learning rates of the last step, "sparse" and "dense".
         step_s: seconds of the mean step by part.
         values: further scores, as the loop gives them.
@@ -78,7 +81,7 @@ class Window:
         model: nn.Module | None = None,
     ) -> None:
         self._device, self._world_size = device, world_size
-        self.end, self.waited_s = 0, 0.0
+        self.end, self.waited_s, self.before_s = 0, 0.0, 0.0
         self.rates: Mapping[str, float] = {}
         self.step_s: Mapping[str, float] = {}
         self.values: Mapping[str, float] = {}
@@ -119,10 +122,11 @@ class Window:
         waits[rank] = self.waited_s / max(seconds, 1e-9)
         memory[rank] = float(memory_in_use(self._device))
         # the sum over ranks is their mean
-        own_s = seconds / self._world_size
+        own_s, before_s = (s / self._world_size for s in (seconds, self.before_s))
         head = [
             float(should_stop()),
             own_s,
+            own_s + before_s,
             float(self._rows),
             loss_sum,
             float(written),
@@ -133,7 +137,9 @@ class Window:
         total = torch.cat([numbers, state])
         all_sum(total)
         # the sums of the numbers in `head`
-        stop, mean_seconds, rows, loss, done, saves, *by_rank = total[: len(head)].tolist()
+        stop, mean_seconds, passed_s, rows, loss, done, saves, *by_rank = total[
+            : len(head)
+        ].tolist()
         scores: Mapping[str, float] = {}
         # the scores of a diverged model are an error of their own, which says less
         counted = total[len(head) :]
@@ -149,6 +155,7 @@ class Window:
             memory_bytes=tuple(int(value) for value in by_rank[self._world_size :]),
             written=done == self._world_size,
             save=saves > 0,
+            passed_s=passed_s,
         )
 
 

@@ -111,6 +111,7 @@ def _chart(
 def _scores(runs: Sequence[DrawnRun]) -> Iterator[Chart]:
     """A chart for every score, of training, of evaluation and of windows in time."""
     kinds = {"train": "training", "eval": "evaluation", "windows": "windows before training"}
+    kinds["best"] = "best possible of windows"
     for score in dict.fromkeys(score for kind in kinds for score in _named(runs, f"{kind}/")):
         series = []
         for number, run in enumerate(runs):

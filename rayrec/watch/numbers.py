@@ -18,7 +18,7 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
     curves. Numbers that are not finite are left out.
 
     Args:
-        kind: of the event; only windows, evaluations and checkpoints have such numbers.
+        kind: of the event; windows, evaluations, checkpoints and windows of streams have numbers.
         values: its fields.
     """
     named: dict[str, Any] = {}
@@ -38,6 +38,8 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
         prefix = "eval" if values["window"] is None else "windows"
         named = {f"{prefix}/{name}": value for name, value in only_scores(values["scores"]).items()}
         named[f"{prefix}/seconds"] = values["seconds"]
+    elif kind == "stream":
+        named = {"best/auc": values["best_auc"]}
     elif kind == "checkpoint":
         named = {"checkpoint/seconds": values["seconds"]}
     return finite(named)

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.errors import InputError
-from rayrec.streams import cutting, folder, kept
+from rayrec.streams import DeltaConfig, IcebergConfig, StreamConfig, cutting, folder, kept
+from tests.data.iceberg_tables import NAME, make_table, properties_of
 from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
@@ -43,6 +44,32 @@ def test_what_cannot_be_trained_on_is_told_and_counted(tmp_path: Path) -> None:
     assert list(places) == ["b.parquet", "c.parquet", *rows]
     assert "no whole Parquet file" in places["b.parquet"] and "'item'" in places["c.parquet"]
     assert "-5" in places["e.parquet, row 1"]
+
+
+@pytest.mark.parametrize("source", ["delta", "iceberg"])
+def test_a_row_of_a_table_is_told_by_its_number_in_the_file(tmp_path: Path, source: str) -> None:
+    bad = rows_of(3, 6).set_column(2, "item", pa.array([1, -5, 3, 4, -5, 6]))
+    config: DeltaConfig | IcebergConfig
+    if source == "delta":
+        deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
+        config = DeltaConfig(table=str(tmp_path / "table"))
+        options = deltalake.WriterProperties(max_row_group_size=3)
+        for rows in (rows_of(0, 3), bad):
+            deltalake.write_deltalake(config.table, rows, mode="append", writer_properties=options)
+    else:
+        pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
+        pytest.importorskip("sqlalchemy", reason="the catalogs of tests lie in SQLite")
+        config = IcebergConfig(table=NAME, properties=properties_of(tmp_path))
+        table = make_table(tmp_path, bad.schema)
+        for rows in (rows_of(0, 3), bad):
+            table.append(rows)
+    stream = StreamConfig(rows=4, seconds=600.0, stop_when_idle_s=1e-3, **{source: config})  # type: ignore[arg-type]
+    cutter, run = cutter_of(tmp_path / "run", stream), tmp_path / "run"
+    windows = [cut(cutter, number) for number in range(2)]
+    cutter.close()
+    assert [amounts(run, window) for window in windows] == [[0, 1, 2, 3], [5, 6, 8]]  # type: ignore[arg-type]
+    told = json.loads((run / "stream" / "refused" / "window-00000001.json").read_text())
+    assert [one["place"].rpartition(", ")[2] for one in told] == ["row 1", "row 4"]
 
 
 def test_files_that_go_or_change_are_refused(tmp_path: Path) -> None:

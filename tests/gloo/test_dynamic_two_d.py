@@ -39,15 +39,25 @@ GROWTH = GrowthConfig(max_num_embeddings=96, every_n_steps=1)
 
 
 class Two(torch.nn.Module):
-    """A pooled and a sequence collection; the ids of one feature admit none."""
+    """A pooled and a sequence collection; the ids of one feature admit none, or live for less."""
 
     def __init__(self) -> None:
         super().__init__()
         pooled = [
             DynamicConfig(blocks=4, ttl_s=500, read_only_features=("g",), growth=GROWTH),
-            DynamicConfig(blocks=2, admission_threshold=2, eviction="timestamp"),
+            DynamicConfig(
+                blocks=2,
+                admission_threshold=2,
+                counter_capacity=60,
+                eviction="timestamp",
+                ttl_s=400,
+                feature_ttl_s={"f": 30},
+            ),
         ]
-        sequence = [DynamicConfig(blocks=2, ttl_steps=3), DynamicConfig(blocks=2, eviction="lfu")]
+        sequence = [
+            DynamicConfig(blocks=2, ttl_steps=4, feature_ttl_steps={"g": 1}),
+            DynamicConfig(blocks=2, eviction="lfu"),
+        ]
         self.pooled = EmbeddingBagCollection(
             [
                 EmbeddingBagConfig(24, 8, f"p{i}", feature_names=[*KEYS], dynamic=rule)

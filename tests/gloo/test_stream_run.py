@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,11 +20,12 @@ from rayrec.checkpoint import CheckpointManager
 from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.streams import DeltaConfig, StreamConfig, StreamDataset
+from rayrec.streams import DeltaConfig, IcebergConfig, StreamConfig, StreamDataset
 from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Evaluation, StreamProgress
 from tests.clicks import write_clicks
+from tests.data.iceberg_tables import NAME, compact, make_table, properties_of
 from tests.gloo.shaped import many_of, whole_numbers, write_shaped
 from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool
@@ -68,12 +70,17 @@ def keep_in(told: Told) -> object:
 
 
 def walked(
-    rank: int, world_size: int, folder: Path, run: str = "calm", delta: DeltaConfig | None = None
+    rank: int,
+    world_size: int,
+    folder: Path,
+    run: str = "calm",
+    table: DeltaConfig | IcebergConfig | None = None,
 ) -> tuple[Told, dict[str, torch.Tensor], int]:
     told: Told = []
     spec = replace(streamed(folder, world_size, run), checkpoint=CheckpointConfig(at_end=False))
-    if delta is not None:
-        config = replace(spec.data.config, folder=None, delta=delta)
+    if table is not None:
+        source = {"delta" if isinstance(table, DeltaConfig) else "iceberg": table}
+        config = replace(spec.data.config, folder=None, **source)
         spec = replace(spec, data=replace(spec.data, config=config))
     with RankTrainer(spec) as trainer:
         assert not trainer.run(on_event=keep_in(told))  # type: ignore[arg-type]
@@ -100,22 +107,39 @@ def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
             assert torch.allclose(found[name], tables[name], atol=1e-5), name
 
 
-def append_all(folder: Path) -> None:
+def append_all(folder: Path) -> DeltaConfig:
     """Append the files of `write_stream` to a table of Delta Lake, and compact it in between."""
     deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
     for file in sorted((folder / "in").iterdir()):
         deltalake.write_deltalake(folder / "table", pq.read_table(file), mode="append")
         if file.name == "part-3.parquet":
             deltalake.DeltaTable(folder / "table").optimize.compact()
+    return DeltaConfig(table=str(folder / "table"))
 
 
-def test_a_table_of_delta_lake_trains_as_the_folder_does(ranks: RankPool, tmp_path: Path) -> None:
+def append_all_to_iceberg(folder: Path) -> IcebergConfig:
+    """Append them to a table of Apache Iceberg, likewise."""
+    pytest.importorskip("pyiceberg", reason="needs the extra iceberg")
+    pytest.importorskip("sqlalchemy", reason="the catalogs of tests lie in SQLite")
+    (folder / "table").mkdir()
+    files = sorted((folder / "in").iterdir())
+    table = make_table(folder / "table", pq.read_schema(files[0]))
+    for file in files:
+        table.append(pq.read_table(file))
+        if file.name == "part-3.parquet":
+            compact(table)
+    return IcebergConfig(table=NAME, properties=properties_of(folder / "table"))
+
+
+@pytest.mark.parametrize("append", [append_all, append_all_to_iceberg])
+def test_a_table_that_is_appended_to_trains_as_the_folder_does(
+    ranks: RankPool, tmp_path: Path, append: Callable[[Path], DeltaConfig | IcebergConfig]
+) -> None:
     write_stream(tmp_path)
-    append_all(tmp_path)
-    delta = DeltaConfig(table=str(tmp_path / "table"))
+    table = append(tmp_path)
     for world_size in (1, 2):
         calm = ranks.run(world_size, walked, tmp_path, f"calm-{world_size}")
-        same = ranks.run(world_size, walked, tmp_path, f"delta-{world_size}", delta)
+        same = ranks.run(world_size, walked, tmp_path, f"table-{world_size}", table)
         for told, found in zip(calm, same, strict=True):
             assert found[0] == told[0] and found[2] == told[2] == 10
             assert all(torch.equal(tables, found[1][name]) for name, tables in told[1].items())
@@ -215,6 +239,45 @@ def test_a_run_saves_by_rows_at_the_same_steps_on_any_ranks(
             assert list(told) == wanted
 
 
+def by_events(
+    rank: int, world_size: int, folder: Path, stop: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the steps at which a run saves and publishes by its events, stopped after a step."""
+    spec = streamed(folder, world_size, f"by_events-{world_size}-{stop}", time="at")
+    config = CheckpointConfig(every_event_s=100)
+    spec = replace(spec, checkpoint=config, publish=PublishConfig(every_event_s=60))
+    newest: tuple[str, ...] = ()
+    published = list[list[int]]()
+    for until in (stop, ENDLESS):
+        with RankTrainer(replace(spec, resume_from=newest)) as trainer:
+            trainer.begin()
+            trainer.run(lambda t=trainer, end=until: t.step >= end)  # type: ignore[misc]
+            newest = (str(trainer.newest),)
+        chain = ChainFolder.of_run(str(spec.run_path))
+        published.append([chain.read(place).to_step for place in chain.places()])
+    steps = list(CheckpointManager(str(spec.run_path)).steps())
+    return steps, published[0], published[1]
+
+
+def test_a_run_saves_by_event_time_at_the_same_steps_on_any_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    write_stream(tmp_path)
+    # the newest events of the four windows are 90, 130, 130 again, since they are late, and 320
+    times = np.repeat([90, 130, 60, 320], WINDOWS)
+    for path in sorted((tmp_path / "in").iterdir()):
+        rows = pq.read_table(path)
+        own, times = times[: len(rows)], times[len(rows) :]
+        pq.write_table(rows.append_column("at", pa.array(own)), path)
+    for world_size in (1, 2):
+        for stop in (1, 6, 7):
+            saved, before, behind = ranks.run(world_size, by_events, tmp_path, stop)[0]
+            # past 100 with the second window, at step 6, and past 200 and 300 with the last one
+            assert saved == sorted({stop, 6, 10})
+            assert before == ([6, 7] if stop == 7 else [stop])  # the end is published, too
+            assert behind == sorted({stop, 6, 10})
+
+
 def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Told]:
     """Train past a checkpoint, and forget all behind it, as a killed process does."""
     spec = streamed(folder, world_size, "lost")
@@ -295,21 +358,34 @@ def test_a_run_that_waits_saves_what_is_due_and_stops_at_once(
         assert "waiting for rows of the stream" in phases[waiting:]
 
 
+def keys_of(folder: Path, source: str) -> dict[str, object]:
+    """Return the keys of a run file for a source, which is filled with rows."""
+    if source == "folder":
+        return {"folder": folder / "in"}
+    if source == "delta":
+        return {"delta.table": append_all(folder).table}
+    iceberg = append_all_to_iceberg(folder)
+    properties = {f"iceberg.properties.{key}": value for key, value in iceberg.properties.items()}
+    return {"iceberg.table": iceberg.table, **properties}
+
+
 @pytest.mark.parametrize(
-    ("key", "place", "lost"),
-    [("folder", "in", "cannot be listed"), ("delta.table", "table", "cannot be opened")],
+    ("source", "place", "lost"),
+    [
+        ("folder", "in", "cannot be listed"),
+        ("delta", "table", "cannot be opened"),
+        ("iceberg", "table", "cannot be opened"),
+    ],
 )
 def test_a_run_file_walks_a_stream(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, place: str, lost: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, place: str, lost: str
 ) -> None:
     """Windows and lag are in the run's events; kept windows are those of kept checkpoints."""
     write_stream(tmp_path)
-    if place == "table":
-        append_all(tmp_path)
     told = tmp_path / "result.json"
     keys = {
         "data.schema": tmp_path / "schema.json",
-        f"data.stream.{key}": tmp_path / place,
+        **{f"data.stream.{key}": value for key, value in keys_of(tmp_path, source).items()},
         "data.stream.rows": 300,
         "data.stream.seconds": 0.05,
         "data.stream.stop_when_idle_s": 1.0,
@@ -362,6 +438,8 @@ def test_a_run_file_walks_a_stream(
         ({"data.stream.folder": "none"}, "has no source"),
         ({"data.stream.delta.table": "x"}, "has two sources"),
         ({"data.stream.folder": None, "data.stream.delta.first_version": 1}, "table"),
+        ({"data.stream.iceberg.table": "a.b"}, "has two sources"),
+        ({"data.stream.folder": None, "data.stream.iceberg.table": "b"}, "namespace.name"),
         (
             {
                 "data.stream.folder": None,

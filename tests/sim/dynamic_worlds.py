@@ -235,13 +235,23 @@ def random_steps(rng: random.Random, ranks: int, ids: list[int], steps: int) -> 
 
 
 def random_rule(rng: random.Random, blocks: int, read_only: tuple[str, ...] = ()) -> DynamicConfig:
+    threshold = rng.choice([1, 1, 2, 3])
+    # fewer candidates than rows, or more
+    capacity = None if threshold == 1 else rng.choice([None, blocks, 3 * blocks, 20 * blocks])
+    read_only = rng.choice([(), read_only])
+    ttls: list[dict[str, Any]] = [{}, {"ttl_steps": 2}, {"ttl_steps": 6}]
+    ttls += [{"ttl_s": 15}, {"ttl_s": 60}]
+    if "g" not in read_only:  # which all tables have
+        ttls += [{"ttl_steps": 6, "feature_ttl_steps": {"g": rng.choice([1, 3])}}]
+        ttls += [{"ttl_s": 60, "feature_ttl_s": {"g": rng.choice([5, 30])}}]
     return DynamicConfig(
-        read_only_features=rng.choice([(), read_only]),
-        admission_threshold=rng.choice([1, 1, 2, 3]),
+        read_only_features=read_only,
+        admission_threshold=threshold,
+        counter_capacity=capacity,
         admission_probability=rng.choice([1.0, 0.7]),
         eviction=rng.choice(["step", "timestamp", "lfu", "none"]),
         blocks=blocks,
-        **rng.choice([{}, {"ttl_steps": 2}, {"ttl_steps": 6}, {"ttl_s": 15}, {"ttl_s": 60}]),
+        **rng.choice(ttls),
     )
 
 

@@ -102,8 +102,10 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
         for number, (bags,) in enumerate(steps, start=1):
             (time,) = times[number - 1]
             rows_of(model, module, bags, time).sum().backward()
-            ids = [one for key in KEYS for bag in bags[key] for one in bag]
-            twin.step(ids, number, -1 if time is None else time)
+            ids = {key: [one for bag in bags[key] for one in bag] for key in KEYS}
+            features = [key for key in KEYS for _ in ids[key]]
+            told = -1 if time is None else time
+            twin.step([one for key in KEYS for one in ids[key]], number, told, features)
             if number % 2:
                 grown = twin.grow(number)
                 assert engine.grow() == ({"t": twin.size * blocks} if grown else {})
@@ -114,7 +116,8 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
             columns = (state.ids[name].tolist() for name in ("id_key", "id_seen", "id_hits"))
             found = {key: (seen, hits) for key, seen, hits in zip(*columns, strict=True)}
             found.pop(-1, None)
-            held = {o: (k.seen, k.count) for place in twin.rows for o, k in place.ids.items()}
+            places = [(place, one) for place in twin.rows for one in place.ids]
+            held = {one: (place.stamps(one)[0], place.ids[one].count) for place, one in places}
             assert found == held
 
     SimulatedWorld(1).run(rank_main)

@@ -25,6 +25,10 @@ RULES = (
     DynamicConfig(blocks=1, eviction="none", ttl_steps=1),
     DynamicConfig(blocks=2, admission_threshold=3, admission_probability=0.7),
     DynamicConfig(blocks=2, admission_threshold=2, eviction="timestamp", ttl_s=60),
+    DynamicConfig(blocks=2, admission_threshold=3, counter_capacity=6),
+    DynamicConfig(blocks=2, admission_threshold=3, counter_capacity=58, ttl_steps=4),
+    DynamicConfig(blocks=2, ttl_steps=4, feature_ttl_steps={"g": 1}),
+    DynamicConfig(blocks=2, admission_threshold=2, ttl_s=90, feature_ttl_s={"g": 20}),
 )
 
 

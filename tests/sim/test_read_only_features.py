@@ -76,9 +76,10 @@ def test_an_id_gets_its_row_by_another_feature_of_the_step(kind: str) -> None:
 def test_ids_of_a_read_only_feature_change_no_other_id(seed: int) -> None:
     rng = random.Random(seed)
     ranks, blocks = rng.randint(1, 3), rng.choice([2, 4])
-    threshold = rng.choice([1, 2])
     rule = random_rule(rng, blocks)
-    rule = replace(rule, read_only_features=("g",), admission_threshold=threshold)
+    rule = replace(rule, read_only_features=("g",), feature_ttl_steps=None, feature_ttl_s=None)
+    if rule.admission_threshold == 3:  # few ids come so often
+        rule = replace(rule, admission_threshold=2)
     kind = rng.choice([EmbeddingConfig, EmbeddingBagConfig])
     tables = (kind(blocks * 6, 8, "t", feature_names=["f", "g"], dynamic=rule),)
     model = Model(tables, random_plan(tables, ranks, rng, SGD(lr=0.1)), SGD(lr=0.1))

@@ -19,13 +19,19 @@ def mixed(number: int) -> int:
     return int(mix(np.array([number], np.int64).view(np.uint64))[0])
 
 
+NEVER = 2**63  # the end of an id that does not grow old
+
+
 @dataclass
 class Known:
-    """An id with a place: in which step it was last seen, how often, and at which time."""
+    """An id with a place: in which step it was last seen, how often, and at which time; and the
+    last step, or time, in which it is known.
+    """
 
     seen: int
     count: int
     time: int
+    end: int
 
 
 @dataclass
@@ -38,14 +44,19 @@ class Place:
     ids: dict[int, Known] = field(default_factory=dict)
 
     def is_known(self, one: int, step: int, time: int) -> bool:
-        known, rule = self.ids.get(one), self.rule
-        if known is None:
-            return False
-        if rule.ttl_s is not None:
-            return known.time + rule.ttl_s >= time
-        return rule.ttl_steps is None or known.seen + rule.ttl_steps >= step
+        known = self.ids.get(one)
+        return known is not None and known.end >= (time if self.rule.ttl_s else step)
 
-    def put(self, wanted: dict[int, int], step: int, time: int) -> tuple[list[int], int]:
+    def stamps(self, one: int) -> tuple[int, int]:
+        """The step and the time in which an id counts as seen: its end less the table's ttl."""
+        known, rule = self.ids[one], self.rule
+        if rule.ttl_s is not None:
+            return known.seen, known.end - rule.ttl_s
+        return known.seen if rule.ttl_steps is None else known.end - rule.ttl_steps, known.time
+
+    def put(
+        self, wanted: dict[int, int], step: int, time: int, ends: dict[int, int]
+    ) -> tuple[list[int], int]:
         """Place ids; returns those that got a place, and how many lost theirs."""
         evicted = 0
         missing = len(wanted) - (self.size - len(self.ids))
@@ -55,11 +66,10 @@ class Place:
                 may_go = [one for one in may_go if not self.is_known(one, step, time)]
 
             def score(one: int) -> tuple[bool, int, int, int]:
-                known = self.ids[one]
-                first, second = {
-                    "lfu": (known.count, known.seen),
-                    "timestamp": (known.time, known.count),
-                }.get(self.eviction, (known.seen, known.count))
+                known, (seen, at) = self.ids[one], self.stamps(one)
+                first, second = {"lfu": (known.count, seen), "timestamp": (at, known.count)}.get(
+                    self.eviction, (seen, known.count)
+                )
                 return self.is_known(one, step, time), first, second, mixed(one)
 
             for one in sorted(may_go, key=score)[: max(missing, self.size // 8)]:
@@ -68,7 +78,7 @@ class Place:
         order = sorted(wanted, key=lambda one: (-wanted[one], mixed(one)))
         placed = order[: self.size - len(self.ids)]
         for one in placed:
-            self.ids[one] = Known(step, wanted[one], time)
+            self.ids[one] = Known(step, wanted[one], time, ends[one])
         return placed, evicted
 
 
@@ -81,26 +91,44 @@ class Twin:
         self.blocks = table.num_embeddings // self.size
         rule = self.rule
         self.rows = [Place(self.size, rule.eviction, rule) for _ in range(self.blocks)]
-        self.waiting = [Place(self.size, "step", rule) for _ in range(self.blocks)]
+        capacity = rule.counter_capacity
+        share = self.size if capacity is None else capacity // self.blocks
+        self.waiting = [Place(share, "step", rule) for _ in range(self.blocks)]
         self.counts: Counter[str] = Counter()
         self.time = -1
 
     def is_known(self, one: int, step: int) -> bool:
         return self.rows[self._block(one)].is_known(one, step, self.time)
 
-    def step(self, ids: list[int], step: int, time: int) -> None:
+    def step(self, ids: list[int], step: int, time: int, features: list[str] | None = None) -> None:
+        """Train on ids, each of a feature."""
         self.time = max(self.time, time)
         counts = Counter(ids)
+        ends = dict.fromkeys(counts, -NEVER)
+        for one, feature in zip(ids, features or ["f"] * len(ids), strict=True):
+            ends[one] = max(ends[one], self._end(feature, step))
         for one, count in counts.items():
             if self.is_known(one, step):
                 known = self.rows[self._block(one)].ids[one]
                 known.seen, known.count, known.time = step, known.count + count, self.time
+                known.end = max(known.end, ends[one])
         for block in range(self.blocks):
             here = {one: n for one, n in counts.items() if self._block(one) == block}
-            self._admit(block, {o: n for o, n in here.items() if not self._seen_now(o, step)}, step)
+            others = {o: n for o, n in here.items() if not self._seen_now(o, step)}
+            self._admit(block, others, step, ends)
+
+    def _end(self, feature: str, step: int) -> int:
+        """Until when an id is known that a feature sees."""
+        rule = self.rule
+        if rule.ttl_s is not None:
+            # as if it had been seen so much earlier, but not before 1970
+            return max(self.time + (rule.feature_ttl_s or {}).get(feature, rule.ttl_s), rule.ttl_s)
+        if rule.ttl_steps is not None:
+            return step + (rule.feature_ttl_steps or {}).get(feature, rule.ttl_steps)
+        return NEVER
 
     def grow(self, step: int) -> bool:
-        """Double the rows if most of them are in use; candidates lie in as many places."""
+        """Double the rows if most of them are in use, and the candidates if they are as many."""
         growth = self.rule.growth
         assert growth is not None
         rows, held = self.size * self.blocks, self.told(step)["held"]
@@ -108,7 +136,8 @@ class Twin:
             return False
         self.size *= 2
         for place in (*self.rows, *self.waiting):
-            place.size = self.size
+            if place in self.rows or self.rule.counter_capacity is None:
+                place.size = self.size
             # ids whose time is over leave on the way
             place.ids = {o: k for o, k in place.ids.items() if place.is_known(o, step, self.time)}
         return True
@@ -128,7 +157,7 @@ class Twin:
         known = self.rows[self._block(one)].ids.get(one)
         return known is not None and known.seen == step
 
-    def _admit(self, block: int, counts: dict[int, int], step: int) -> None:
+    def _admit(self, block: int, counts: dict[int, int], step: int, ends: dict[int, int]) -> None:
         rows, waiting, time = self.rows[block], self.waiting[block], self.time
         enter = {one: n for one, n in counts.items() if self._may_enter(one)}
         threshold = self.rule.admission_threshold
@@ -140,27 +169,30 @@ class Twin:
                 if known is not None:
                     before = known.count if waiting.is_known(one, step, time) else 0
                     known.seen, known.count, known.time = step, before + count, time
+                    # a candidate takes its end along to its row
+                    known.end = ends[one] = max(known.end, ends[one])
                 total = count if known is None else known.count
                 if total >= threshold:
                     enough[one] = count
                 elif known is None:
                     fresh[one] = count
-            waiting.put(fresh, step, time)
+            waiting.put(fresh, step, time, ends)
             enter = enough
         outlived = {one: n for one, n in enter.items() if one in rows.ids}
         for one, count in outlived.items():
-            rows.ids[one] = Known(step, count, time)
+            rows.ids[one] = Known(step, count, time, ends[one])
         new = {one: n for one, n in enter.items() if one not in outlived}
-        placed, evicted = rows.put(new, step, time)
+        placed, evicted = rows.put(new, step, time, ends)
         refused = enter.keys() - outlived.keys() - set(placed)
         self.counts["admitted"] += len(placed) + len(outlived)
         self.counts["evicted"] += evicted
         self.counts["refused"] += len(refused)
         if threshold > 1:
-            waiting.put({o: enter[o] for o in refused if o not in waiting.ids}, step, time)
+            waiting.put({o: enter[o] for o in refused if o not in waiting.ids}, step, time, ends)
         for one in [*placed, *outlived]:
             if one in waiting.ids:
-                waiting.ids[one] = Known(0, 0, 0)
+                # as if it had never been seen, for whoever needs its place
+                waiting.ids[one] = Known(0, 0, 0, self.rule.ttl_s or self.rule.ttl_steps or NEVER)
 
     def _may_enter(self, one: int) -> bool:
         salted = (one & (2**64 - 1)) ^ mix_int(SEED, 1)

@@ -153,6 +153,7 @@ from rayrec.train.seat import RankAddress, places_on_machines
             "every_n_rows=5 and every_s=60; give one",
         ),
         (lambda: CheckpointConfig(every_n_rows=0), "every_n_rows=0"),
+        (lambda: CheckpointConfig(every_event_s=0), "every_event_s=0"),
         (
             lambda: RunConfig(
                 global_batch_size=8,

@@ -11,7 +11,7 @@ def table_bytes(schema: FeatureSchema) -> int:
     """Bytes of the tables with row-wise Adagrad, and of the ids of dynamic ones."""
     found = 0
     for table in schema.tables:
-        ids = 0 if table.dynamic is None else table.dynamic.row_bytes
+        ids = 0 if table.dynamic is None else table.dynamic.row_bytes(table.num_embeddings)
         found += table.num_embeddings * (4 * table.embedding_dim + 4 + ids)
     return found
 

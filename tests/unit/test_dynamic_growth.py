@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,16 @@ def test_a_plan_keeps_memory_free_for_the_last_doubling() -> None:
     weights, state = memory(table())
     for bound, times in ((64, 1), (127, 1), (128, 3), (1000, 12)):
         assert memory(table(max_num_embeddings=bound)) == (times * weights, times * state)
+
+
+def test_a_plan_prices_the_candidates_that_a_table_keeps() -> None:
+    """150 bytes a row and 128 a candidate for ids, and columns of 22 for whole rows of places."""
+    size, growth = 64 * 4, GrowthConfig(max_num_embeddings=256)
+    for capacity, a_candidate in ((None, 150), (64, 150), (16, 22 + 32), (96, 2 * 22 + 192)):
+        rule = DynamicConfig(admission_threshold=2, counter_capacity=capacity, blocks=8)
+        one = EmbeddingBagConfig(64, 8, "t", feature_names=["f"], dynamic=rule)
+        assert memory(one)[1] == size + 64 * (150 + a_candidate)
+    # 128 rows of 96 candidates lie beside 256 while they grow for the last time
+    rule = replace(rule, growth=growth)
+    grown = memory(replace(one, dynamic=rule))[1]
+    assert grown == 6 * (size + 64 * (150 + 22)) + 2 * 96 * 128

@@ -15,6 +15,7 @@ from rayrec.data.hashing import mix
 from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import NO_TIME, Instant, clock_extras
 from rayrec.dynamic.columns import IdColumns
+from rayrec.dynamic.kinds import KINDS, kinds_of
 from rayrec.dynamic.resize import places_in
 from rayrec.errors import CheckpointError
 from rayrec.layout import (
@@ -38,19 +39,31 @@ EVICTIONS = ["step", "timestamp", "lfu", "none"]
 
 def random_table(rng: random.Random, ttl: dict[str, int], eviction: str) -> EmbeddingBagConfig:
     blocks = rng.choice([1, 2, 4, 8])
-    rule = DynamicConfig(blocks=blocks, eviction=eviction, admission_threshold=2, **ttl)
+    rule = DynamicConfig(
+        blocks=blocks,
+        eviction=eviction,
+        admission_threshold=2,
+        counter_capacity=rng.choice([None, blocks * rng.randint(1, 20)]),
+        **ttl,
+    )
     rows = blocks * rng.randint(1, 8)
     return EmbeddingBagConfig(rows, WIDTH, "t", feature_names=["f"], dynamic=rule)
 
 
-def random_columns(rng: random.Random, table: EmbeddingBagConfig) -> IdColumns:
-    """Ids at the places of their blocks, some of which are free."""
-    size, rows = table.row_multiple, table.num_embeddings
-    keys, blocks = [-1] * rows, rows // size
-    for _ in range(2 * rows):
+def places_of(table: EmbeddingBagConfig, name: str) -> tuple[int, int, int]:
+    """Blocks, places of a block, and how many of them keys get."""
+    size, (kind,) = table.row_multiple, [one for one in kinds_of(table) if one.name == name]
+    return table.num_embeddings // size, size * kind.lanes, kind.most
+
+
+def random_columns(rng: random.Random, table: EmbeddingBagConfig, kind: str) -> IdColumns:
+    """Keys at the places of their blocks, some of which are free."""
+    blocks, size, most = places_of(table, kind)
+    keys = [-1] * (blocks * size)
+    for _ in range(2 * len(keys)):
         one = rng.randrange(-(2**63), 2**63)
         (block,) = blocks_of(np.array([one]), blocks)
-        free = [at for at in range(block * size, (block + 1) * size) if keys[at] == -1]
+        free = [at for at in range(block * size, block * size + most) if keys[at] == -1]
         if one != -1 and free and rng.random() < 0.7:
             keys[rng.choice(free)] = one
     seen = torch.tensor([rng.randint(STEP - 6, STEP) for _ in keys], dtype=torch.int32)
@@ -64,12 +77,11 @@ def mixed(key: int) -> int:
     return int(mix(np.array([key], np.int64).view(np.uint64))[0])
 
 
-def kept_by(
-    table: EmbeddingBagConfig, saved: IdColumns, eviction: str
-) -> tuple[dict[int, int], int]:
+def kept_by(table: EmbeddingBagConfig, saved: IdColumns, kind: str) -> tuple[dict[int, int], int]:
     """Key -> place, and how many found none, in plain Python."""
-    rule, size = table.dynamic, table.row_multiple
+    rule, (blocks, size, most) = table.dynamic, places_of(table, kind)
     assert rule is not None
+    eviction = rule.eviction if kind == "id" else "step"
     by_block: dict[int, list[tuple[int, ...]]] = {}
     times = torch.full_like(saved.key, -1) if saved.time is None else saved.time
     columns = (column.tolist() for column in (*saved[:3], times))
@@ -77,13 +89,13 @@ def kept_by(
         is_over = rule.ttl_steps is not None and seen + rule.ttl_steps < STEP
         is_over = is_over or (rule.ttl_s is not None and -1 < time < TIME - rule.ttl_s)
         if key != -1 and not is_over:
-            (block,) = blocks_of(np.array([key]), table.num_embeddings // size)
+            (block,) = blocks_of(np.array([key]), blocks)
             scores = {"lfu": (hits, seen), "timestamp": (time, hits)}
             score = scores.get(eviction, (seen, hits))
             by_block.setdefault(int(block), []).append((*score, mixed(key), at, key))
     places, left_out = {}, 0
     for block, ids in by_block.items():
-        best = sorted(sorted(ids)[-size:], key=lambda one: one[3])
+        best = sorted(sorted(ids)[-most:], key=lambda one: one[3])
         left_out += len(ids) - len(best)
         places |= {one[4]: block * size + number for number, one in enumerate(best)}
     return places, left_out
@@ -94,9 +106,10 @@ def test_the_best_of_a_block_keep_a_row(seed: int) -> None:
     rng = random.Random(seed)
     ttl, eviction = rng.choice(TTLS), rng.choice(EVICTIONS)
     old, new = random_table(rng, ttl, eviction), random_table(rng, ttl, eviction)
-    saved = random_columns(rng, old)
-    places, left_out = places_in(new, saved, eviction, NOW)
-    wanted = kept_by(new, saved, eviction)
+    kind = rng.choice(KINDS)
+    saved = random_columns(rng, old, kind)
+    places, left_out = places_in(new, saved, kind, NOW)
+    wanted = kept_by(new, saved, kind)
     got = {int(saved.key[at]): int(place) for at, place in enumerate(places) if place >= 0}
     assert (got, left_out) == wanted
 
@@ -156,20 +169,23 @@ def test_any_plan_restores_any_other_size(seed: int, tmp_path: Path) -> None:
     ttl, eviction = rng.choice(TTLS), rng.choice(EVICTIONS[:3])
     old, new = random_table(rng, ttl, eviction), random_table(rng, ttl, eviction)
     rows = old.num_embeddings
-    saved, waiting = random_columns(rng, old), random_columns(rng, old)
+    saved, waiting = (random_columns(rng, old, kind) for kind in KINDS)
     whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
     whole["sums"] = torch.rand(rows)
-    for kind, columns in (("id", saved), ("candidate", waiting)):
-        whole |= {f"{kind}_{name}": column for name, column in columns.named().items()}
+    whole |= saved.in_lanes("id", 1) | in_lanes(old, waiting)
     path = CheckpointManager(str(tmp_path)).path(STEP)
     save(path, old, random_plan(rng, old, rng.randint(1, 3)), whole, {"t": NOW})
     plan = random_plan(rng, new, rng.randint(1, 3))
     empty = {
         name: torch.full((new.num_embeddings, *tensor.shape[1:]), 7, dtype=tensor.dtype)
         for name, tensor in whole.items()
+        if not name.startswith("candidate_")
     }
-    is_same = (rows, old.row_multiple) == (new.num_embeddings, new.row_multiple)
-    places, left_out = kept_by(new, saved, eviction)
+    blank = in_lanes(new, random_columns(rng, new, "candidate"))
+    empty |= {name: torch.full_like(column, 7) for name, column in blank.items()}
+    is_same = places_of(old, "candidate") == places_of(new, "candidate")
+    is_same = is_same and rows == new.num_embeddings
+    places, left_out = kept_by(new, saved, "id")
     for rank in range(plan.world_size):
         states = states_of(new, plan, rank, empty)
         restored = restore_checkpoint(path, states, tables=[new])
@@ -178,12 +194,20 @@ def test_any_plan_restores_any_other_size(seed: int, tmp_path: Path) -> None:
             continue
         for state in states:
             check(state, places, whole, saved.key.tolist())
-            wanted = kept_by(new, waiting, "step")[0]
-            first = state.shard.rows.start
-            found = enumerate(state.ids["candidate_key"].tolist(), first)
+            wanted = kept_by(new, waiting, "candidate")[0]
+            known = IdColumns.of_lanes("candidate", state.ids)
+            lanes = len(known.key) // len(state.shard.rows)
+            found = enumerate(known.key.tolist(), lanes * state.shard.rows.start)
             assert {key: at for at, key in found if key != -1} == {
-                key: at for key, at in wanted.items() if at in state.shard.rows
+                key: at for key, at in wanted.items() if at // lanes in state.shard.rows
             }
+            for key, seen in zip(known.key.tolist(), known.seen.tolist(), strict=True):
+                assert key == -1 or seen == waiting.seen[waiting.key == key]
+
+
+def in_lanes(table: EmbeddingBagConfig, waiting: IdColumns) -> dict[str, torch.Tensor]:
+    """Columns of candidates as a checkpoint has them."""
+    return waiting.in_lanes("candidate", len(waiting.key) // table.num_embeddings)
 
 
 def check(state: ShardState, places: dict[int, int], whole: dict, keys: list[int]) -> None:
@@ -216,15 +240,15 @@ def test_a_table_that_was_not_dynamic_becomes_one(seed: int, tmp_path: Path) -> 
     none = torch.zeros(rows, dtype=torch.int32)
     saved = IdColumns(torch.arange(rows), none, none)
     places, left_out = kept_by(
-        replace(new, dynamic=replace(new.dynamic, ttl_steps=None, ttl_s=None)), saved, ""
+        replace(new, dynamic=replace(new.dynamic, ttl_steps=None, ttl_s=None)), saved, "id"
     )
     plan = random_plan(rng, new, 2)
     shape = (new.num_embeddings, WIDTH)
     empty = {"weight": torch.full(shape, 7.0), "squares": torch.full(shape, 7.0)}
     empty["sums"] = torch.full(shape[:1], 7.0)
-    for kind in ("id", "candidate"):
-        columns = random_columns(rng, new).named().items()
-        empty |= {f"{kind}_{name}": torch.full_like(column, 7) for name, column in columns}
+    columns = random_columns(rng, new, "id").in_lanes("id", 1)
+    columns |= in_lanes(new, random_columns(rng, new, "candidate"))
+    empty |= {name: torch.full_like(column, 7) for name, column in columns.items()}
     whole |= {"id_key": torch.arange(rows), "id_seen": none, "id_hits": none}
     whole["id_time"] = torch.full((rows,), NO_TIME)
     for rank in range(plan.world_size):
@@ -233,7 +257,7 @@ def test_a_table_that_was_not_dynamic_becomes_one(seed: int, tmp_path: Path) -> 
         assert restored.left_out == ({"t": left_out} if states else {})
         for state in states:
             check(state, places, whole, list(range(rows)))
-            assert (state.ids["candidate_key"] == -1).all()
+            assert (IdColumns.of_lanes("candidate", state.ids).key == -1).all()
 
 
 def test_another_width_is_refused(tmp_path: Path) -> None:
@@ -242,9 +266,8 @@ def test_another_width_is_refused(tmp_path: Path) -> None:
     rows = old.num_embeddings
     whole = {"weight": torch.randn(rows, WIDTH), "squares": torch.rand(rows, WIDTH)}
     whole["sums"] = torch.rand(rows)
-    for kind in ("id", "candidate"):
-        columns = random_columns(rng, old).named()
-        whole |= {f"{kind}_{name}": column for name, column in columns.items()}
+    whole |= random_columns(rng, old, "id").in_lanes("id", 1)
+    whole |= in_lanes(old, random_columns(rng, old, "candidate"))
     path = CheckpointManager(str(tmp_path)).path(STEP)
     save(path, old, random_plan(rng, old, 1), whole, {"t": NOW})
     other = replace(old, num_embeddings=2 * rows, embedding_dim=4)

@@ -14,6 +14,7 @@ from torch import Tensor
 from rayrec.data import FeatureSchema
 from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import IdClock, Instant
+from rayrec.dynamic.columns import lanes_of
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.fused_rows import FusedRows
 from rayrec.errors import ConfigError
@@ -41,12 +42,27 @@ def shards_of(table: EmbeddingBagConfig, cuts: list[int]) -> tuple[FusedRows, li
 def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> None:
     rng = random.Random(seed)
     blocks = rng.choice([1, 2, 4, 8])
+    threshold = rng.choice([1, 1, 2, 4])
     rule = DynamicConfig(
-        admission_threshold=rng.choice([1, 1, 2, 4]),
+        admission_threshold=threshold,
+        counter_capacity=None
+        if threshold == 1
+        else rng.choice([None, blocks, 5 * blocks, 9 * blocks, 50 * blocks]),
         admission_probability=rng.choice([1.0, 1.0, 0.6]),
         eviction=rng.choice(["step", "timestamp", "lfu", "none"]),
         blocks=blocks,
-        **rng.choice([{}, {"ttl_steps": 3}, {"ttl_steps": 20}, {"ttl_s": 25}, {"ttl_s": 300}]),
+        read_only_features=("r",),
+        **rng.choice(
+            [
+                {},
+                {"ttl_steps": 3},
+                {"ttl_steps": 20},
+                {"ttl_s": 25},
+                {"ttl_s": 300},
+                {"ttl_steps": 12, "feature_ttl_steps": {"g": 2, "h": 6}},
+                {"ttl_s": 200, "feature_ttl_s": {"g": 5, "h": 90}},
+            ]
+        ),
     )
     table = EmbeddingBagConfig(blocks * rng.choice([3, 8, 20]), 4, "t", dynamic=rule)
     inner = [table.row_multiple * i for i in range(1, blocks) if rng.random() < 0.5]
@@ -55,16 +71,16 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
     twin = Twin(table)
     told: Counter[str] = Counter()
     clock, times = IdClock(timed=rule.uses_time), iter(wandering(rng, 60))
-    read_only = rng.choice([0.0, 0.3])  # share of ids that come by features that admit none
+    # one has no time of its own, two may have one, and one may admit none
+    features = rng.choice(["f", "fgh", "gh", "fghr"])
     for step, ids in enumerate(drifting(rng, 60), start=1):
         time = next(times)
         clock.begin(True, time)
         # ids arrive in another order on other plans
         shuffled = rng.sample(ids, len(ids))
-        only = [rng.random() < read_only for _ in shuffled]
-        twin.step(
-            [one for one, is_only in zip(shuffled, only, strict=True) if not is_only], step, time
-        )
+        of_ids = [rng.choice(features) for _ in shuffled]
+        seen = [(one, of) for one, of in zip(shuffled, of_ids, strict=True) if of != "r"]
+        twin.step([one for one, _ in seen], step, time, [of for _, of in seen])
         twin.counts["looked_up"] += len(ids)
         twin.counts["unknown"] += sum(not twin.is_known(one, step) for one in ids)
         first_row = blocks_of(np.array(shuffled, np.int64), blocks) * table.row_multiple
@@ -76,7 +92,9 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
             sent,
             bounds,
             clock.now,
-            torch.tensor(only, dtype=torch.bool)[order] if read_only else None,
+            torch.tensor([rule.lag(of) for of in of_ids], dtype=torch.int64)[order]
+            if features != "f"
+            else None,
         )
         for one, row in zip(sent.tolist(), rows.tolist(), strict=True):
             assert (row >= 0) == twin.is_known(one, step), (step, one)
@@ -108,11 +126,24 @@ def test_rows_come_and_go_as_in_plain_python_whatever_the_cuts(seed: int) -> Non
                 first = first_values(SEED, table, np.array([one]), range(4))[0]
                 assert torch.equal(values[number][row], first)
     wanted = {
-        one: [one, known.seen, known.count, *([known.time] if rule.uses_time else [])]
+        one: [one, seen, place.ids[one].count, *([at] if rule.uses_time else [])]
         for place in twin.rows
-        for one, known in place.ids.items()
+        for one in place.ids
+        for seen, at in [place.stamps(one)]
     }
     assert held == wanted
+    waiting = {
+        key: [columns[f"{lane}_{name}"][row].item() for name in ("seen", "hits")]
+        for columns in (part.tensors() for part in parts)
+        for lane in lanes_of("candidate", columns)
+        for row, key in enumerate(columns[f"{lane}_key"].tolist())
+        if key != -1
+    }
+    assert waiting == {
+        one: [place.stamps(one)[0], known.count]
+        for place in twin.waiting
+        for one, known in place.ids.items()
+    }
     assert told == Counter(twin.told(60))
 
 
@@ -197,7 +228,21 @@ def test_blocks_fill_alike() -> None:
             "ttl_steps=9223372036854775807; it must be .* at most 2147483647",
         ),
         ({"admission_threshold": 2**31}, "at most 2147483647"),
+        ({"admission_threshold": 2, "counter_capacity": 0}, "counter_capacity=0; it must be at"),
+        ({"counter_capacity": 8}, "counter_capacity=8 and admission_threshold=1, with which ids"),
         ({"read_only_features": "negatives"}, "read_only_features"),
+        ({"feature_ttl_steps": {"f": 5}}, "feature_ttl_steps without ttl_steps, which is for all"),
+        ({"feature_ttl_s": {"f": 5}, "ttl_steps": 9}, "feature_ttl_s without ttl_s, which is for"),
+        (
+            {"feature_ttl_steps": {"f": 10}, "ttl_steps": 9},
+            "feature_ttl_steps=10 for 'f'; it must be at least 1 and at most ttl_steps=9, which",
+        ),
+        ({"feature_ttl_s": {"f": 0}, "ttl_s": 9}, "feature_ttl_s=0 for 'f'"),
+        ({"feature_ttl_s": {"f": 2.5}, "ttl_s": 9}, "feature_ttl_s"),
+        (
+            {"feature_ttl_s": {"f": 5}, "ttl_s": 9, "read_only_features": ("f",)},
+            "'f' in feature_ttl_s and in read_only_features, which keep no id for longer",
+        ),
     ],
 )
 def test_rules_out_of_range_are_refused(options: dict[str, object], says: str) -> None:
@@ -222,10 +267,27 @@ def test_read_only_features_are_features_of_the_table() -> None:
         EmbeddingBagCollection(tables=[wrong], device="meta")
 
 
+def test_features_with_a_time_of_their_own_are_features_of_the_table() -> None:
+    text = """{"label": "click", "features": [{"name": "item", "column": "item"},
+        {"name": "seen", "column": "seen"}], "tables": [
+        {"name": "t", "num_embeddings": 8, "embedding_dim": 4, "features": ["item", "seen"],
+         "dynamic": {"ttl_steps": 9, "feature_ttl_steps": {"%s": 4}}}]}"""
+    schema = FeatureSchema.from_json(text % "seen")
+    rule = schema.tables[0].dynamic
+    assert rule == DynamicConfig(ttl_steps=9, feature_ttl_steps={"seen": 4})
+    assert (rule.lag("item"), rule.lag("seen")) == (0, 5)
+    assert FeatureSchema.from_json(schema.to_json()) == schema
+    with pytest.raises(ConfigError, match="table 't' has 'other' among feature_ttl_steps, and no"):
+        FeatureSchema.from_json(text % "other")
+
+
 def test_blocks_divide_the_rows() -> None:
     assert EmbeddingBagConfig(1 << 20, 4, "t", dynamic=DynamicConfig()).row_multiple == 4096
     assert EmbeddingBagConfig(10_007, 4, "t", dynamic=DynamicConfig()).row_multiple == 10_007
     with pytest.raises(ConfigError, match=r"table 't': DynamicConfig has blocks=4, which does not"):
         EmbeddingBagConfig(10, 4, "t", dynamic=DynamicConfig(blocks=4))
+    rule = DynamicConfig(blocks=4, admission_threshold=2, counter_capacity=10)
+    with pytest.raises(ConfigError, match=r"table 't': .*=10, which the 4 blocks of the table do"):
+        EmbeddingBagConfig(8, 4, "t", dynamic=rule)
     with pytest.raises(ConfigError, match="init_fn and dynamic"):
         EmbeddingBagConfig(8, 4, "t", dynamic=DynamicConfig(), init_fn=torch.nn.init.zeros_)

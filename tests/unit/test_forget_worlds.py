@@ -95,18 +95,21 @@ def test_chains_of_checkpoints_lose_the_rows_of_keys_and_no_others(
 
 
 def dynamic_states(plan: ShardingPlan, rank: int) -> list[ShardState]:
-    """Shards of a dynamic table of 40 rows, every third of them free, with candidates and times."""
+    """Shards of a dynamic table of 40 rows, every third of them free, with candidates in two lanes
+    and times.
+    """
     number = torch.Generator().manual_seed(7)
     weight = torch.randn(40, 8, generator=number)
     keys = torch.arange(40) * 10**12 + 17
     keys[::3] = -1
     waiting = torch.arange(40) * 10**12 + 18
     waiting[1::2] = -1
+    others = torch.where(waiting == -1, -1, waiting + 1)
     states = []
     for shard in plan.shards(rank):
         here, cols = slice(shard.rows.start, shard.rows.stop), list(shard.cols)
         ids = {}
-        for kind, key in (("id", keys), ("candidate", waiting)):
+        for kind, key in (("id", keys), ("candidate", waiting), ("candidate_1", others)):
             told = (key[here] % 97 + 1) * (key[here] != -1)
             ids[f"{kind}_key"] = key[here].clone()
             ids |= {f"{kind}_{column}": told.int() for column in ("seen", "hits")}
@@ -127,7 +130,7 @@ def test_dynamic_tables_under_any_cuts_lose_ids_candidates_and_times(
     owners = [[(r + c) % 2 for c in range(len(cols_at) - 1)] for r in range(len(rows_at) - 1)]
     layout = TablePlacement(TableLayout(rows_at, cols_at, tuple(map(tuple, owners))))
     plan = ShardingPlan(world_size=2, tables={"t": layout})
-    rule = DynamicConfig(blocks=2, admission_threshold=2, ttl_s=60)
+    rule = DynamicConfig(blocks=2, admission_threshold=2, counter_capacity=80, ttl_s=60)
     table = EmbeddingBagConfig(40, 8, name="t", feature_names=["f"], dynamic=rule)
     path = str(tmp_path / "run" / "step-00000001")
 
@@ -148,14 +151,16 @@ def test_dynamic_tables_under_any_cuts_lose_ids_candidates_and_times(
     Ranks(2).run(body).all()
     before = load_table(path, "t").combine_chunks()
     ids, waiting = [k * 10**12 + 17 for k in (1, 7, 38, 39)], [k * 10**12 + 18 for k in (2, 38, 5)]
-    keys = write_keys(tmp_path / "keys.parquet", {"t": [*ids, *waiting]})
+    others = [k * 10**12 + 19 for k in (4, 20)]
+    keys = write_keys(tmp_path / "keys.parquet", {"t": [*ids, *waiting, *others]})
     (told,) = forget(tmp_path / "run", keys)[0].tables
     # of the ids, 39 is free, and of the candidates 5
-    assert (told.ids, told.found, told.found_now) == (7, 5, 0)
+    assert (told.ids, told.found, told.found_now) == (9, 7, 0)
     after = load_table(path, "t").combine_chunks()
     for name in before.column_names:
         old, new = (one[name].to_pylist() for one in (before, after))
         gone = {1, 7, 38} if not name.startswith("candidate_") else {2, 38}
+        gone = {4, 20} if name.startswith("candidate_1") else gone
         free = -1 if name.endswith("_key") else [0.0] * 8 if name == "weight" else 0
         assert new == [
             free if row in gone and name != "row" else was for row, was in enumerate(old)

@@ -27,6 +27,7 @@ from rayrec.checkpoint import (
     save_checkpoint,
 )
 from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.columns import lanes_of
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout import (
     DataType,
@@ -49,8 +50,11 @@ Whole = dict[str, Tensor]  # columns of a table
 
 def random_table(rng: random.Random) -> EmbeddingBagConfig:
     blocks = rng.choice([1, 2, 4])
-    rule = DynamicConfig(blocks=blocks, admission_threshold=rng.choice([1, 2]))
     kind, rows = rng.choice([DataType.FP32, DataType.BF16]), blocks * rng.randint(1, 9)
+    counting: dict[str, int] = rng.choice([{}, {"admission_threshold": 2}])
+    if counting and rng.random() < 0.5:
+        counting |= {"counter_capacity": 2 * rows}
+    rule = DynamicConfig(blocks=blocks, **counting)
     return EmbeddingBagConfig(rows, WIDTH, "t", kind, feature_names=["f"], dynamic=rule)
 
 
@@ -76,7 +80,9 @@ def random_whole(rng: random.Random, table: EmbeddingBagConfig) -> Whole:
     whole = {"weight": torch.randn(rows, WIDTH).to(dtype)}
     whole |= random_ids(rng, table, "id", rng.choice([0.0, 0.05, 0.5, 1.0]))
     if table.dynamic is not None and table.dynamic.admission_threshold > 1:
-        whole |= random_ids(rng, table, "candidate", rng.choice([0.0, 0.3, 1.0]))
+        lanes = ["candidate"] + ["candidate_1"] * (table.dynamic.counter_capacity is not None)
+        for lane in lanes:
+            whole |= random_ids(rng, table, lane, rng.choice([0.0, 0.3, 1.0]))
     return {**whole, "sums": torch.rand(rows), "squares": torch.rand(rows, WIDTH)}
 
 
@@ -160,8 +166,8 @@ def test_any_plan_restores_what_is_in_use(seed: int, tmp_path: Path) -> None:
     manager = CheckpointManager(str(tmp_path))
     manifest = save(manager.path(1), table, plan, whole, **options)
     in_use = whole["id_key"] != -1
-    if "candidate_key" in whole:
-        in_use |= whole["candidate_key"] != -1
+    for lane in lanes_of("candidate", whole):
+        in_use |= whole[f"{lane}_key"] != -1
     for entry in manifest.files:
         rows = in_use[entry.rows.start : entry.rows.stop]
         assert entry.live is not None and sum(entry.live) == int(rows.sum())

@@ -100,15 +100,15 @@ class DynamicIds:
             )
         if not self._group.key.sequence:
             # bags lie slot by slot, and slots shard by shard
-            rows = self._find(routed.ids, self._bounds(routed.parts), routed.read_only)
+            rows = self._find(routed.ids, self._bounds(routed.parts), routed.lags)
             return rows, without_absent(GroupIds(rows, routed.offsets, routed.weights))
         of_shards = self._places(routed)
         places = [at for of_shard in of_shards for at in of_shard]
         sizes = [size_of(at) for at in places]
         starts = offsets_of(sizes)
         bounds = [starts[i] for i in offsets_of(len(of_shard) for of_shard in of_shards)]
-        only = None if routed.read_only is None else _joined(routed.read_only, places)
-        rows = self._find(_joined(routed.ids, places), bounds, only)
+        lags = None if routed.lags is None else _joined(routed.lags, places)
+        rows = self._find(_joined(routed.ids, places), bounds, lags)
         ids = _put(self._in_memory(rows, bounds), places, sizes)
         return rows, without_absent(GroupIds(ids, routed.offsets, routed.weights))
 
@@ -130,11 +130,11 @@ class DynamicIds:
         rows.register_hook(arrived)
         self._pending = ref(arrived)
 
-    def _find(self, ids: Tensor, bounds: Sequence[int], read_only: Tensor | None) -> Tensor:
+    def _find(self, ids: Tensor, bounds: Sequence[int], lags: Tensor | None) -> Tensor:
         """Return the rows of all ids of a step, shard by shard, or -1."""
         clock = self._clock
         if clock.trains:
-            return self._rows.admit(ids, bounds, clock.now, read_only)
+            return self._rows.admit(ids, bounds, clock.now, lags)
         return self._rows.find(ids, bounds, clock.now)
 
     def _bounds(self, sizes: Sequence[int]) -> list[int]:

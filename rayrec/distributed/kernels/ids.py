@@ -27,7 +27,7 @@ class GroupIds:
             all shards one after the other.
         offsets: (bags + 1,) int64.
         weights: (N,) float32, or None when the group is unweighted.
-        read_only: (N,) bool, ids that are not admitted to their dynamic table; None where all are.
+        lags: (N,) int64 of `DynamicConfig.lag`, of dynamic tables; None where all are 0.
         parts: of dynamic tables, how many ids every slot has from every rank: slot by slot, but of
             sequences that are exchanged rank by rank.
         places: of sequences of dynamic tables that are read in place, where these ids are; else
@@ -37,7 +37,7 @@ class GroupIds:
     ids: Tensor
     offsets: Tensor
     weights: Tensor | None
-    read_only: Tensor | None = None
+    lags: Tensor | None = None
     parts: tuple[int, ...] = ()
     places: Sequence[Sequence[slice | Tensor]] = ()
 

@@ -69,8 +69,8 @@ def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use
     for table in tables:
         for feature in table.feature_names:
             width = table.embedding_dim
-            read_only = table.dynamic is not None and feature in table.dynamic.read_only_features
-            use = Use(len(uses), collection, table.name, feature, column, width, read_only)
+            lag = 0 if table.dynamic is None else table.dynamic.lag(feature)
+            use = Use(len(uses), collection, table.name, feature, column, width, lag)
             uses.append(use)
             column += width
     return tuple(uses)

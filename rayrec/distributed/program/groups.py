@@ -53,7 +53,7 @@ class Use:
     """One feature looked up in one table: `width` columns of the output of `collection`.
 
     Attributes:
-        read_only: the feature gives no id a row of its dynamic table.
+        lag: of the feature in its dynamic table; see `DynamicConfig`.
     """
 
     index: int  # within its collection
@@ -62,7 +62,7 @@ class Use:
     feature: str
     column: int  # the first one
     width: int
-    read_only: bool = False
+    lag: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,9 @@ class LookupGroup:
         return tuple(lanes)
 
     @cached_property
-    def has_read_only(self) -> bool:
-        """Return True if some slot gives no id a row; see `Use`."""
-        return any(slot.use.read_only for slot in self.slots)
+    def has_lags(self) -> bool:
+        """Return True if a slot has a lag; see `Use`."""
+        return any(slot.use.lag for slot in self.slots)
 
     @cached_property
     def width(self) -> int:

@@ -44,12 +44,12 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
     sizes = [ids for _, ids, *_ in counts]
     ids = _gather(own.ids, peers, sizes)
     bags = _gather(lengths, peers, [n for n, *_ in counts])
-    weights, read_only = None, None
+    weights, lags = None, None
     if own.weights is not None:
         weights = _gather(own.weights.detach(), peers, sizes)
         weights[peers.rank] = own.weights  # in the graph, where they are learned
-    if own.read_only is not None:
-        read_only = _gather(own.read_only.to(torch.int64), peers, sizes)
+    if own.lags is not None:
+        lags = _gather(own.lags.to(own.ids.device), peers, sizes)
     per_slot = [part.view(slots, -1) for part in bags]  # [replica] (S, bags)
     cuts = [offsets_of(part.sum(1).tolist()) for part in per_slot]
     # Slot by slot, and within a slot replica by replica, as one world would send them.
@@ -72,7 +72,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
         ids=merge(ids),
         offsets=offsets,
         weights=None if weights is None else merge(weights),
-        read_only=None if read_only is None else merge(read_only).to(torch.bool),
+        lags=None if lags is None else merge(lags),
         parts=tuple(parts),
     )
     return _OwnRows.apply(lookup(merged), peers, [part.shape[1] for part in per_slot])

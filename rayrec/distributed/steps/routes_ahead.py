@@ -138,7 +138,7 @@ def _tensors(routed: RoutedIds) -> Iterator[Tensor]:
     found = [
         t
         for group in routed.groups.values()
-        for t in (group.ids, group.offsets, group.weights, group.read_only)
+        for t in (group.ids, group.offsets, group.weights, group.lags)
     ]
     found += [
         t

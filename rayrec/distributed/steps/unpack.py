@@ -61,7 +61,7 @@ def pooled_ids(group: LookupGroup, rows: Sequence[int], arrived: Sequence[Arrive
         ids=torch.cat(parts),
         offsets=bag_offsets(_padded(arrived, pieces, rows, group.gaps)),
         weights=weights,
-        read_only=_read_only(group, [slot for slot in group.slots for _ in arrived], parts),
+        lags=_lags(group, [slot for slot in group.slots for _ in arrived], parts),
         parts=sizes,
     )
 
@@ -93,7 +93,7 @@ def sequence_ids(group: LookupGroup, arrived: Sequence[Arrived]) -> GroupIds:
     stay as they are.
     """
     parts = [source.ids[slot.piece] for source in arrived for slot in group.slots]
-    read_only = _read_only(group, group.slots * len(arrived), parts)
+    lags = _lags(group, group.slots * len(arrived), parts)
     merged = torch.cat(parts)
     if len(group.shards) > 1 and not group.key.dynamic:
         firsts = offsets_of(len(shard.rows) for shard in group.shards)
@@ -103,16 +103,16 @@ def sequence_ids(group: LookupGroup, arrived: Sequence[Arrived]) -> GroupIds:
         merged = merged + shift.repeat_interleave(sizes, output_size=merged.numel())
     offsets = torch.arange(merged.numel() + 1, device=merged.device)
     sizes_of = tuple(part.numel() for part in parts) if group.key.dynamic else ()
-    return GroupIds(merged, offsets, None, read_only, sizes_of)
+    return GroupIds(merged, offsets, None, lags, sizes_of)
 
 
-def _read_only(group: LookupGroup, slots: Sequence[Slot], parts: Sequence[Tensor]) -> Tensor | None:
-    """Return (N,) which of the ids of some parts are read only; None where the group has none.
+def _lags(group: LookupGroup, slots: Sequence[Slot], parts: Sequence[Tensor]) -> Tensor | None:
+    """Return the (N,) lags of the ids of some parts; None where the group has none.
 
     Args:
         slots: of each part.
     """
-    if not group.has_read_only:
+    if not group.has_lags:
         return None
-    flags = torch.tensor([slot.use.read_only for slot in slots])
-    return flags.repeat_interleave(torch.tensor([part.numel() for part in parts]))
+    lags = torch.tensor([slot.use.lag for slot in slots])
+    return lags.repeat_interleave(torch.tensor([part.numel() for part in parts]))

@@ -48,7 +48,7 @@ def owned_ids(
     none = torch.zeros_like(one)
     ids: list[Tensor] = []
     lengths: list[Tensor] = []
-    flags: list[Tensor] = []
+    lags: list[Tensor] = []
     places: list[list[slice | Tensor]] = [[] for _ in group.slots]
     at = 0
     # source by source and use by use, as the rows of the gradients lie
@@ -73,13 +73,13 @@ def owned_ids(
                 for i, of_shard in zip(mine, inside, strict=True):
                     places[i].append(of_shard[here].nonzero().view(-1) + at)
             ids.append(own)
-            if group.has_read_only:
-                flags.append(torch.full((own.numel(),), slot.use.read_only))
+            if group.has_lags:
+                lags.append(torch.full((own.numel(),), slot.use.lag))
             at += own.numel()
-    read_only = torch.cat(flags) if flags else None
     offsets = bag_offsets(torch.cat(lengths))
     sizes = tuple(size_of(place) for of_slot in places for place in of_slot)
-    return GroupIds(torch.cat(ids), offsets, None, read_only, sizes, places)
+    lags_N = torch.cat(lags) if lags else None
+    return GroupIds(torch.cat(ids), offsets, None, lags_N, sizes, places)
 
 
 class _Told(NamedTuple):

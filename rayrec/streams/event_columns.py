@@ -1,0 +1,34 @@
+"""Columns that a stream reads beside those of its schema: event times, and planted truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.errors import InputError
+from rayrec.layout.dynamic import LATEST_S
+
+UNKNOWN = np.iinfo(np.int64).min  # in place of an event time that is null
+
+
+def known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Return event times as int64 seconds since 1970; None where the column has no times."""
+    if pa.types.is_timestamp(column.type):
+        column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
+    elif not pa.types.is_integer(column.type):
+        return None
+    times = np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
+    # what is no time is refused with its row, and ends no window
+    return np.where((times < 0) | (times > LATEST_S), UNKNOWN, times)
+
+
+def logits_of(rows: pa.Table, column: str) -> np.ndarray:
+    """Return the true logits of rows, float64."""
+    values = rows[column]
+    if not pa.types.is_floating(values.type) or values.null_count:
+        raise InputError(
+            f"column {column!r} of true logits has type {values.type} and {values.null_count} "
+            "nulls; give a floating number to each row, or leave out data.stream.truth."
+        )
+    return np.asarray(pc.cast(values, pa.float64()))
