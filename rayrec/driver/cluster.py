@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 from rayrec.driver import reaper
 from rayrec.driver.head import SOON_S, head
-from rayrec.errors import ClusterError, ConfigError
+from rayrec.errors import ClusterError, ConfigError, RunInterrupted
 from rayrec.storage import one_line
 
 CONNECT_TIMEOUT_S = 10.0
@@ -57,6 +58,7 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
         ConfigError: nothing answers at the address, or this process has joined another cluster, or
             Ray does not start with what it is told.
         ClusterError: Ray does not start for another reason, such as a machine that is busy.
+        RunInterrupted: SIGTERM came while Ray started.
     """
     import ray
 
@@ -71,16 +73,23 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
         address = os.environ.get("RAY_ADDRESS", "")
         named = f"RAY_ADDRESS={address}"
     with ExitStack() as stack:
-        if address and address != "local":
-            # `ray.init` would try a dead address for minutes.
-            _check_reachable(address, named)
-            _join(address if address == "auto" else _without_scheme(address))
-        else:
-            stack.enter_context(reaped(reaper.files_of(os.getpid())))
-            _start(num_cpus)
-        stack.callback(_leave)
-        head.begin(ray.get_runtime_context().gcs_address)
-        yield _describe()
+        try:
+            if address and address != "local":
+                # `ray.init` would try a dead address for minutes.
+                _check_reachable(address, named)
+                _join(address if address == "auto" else _without_scheme(address))
+            else:
+                stack.enter_context(reaped(reaper.files_of(os.getpid())))
+                _start(num_cpus)
+            stack.callback(_leave)
+            head.begin(ray.get_runtime_context().gcs_address)
+            cluster = _describe()
+        except SystemExit as error:
+            # `ray.init` takes SIGTERM for itself, and ends with the number of the signal
+            if error.code == signal.SIGTERM:
+                raise RunInterrupted(signal.SIGTERM) from error
+            raise
+        yield cluster
 
 
 def _leave() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -157,9 +157,11 @@ class StreamConfig:
         if self.stop_when_idle_s is not None:
             seconds("StreamConfig has stop_when_idle_s", self.stop_when_idle_s)
 
-    def open(self) -> StreamSource:
+    def open(self, whole: Collection[str] = ()) -> StreamSource:
         """Return the source, opened in this process.
 
+        Args:
+            whole: columns of whole numbers.
         Raises:
             InputError: it cannot be reached.
         """
@@ -176,7 +178,8 @@ class StreamConfig:
         if self.kafka is not None:
             from rayrec.streams.kafka import KafkaSource
 
-            return KafkaSource(self.kafka.servers, self.kafka.topic, self.kafka.format)
+            kafka = self.kafka
+            return KafkaSource(kafka.servers, kafka.topic, kafka.format, whole)
         from rayrec.streams.folder import FolderSource
 
         assert self.folder is not None

@@ -49,6 +49,12 @@ class StreamDataset:
         path = f"{WindowFolder(run_path).path}/{window.file}"
         return ParquetDataset(path, self.schema, num_streams=self.num_streams)
 
+    def whole_columns(self) -> frozenset[str]:
+        """Return the columns of ids and of times."""
+        time = self.config.time or self.schema.time
+        ids = [feature.source for feature in self.schema.features]
+        return frozenset([*ids, *self.schema.groups, *([] if time is None else [time])])
+
     def fingerprint(self) -> str:
         """A short hash of what a place in the stream depends on, beside the windows of the run."""
         parts = ["stream", self.config.source_name, self.num_streams]

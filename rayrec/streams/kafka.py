@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from rayrec.errors import ConfigError, InputError
@@ -35,11 +36,12 @@ class KafkaSource(StreamSource):
     Args:
         servers: brokers to begin with, as host:port and commas.
         form: "arrow" for streams of Arrow IPC, "json" for one object a message.
+        whole: columns of whole numbers.
     Raises:
         ConfigError: confluent-kafka is not installed.
     """
 
-    def __init__(self, servers: str, topic: str, form: str) -> None:
+    def __init__(self, servers: str, topic: str, form: str, whole: Collection[str] = ()) -> None:
         try:
             import confluent_kafka.admin
         except ImportError as error:
@@ -48,6 +50,7 @@ class KafkaSource(StreamSource):
             ) from error
         kafka: Any = confluent_kafka
         self._kafka, self._servers, self._topic, self._form = kafka, servers, topic, form
+        self._whole = frozenset(whole)
         common = {"bootstrap.servers": servers, "log_level": 0}
         # its questions do not wait behind a fetch, as those of the consumer do
         self._admin, self._spec = kafka.admin.AdminClient(common), kafka.admin.OffsetSpec
@@ -96,7 +99,7 @@ class KafkaSource(StreamSource):
             return None
         found = Decoded(None, end, 0, ())
         if held:
-            found = decode(self._form, held[:count], begun["done"], most, place)
+            found = decode(self._form, held[:count], begun["done"], most, place, self._whole)
             if found.offset > held[-1].offset and self._past >= end:
                 # the last offsets of a partition may be no messages
                 found = found._replace(offset=end)

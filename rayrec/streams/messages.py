@@ -7,7 +7,7 @@ the rows of a reading, and a reading of fewer rows refuses the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -37,7 +37,14 @@ class Decoded(NamedTuple):
     refused: tuple[Refusal, ...]
 
 
-def decode(form: str, messages: Sequence[Message], done: int, most: int, place: str) -> Decoded:
+def decode(
+    form: str,
+    messages: Sequence[Message],
+    done: int,
+    most: int,
+    place: str,
+    whole: Collection[str] = (),
+) -> Decoded:
     """Return the first rows of messages that have the same columns.
 
     Args:
@@ -46,12 +53,14 @@ def decode(form: str, messages: Sequence[Message], done: int, most: int, place: 
         done: rows of the first message that are done.
         most: rows at most.
         place: name of the partition.
+        whole: columns of whole numbers. In JSON an object with a fraction in one of them ends the
+            rows before it, which would have a column of fractions with it.
     """
     refused: list[Refusal] = []
     for index, message in enumerate(messages):
         try:
             if form == "json":
-                table, offset, done = *_objects(messages[index : index + most]), 0
+                table, offset, done = *_objects(messages[index : index + most], whole), 0
             else:
                 table, offset, done = _tables(messages[index:], done, most)
         except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
@@ -64,19 +73,20 @@ def decode(form: str, messages: Sequence[Message], done: int, most: int, place: 
     return Decoded(None, messages[-1].offset + 1, 0, tuple(refused))
 
 
-def _objects(messages: Sequence[Message]) -> tuple[pa.Table, int]:
+def _objects(messages: Sequence[Message], whole: Collection[str]) -> tuple[pa.Table, int]:
     """Return one row of each message, and the offset behind them.
 
     Raises:
         ValueError: the first message is no row, by whatever subclass.
     """
     rows = [_object(messages[0].value)]
+    is_odd = _has_fraction(rows[0], whole)
     for message in messages[1:]:
         try:
             row = _object(message.value)
         except (ValueError, RecursionError):
             break
-        if row.keys() != rows[0].keys():
+        if row.keys() != rows[0].keys() or _has_fraction(row, whole) != is_odd:
             break
         rows.append(row)
     while True:
@@ -94,6 +104,15 @@ def _object(value: bytes | None) -> dict[str, Any]:
     if not isinstance(row, dict) or not row:
         raise ValueError("it is no object with keys")
     return row
+
+
+def _has_fraction(row: dict[str, Any], names: Collection[str]) -> bool:
+    """Return True where one of these columns has a float, or a list with one."""
+    for name in names:
+        value = row.get(name)
+        if any(isinstance(one, float) for one in (value if isinstance(value, list) else [value])):
+            return True
+    return False
 
 
 def _tables(messages: Sequence[Message], done: int, most: int) -> tuple[pa.Table, int, int]:

@@ -163,7 +163,7 @@ class StreamWindows:
         if self._cutter is None:
             data = self._data
             binary = binary_labels(self._live.spec.tasks, data)
-            source = data.config.open()
+            source = data.config.open(data.whole_columns())
             self._cutter = WindowCutter(self._folder, source, data.config, data.schema, binary)
         return self._cutter
 

@@ -16,6 +16,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.streams import StreamConfig
 from rayrec.streams import kafka as reading
 from rayrec.streams.config import KafkaConfig
+from rayrec.streams.messages import Message, decode
 from tests.data.kafka_cluster import PARTITIONS, cluster, cluster_process, ipc, kafka, send
 from tests.data.stream_files import amounts, cut, cutter_of, rows_of
 
@@ -240,3 +241,21 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(ConfigError, match=r"needs confluent-kafka: install 'rayrec\[kafka\]'"):
         source_of(servers)
+
+
+@pytest.mark.parametrize("odd", ["7.5", "NaN", "[1, 2.5]"])
+def test_an_id_with_a_fraction_costs_no_other_message(odd: str) -> None:
+    whole = json.dumps({"item": 3, "amount": 1}).encode()
+    values = [whole, whole, f'{{"item": {odd}, "amount": 0.5}}'.encode(), whole]
+    left = [Message(offset, value) for offset, value in enumerate(values)]
+    sizes = list[int]()
+    while left:
+        found = decode("json", left, 0, 10, "clicks[0]", {"item"})
+        assert found.rows is not None
+        sizes.append(len(found.rows))
+        left = left[sizes[-1] :]
+    assert sizes == [2, 1, 1]
+    # amounts may be whole in some messages
+    assert found.rows["item"].type == pa.int64()
+    mixed = [Message(0, whole), Message(1, b'{"item": 4, "amount": 0.5}')]
+    assert decode("json", mixed, 0, 10, "clicks[0]", {"item"}).offset == 2
