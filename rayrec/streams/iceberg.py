@@ -19,6 +19,7 @@ from rayrec.errors import InputError
 from rayrec.storage import one_line
 from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
 
+DATA = 0  # the content of files of rows, in manifests
 LOST = "Begin a new run with an after_snapshot whose later snapshots are all there."
 
 
@@ -159,8 +160,8 @@ class IcebergSource(StreamSource):
         is_there = at == last and (is_done or at in known)
         if behind and last is None:
             is_there = self._is_first(table, behind[-1])
-        elif behind and at is None and is_done and cursor["sequence"] is not None:
-            # pyiceberg forgets the parent where that was expired
+        elif behind and at is None and is_done and cursor["sequence"]:
+            # pyiceberg forgets a parent that it expires; format version 1 has no numbers but 0
             is_there = behind[-1].sequence_number == cursor["sequence"] + 1
         if is_there:
             return table, [*([] if is_done else [known[at]]), *reversed(behind)]
@@ -202,7 +203,7 @@ class IcebergSource(StreamSource):
                     if entry.snapshot_id == number  # the others were merged into its manifest
                 ]
             added = [one.data_file for one in changes if one.status.name == "ADDED"]
-            if len(added) < len(changes) or any(file.content.name != "DATA" for file in added):
+            if len(added) < len(changes) or any(file.content != DATA for file in added):
                 raise InputError(
                     f"stream {self.name}: snapshot {number} ({operation}) takes rows away or puts "
                     "them back, which cannot be untrained; append only, or begin a new run with "

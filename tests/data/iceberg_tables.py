@@ -30,9 +30,10 @@ def catalog_of(folder: Path) -> Any:
     return catalog
 
 
-def make_table(folder: Path, schema: pa.Schema) -> Any:
-    """Return a new table in the catalog of a folder."""
-    return catalog_of(folder).create_table(NAME, schema)
+def make_table(folder: Path, schema: pa.Schema, version: int = 2) -> Any:
+    """Return a new table of a version of the format in the catalog of a folder."""
+    properties = {"format-version": str(version)}
+    return catalog_of(folder).create_table(NAME, schema, properties=properties)
 
 
 def change_summary(table: Any, change: Callable[[dict[str, str]], None]) -> None:

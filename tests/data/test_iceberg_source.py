@@ -42,9 +42,9 @@ def rows_of(first: int, rows: int) -> pa.Table:
     return pa.table({"x": pa.array(numbers, pa.int64()), "place": places})
 
 
-def table_of(folder: Path, appends: int = 0, by_place: bool = False) -> Any:
+def table_of(folder: Path, appends: int = 0, by_place: bool = False, version: int = 2) -> Any:
     """Return a table of columns x and place, with 5 rows of each append."""
-    table = make_table(folder, rows_of(0, 0).schema)
+    table = make_table(folder, rows_of(0, 0).schema, version)
     if by_place:
         with table.update_spec() as spec:
             spec.add_identity("place")
@@ -107,7 +107,7 @@ def put_files(folder: Path, table: Any, first: int, rows: int, draw: random.Rand
 @pytest.mark.seeds(range(100))
 def test_each_appended_row_is_read_once_in_the_order_of_files(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    table = table_of(tmp_path, by_place=seed % 2 == 1)
+    table = table_of(tmp_path, by_place=seed % 2 == 1, version=1 + seed // 2 % 2)
     if draw.random() < 0.5:
         merge_manifests(table)
     source = source_of(tmp_path)
@@ -287,6 +287,21 @@ def test_a_snapshot_that_is_read_may_expire_and_another_may_not(
     expire(table, numbers[6:], keeps_parents)
     with pytest.raises(InputError, match=r"were expired before their rows were read"):
         source_of(tmp_path).read(half.cursor, 3)
+
+
+def test_a_snapshot_of_format_1_that_expired_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
+    table = table_of(tmp_path, 1, version=1)
+    source = source_of(tmp_path)
+    _, cursor = drain(source, source.start())
+    table.append(rows_of(5, 5))
+    with table.transaction() as change:
+        change.upgrade_table_version(2)
+    table.append(rows_of(10, 5))
+    assert [one.sequence_number for one in table.snapshots()] == [0, 0, 1]
+    assert drain(source, cursor)[0] == list(range(5, 15))
+    expire(table, [one.snapshot_id for one in table.snapshots()[:2]], keeps_parents=False)
+    with pytest.raises(InputError, match=r"were expired before their rows were read"):
+        source.read(cursor, 10)
 
 
 def append_once_more(table: Any) -> None:

@@ -46,11 +46,15 @@ def test_what_cannot_be_trained_on_is_told_and_counted(tmp_path: Path) -> None:
     assert "-5" in places["e.parquet, row 1"]
 
 
-@pytest.mark.parametrize("source", ["delta", "iceberg"])
-def test_a_row_of_a_table_is_told_by_its_number_in_the_file(tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize("source", ["folder", "delta", "iceberg"])
+def test_a_refused_row_is_told_by_its_number_in_the_file(tmp_path: Path, source: str) -> None:
     bad = rows_of(3, 6).set_column(2, "item", pa.array([1, -5, 3, 4, -5, 6]))
-    config: DeltaConfig | IcebergConfig
-    if source == "delta":
+    config: str | DeltaConfig | IcebergConfig
+    if source == "folder":
+        config = str(tmp_path)
+        for name, rows in (("a", rows_of(0, 3)), ("b", bad)):
+            (tmp_path / f"{name}.parquet").write_bytes(as_bytes(rows))
+    elif source == "delta":
         deltalake = pytest.importorskip("deltalake", reason="needs the extra delta")
         config = DeltaConfig(table=str(tmp_path / "table"))
         options = deltalake.WriterProperties(max_row_group_size=3)
@@ -63,7 +67,7 @@ def test_a_row_of_a_table_is_told_by_its_number_in_the_file(tmp_path: Path, sour
         table = make_table(tmp_path, bad.schema)
         for rows in (rows_of(0, 3), bad):
             table.append(rows)
-    stream = StreamConfig(rows=4, seconds=600.0, stop_when_idle_s=1e-3, **{source: config})  # type: ignore[arg-type]
+    stream = StreamConfig(rows=4, seconds=1e-6, **{source: config})  # type: ignore[arg-type]
     cutter, run = cutter_of(tmp_path / "run", stream), tmp_path / "run"
     windows = [cut(cutter, number) for number in range(2)]
     cutter.close()
