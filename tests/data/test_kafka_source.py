@@ -243,9 +243,9 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         source_of(servers)
 
 
-@pytest.mark.parametrize("odd", ["7.5", "NaN", "[1, 2.5]"])
-def test_an_id_with_a_fraction_costs_no_other_message(odd: str) -> None:
-    whole = json.dumps({"item": 3, "amount": 1}).encode()
+@pytest.mark.parametrize(("good", "odd"), [(3, "7.5"), (3, "NaN"), ([3], "[1, 2.5]")])
+def test_an_id_with_a_fraction_costs_no_other_message(good: object, odd: str) -> None:
+    whole = json.dumps({"item": good, "amount": 1}).encode()
     values = [whole, whole, f'{{"item": {odd}, "amount": 0.5}}'.encode(), whole]
     left = [Message(offset, value) for offset, value in enumerate(values)]
     sizes = list[int]()
@@ -256,6 +256,6 @@ def test_an_id_with_a_fraction_costs_no_other_message(odd: str) -> None:
         left = left[sizes[-1] :]
     assert sizes == [2, 1, 1]
     # amounts may be whole in some messages
-    assert found.rows["item"].type == pa.int64()
-    mixed = [Message(0, whole), Message(1, b'{"item": 4, "amount": 0.5}')]
+    assert "int64" in str(found.rows["item"].type)
+    mixed = [Message(0, whole), Message(1, whole.replace(b'"amount": 1', b'"amount": 0.5'))]
     assert decode("json", mixed, 0, 10, "clicks[0]", {"item"}).offset == 2
