@@ -57,6 +57,8 @@ class ParquetReader:
             path if local else filesystem.open_input_file(path),
             memory_map=local,
             pre_buffer=not local,
+            # of pages that have one, as those of a stream's windows
+            page_checksum_verification=True,
         )
         self.schema: pa.Schema = self._file.schema_arrow
         metadata: pq.FileMetaData = self._file.metadata

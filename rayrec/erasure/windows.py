@@ -19,6 +19,7 @@ from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.staging import linked
 from rayrec.errors import InputError
 from rayrec.storage import one_line
+from rayrec.streams.kept import write_window
 
 
 class StoredWindows:
@@ -79,12 +80,12 @@ class StoredWindows:
                 rows = rows.set_column(place, rows.schema.field(column), kept)
             # the order of the rows of an epoch depends on the groups
             group = pq.read_metadata(self._folder / name).row_group(0).num_rows
-            pq.write_table(rows, out / name, row_group_size=group)
+            write_window(rows, str(out / name), group)
 
 
 def _read(path: Path) -> pa.Table:
     try:
-        return pq.read_table(path)
+        return pq.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise InputError(
             f"the window {path} cannot be read: {one_line(error)}. Delete it, and the checkpoints "

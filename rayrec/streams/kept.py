@@ -106,9 +106,7 @@ class WindowFolder:
         try:
             filesystem.create_dir(root, recursive=True)
             size = max(1024, -(-len(rows) // ROW_GROUPS))
-            # a window is written once, read once or twice, and deleted: speed counts more than size
-            options = {"use_dictionary": False, "compression": "lz4", "row_group_size": size}
-            pq.write_table(rows, f"{root}/{name}", filesystem=filesystem, **options)
+            write_window(rows, f"{root}/{name}", size, filesystem)
             if isinstance(filesystem, fs.LocalFileSystem):
                 # the record must not outlive the rows, should the machine lose its power
                 sync(f"{root}/{name}")
@@ -159,6 +157,15 @@ class WindowFolder:
                     kept -= REFUSED_WINDOWS if folder == refused else 0
                     if info.is_file and number is not None and number < kept:
                         filesystem.delete_file(info.path)
+
+
+def write_window(
+    rows: pa.Table, path: str, group: int, filesystem: fs.FileSystem | None = None
+) -> None:
+    """Write the rows of a window in row groups of so many."""
+    options = {"use_dictionary": False, "compression": "lz4", "write_page_checksum": True}
+    # a window is written once, read once or twice, and deleted: speed counts more than size
+    pq.write_table(rows, path, row_group_size=group, filesystem=filesystem, **options)
 
 
 def _record_name(number: int) -> str:

@@ -170,7 +170,7 @@ def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: st
             continue
         if what == "data":
             raise ConfigError(
-                f"{path} was trained on other data: its files had the fingerprint {saved}, those "
+                f"{path} was trained on other data: they had the fingerprint {saved}, those "
                 f"of this run have {wanted}. Give the data that it was trained on; or say new_data "
                 "to keep weights and step and begin these data anew; or start a new "
                 "run from its weights with init_from."

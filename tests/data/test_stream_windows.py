@@ -232,6 +232,35 @@ def test_a_folder_that_is_not_there_and_a_damaged_record_are_errors(tmp_path: Pa
     cutter.close()
 
 
+@pytest.mark.seeds(range(20))
+def test_a_damaged_window_is_not_trained_on(seed: int, tmp_path: Path) -> None:
+    """A bit of its file that flips gives an error, or leaves the rows as they are."""
+    rng, run = random.Random(seed), tmp_path / "run"
+    incoming = tmp_path / "in"
+    incoming.mkdir()
+    (incoming / "1.parquet").write_bytes(as_bytes(rows_of(0, 500)))
+    config = config_of(incoming, rows=500)
+    cutter = cutter_of(run, config)
+    window = cut(cutter, 0)
+    cutter.close()
+    assert window is not None
+    path, wanted = Path(WindowFolder(str(run)).path, window.file), list(range(500))
+    whole, refused = path.read_bytes(), 0
+    for _ in range(50):
+        at = rng.randrange(len(whole))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        data = StreamDataset(config=config, schema=SCHEMA, num_streams=1)
+        try:
+            rows = data.window(str(run), window)
+            with rows.loader(0, 1, 500, shuffle=False, threaded=False) as batches:
+                got = [int(v) for batch in batches for v in batch.dense_features[:, 0]]
+        except InputError:
+            refused += 1
+            continue
+        assert got == wanted, at
+    assert refused
+
+
 def test_two_that_cut_one_window_agree(tmp_path: Path) -> None:
     incoming, run = tmp_path / "in", tmp_path / "run"
     incoming.mkdir()
