@@ -131,11 +131,12 @@ def taken(trees: dict[str, int]) -> dict[str, float]:
 def disk(folder: Path) -> dict[str, float]:
     """Return the MB and the number of files of a run's folder, by its parts."""
     found = {"folder, MB": 0.0, "folder, files": 0.0}
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            if path.is_file():
-                top = path.relative_to(folder).parts[0]
-                part = "checkpoints" if top.startswith("step-") else top
+    for place, _, names in os.walk(folder):  # passes over what is deleted meanwhile
+        for name in names:
+            path = Path(place, name)
+            top = path.relative_to(folder).parts[0]
+            part = "checkpoints" if top.startswith("step-") else top
+            with suppress(OSError):
                 size = path.stat().st_size / 1e6
                 found["folder, MB"] += size
                 found["folder, files"] += 1
