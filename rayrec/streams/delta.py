@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
 from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
+
+_FORMAT = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True)
+)
 
 
 class _Part(NamedTuple):
@@ -29,10 +35,13 @@ class _Part(NamedTuple):
 
 
 class _Commit(NamedTuple):
-    """What a version adds: paths of files, and when (seconds since 1970), if the log says so."""
+    """What a version adds: files with the values of their partition, and when (seconds since 1970),
+    if the log says so; and if it says anew what the columns are.
+    """
 
-    paths: frozenset[str]
+    files: dict[str, dict[str, str | None]]
     written: float | None
+    has_schema: bool
 
 
 class DeltaSource(StreamSource):
@@ -58,6 +67,8 @@ class DeltaSource(StreamSource):
         self.table, self._first, self._library = table, first_version, deltalake
         self._faults = (deltalake.exceptions.DeltaError, pa.ArrowException, OSError, ValueError)
         self._files = DeltaStorageHandler
+        self._table: Any = None  # as it was when it was opened last
+        self._schema: tuple[int, pa.Schema] | None = None  # of a version
         self._parts: tuple[int, list[_Part]] | None = None  # of one version
         self._held: tuple[int, int, pa.Table] | None = None  # the rows of one of them
 
@@ -72,9 +83,12 @@ class DeltaSource(StreamSource):
 
     def read(self, cursor: Cursor, most: int) -> SourceRows | None:
         """Return rows of one version; see `StreamSource.read`."""
-        table = self._newest(cursor)
         row = int(cursor["row"])  # of a version that has more, or 0
-        for version in range(int(cursor["version"]), table.version() + 1):
+        table, first_version = self._table, int(cursor["version"])
+        # opening costs the reading of a log; `lag` does it at the end of each window
+        if table is None or first_version > table.version():
+            table = self._newest(cursor)
+        for version in range(first_version, table.version() + 1):
             parts = self._added(version)
             first = 0
             for number, part in enumerate(parts):
@@ -95,7 +109,7 @@ class DeltaSource(StreamSource):
         table = self._newest(cursor)
         for begun in range(int(cursor["version"]), table.version() + 1):
             commit = self._commit(begun)
-            if commit.paths:
+            if commit.files:
                 break
         else:
             return SourceLag(0, 0.0)
@@ -103,7 +117,7 @@ class DeltaSource(StreamSource):
         newest, own = self._counts(table), self._counts(self._open(begun))
         rows = None
         if None not in (*newest.values(), *own.values()):
-            new = sum(count for path, count in own.items() if unquote(path) in commit.paths)
+            new = sum(count for path, count in own.items() if unquote(path) in commit.files)
             grown = sum(newest.values()) - sum(own.values())
             # a later version may take rows away, which ends the run when it comes to it
             rows = max(0, grown + new - int(cursor["row"]))
@@ -126,6 +140,7 @@ class DeltaSource(StreamSource):
                 f"newest version is {table.version()}, is not the one it has read; give a new run "
                 "the table, or a first_version that is there."
             )
+        self._table = table
         return table
 
     def _open(self, version: int | None) -> Any:
@@ -164,28 +179,49 @@ class DeltaSource(StreamSource):
             )
         stamp = info.get("timestamp")
         written = None if stamp is None else stamp / 1000
-        return _Commit(frozenset(unquote(one["path"]) for one in adds), written)
+        files = {unquote(one["path"]): one.get("partitionValues") or {} for one in adds}
+        has_schema = any("metaData" in one or "protocol" in one for one in actions)
+        return _Commit(files, written, has_schema)
 
     def _added(self, version: int) -> list[_Part]:
         """Return the row groups that a version adds; they are held, since many reads end in one."""
         if self._parts is not None and self._parts[0] == version:
             return self._parts[1]
-        paths, parts = self._commit(version).paths, list[_Part]()
-        if paths:
-            table = self._open(version)
-            hint = "If it was vacuumed, begin a new run at a later first_version."
-            try:
-                data = table.to_pyarrow_dataset()
-                files = [one for one in data.get_fragments() if one.path in paths]
-                if len(files) < len(paths):
-                    raise ValueError(f"{len(paths) - len(files)} files lie outside of the table")
-                for file in sorted(files, key=lambda one: str(one.path)):
-                    for group in file.split_by_row_group():
-                        parts.append(_Part(group, group.row_groups[0].num_rows, data.schema))
-            except self._faults as error:
-                raise self._failed(f"version {version} cannot be read", error, hint) from error
+        commit, parts = self._commit(version), list[_Part]()
+        if self._schema is None or self._schema[0] != version - 1 or commit.has_schema:
+            self._schema = version, self._schema_of(version)
+        schema = self._schema[1]
+        self._schema = version, schema
+        hint = "If it was vacuumed, begin a new run at a later first_version."
+        try:
+            for path in sorted(commit.files):
+                if "://" in path or path.startswith("/"):
+                    raise ValueError(f"file {path} lies outside of the table")
+                file = _FORMAT.make_fragment(
+                    path,
+                    filesystem=fs.PyFileSystem(self._files(self.table)),
+                    partition_expression=_expression(commit.files[path], schema),
+                )
+                for group in file.split_by_row_group():
+                    parts.append(_Part(group, group.row_groups[0].num_rows, schema))
+        except self._faults as error:
+            raise self._failed(f"version {version} cannot be read", error, hint) from error
         self._parts = version, parts
         return parts
+
+    def _schema_of(self, version: int) -> pa.Schema:
+        """Return the columns of a version, whose files can be read as they are."""
+        table = self._open(version)
+        mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+        features = {*(table.protocol().reader_features or ())} & {
+            "columnMapping",
+            "deletionVectors",
+        }
+        if mapping != "none" or features:
+            what = ", ".join(sorted(features)) or f"columnMapping by {mapping}"
+            error = ValueError(f"its files are read by {what}")
+            raise self._failed(f"version {version} cannot be read", error, "Read another table.")
+        return pa.schema(table.schema().to_arrow())
 
     def _read(self, version: int, number: int) -> pa.Table:
         """Return the rows of a row group of the version that is held."""
@@ -199,3 +235,18 @@ class DeltaSource(StreamSource):
                 raise self._failed(f"version {version} cannot be read", error, hint) from error
             self._held = version, number, rows
         return self._held[2]
+
+
+def _expression(values: dict[str, str | None], schema: pa.Schema) -> pc.Expression:
+    """Return what the log says of the columns of a partition, which lie in no file."""
+    found = pc.scalar(True)
+    for name, value in values.items():
+        field = pc.field(name)
+        if not value:  # an empty text is a null, too, as Delta's protocol says
+            found &= field.is_null()
+        else:
+            kind = schema.field(name).type
+            if pa.types.is_timestamp(kind) and kind.tz is not None:
+                value = value.removesuffix("Z") + "Z"  # without a zone it is of UTC
+            found &= field == pa.scalar(value).cast(kind)
+    return found

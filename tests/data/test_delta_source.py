@@ -6,6 +6,8 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from datetime import UTC, date, datetime
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -118,6 +120,48 @@ def change_schema(path: Path) -> None:
 
 def update(path: Path) -> None:
     deltalake.DeltaTable(path).update({"x": "x + 1"})
+
+
+def test_columns_of_partitions_have_their_types(tmp_path: Path) -> None:
+    """Their values lie in the log alone, as text."""
+    instant, day = datetime(2020, 1, 1, 1, 2, 3, 5, UTC), date(2021, 1, 1)
+    table = pa.table(
+        {
+            "x": [0, 1, 2, 3],
+            "whole": [5, 5, -6, None],
+            "day": [day, None, date(1969, 12, 31), day],
+            "at": pa.array([instant] * 4, pa.timestamp("us", "UTC")),
+            "local": pa.array([instant.replace(tzinfo=None)] * 4, pa.timestamp("us")),
+            "flag": [True, False, None, True],
+            "part": [1.5, 2.5, None, 1e-9],
+            "text": ["a b", "", "é/%20", None],
+        }
+    )
+    names = [name for name in table.column_names if name != "x"]
+    deltalake.write_deltalake(tmp_path, table, partition_by=names)
+    wanted = deltalake.DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
+    source = DeltaSource(str(tmp_path))
+    cursor, got = source.start(), list[dict[str, object]]()
+    while (found := source.read(cursor, 10)) is not None:
+        assert found.rows is not None
+        got += found.rows.to_pylist()
+        cursor = found.cursor
+    assert sorted(got, key=itemgetter("x")) == sorted(wanted, key=itemgetter("x"))
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_mapped_columns_are_refused(tmp_path: Path, mode: str) -> None:
+    """Their names in the files are not those of the table."""
+    append(tmp_path, 0, 5)
+    path = tmp_path / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in path.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"] = {"delta.columnMapping.mode": mode}
+    path.write_text("\n".join(map(json.dumps, actions)))
+    source = DeltaSource(str(tmp_path))
+    with pytest.raises(InputError, match=rf"version 0 cannot be read: .*columnMapping by {mode}"):
+        source.read(source.start(), 10)
 
 
 @pytest.mark.parametrize("change", [delete, overwrite, change_schema, update])
