@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=26, help="of ids; half as many of numbers")
     parser.add_argument("--seconds", type=float, default=120.0, help="of asking for staleness")
     parser.add_argument("--rate", type=float, help="rows/s of the producer")
+    parser.add_argument("--label", help="name of the results file instead of streaming")
     args = parser.parse_args()
     tune_malloc()
     loads = [os.getloadavg()[0]]
@@ -241,7 +242,7 @@ def main() -> None:
         "staleness": {"rate": rate, "answers": len(ages), "p50": p50, "p99": p99},
         "load": loads,
     }
-    report.show("streaming", results, lines)
+    report.show("streaming", results, lines, args.label)
 
 
 if __name__ == "__main__":

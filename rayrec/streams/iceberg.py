@@ -65,6 +65,7 @@ class IcebergSource(StreamSource):
         self._properties = {"init_catalog_tables": "false", **(properties or {})}
         self._catalog: Any = None
         self._begun: _Begun | None = None
+        self._ahead: tuple[Any, list[Any]] = (None, [])
         self._held: tuple[int, str, pa.Table] | None = None  # the rows of a file of a snapshot
 
     @property
@@ -82,7 +83,7 @@ class IcebergSource(StreamSource):
         if begun and not cursor["done"] and begun.snapshot.snapshot_id == cursor["snapshot"]:
             table, behind = begun.table, [begun.snapshot]
         else:
-            table, behind = self._behind(cursor)
+            table, behind = self._ahead_of(cursor)
         row = 0 if cursor["done"] else int(cursor["row"])
         for snapshot in behind:
             files, first = self._files(table, snapshot), 0
@@ -138,6 +139,18 @@ class IcebergSource(StreamSource):
 
                 self._catalog = load_catalog(self._catalog_name, **self._properties)
             return self._catalog.load_table(self.table)
+
+    def _ahead_of(self, cursor: Cursor) -> tuple[Any, list[Any]]:
+        """Return what `_behind` does, of the table as it was opened last if that has more.
+
+        What has become of the table since then is seen by `lag`, at the end of each window.
+        """
+        table, behind = self._ahead
+        numbers = [one.snapshot_id for one in behind]
+        if cursor["done"] and cursor["snapshot"] in numbers[:-1]:
+            return table, behind[numbers.index(cursor["snapshot"]) + 1 :]
+        self._ahead = self._behind(cursor)
+        return self._ahead
 
     def _behind(self, cursor: Cursor) -> tuple[Any, list[Any]]:
         """Return the table, and its snapshots from the cursor to the end of main, oldest first.
