@@ -161,7 +161,7 @@ class RankActor:
             phase=log.phase,
             beats=log.beats,
             starts=self._loading.is_alive() or self._imports > 0,
-            events=tuple(log.events[seen:]),
+            events=log.after(seen),
             error=self._error if ended else None,
             result=self._result if ended else None,
         )

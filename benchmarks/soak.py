@@ -231,7 +231,8 @@ def table_of(found: dict[str, Any]) -> list[str]:
         cells = " | ".join(f"{mean:,.1f}" for mean in means)
         lines.append(f"| {name} | {cells} | {ratio:.3f} |")
     windows = [one for one in found["windows"].values() if "auc" in one]
-    settled = windows[len(windows) // 4 :]
+    # a window of one label has none
+    settled = [one for one in windows[len(windows) // 4 :] if one["best_auc"] is not None]
     auc, best = (float(np.mean([one[name] for one in settled])) for name in ("auc", "best_auc"))
     rows, refused = (sum(one[name] for one in windows) for name in ("rows", "refused"))
     lag = float(np.percentile([one["lag_s"] for one in windows], 99))
@@ -263,7 +264,7 @@ def draw(path: Path, found: dict[str, Any]) -> None:
             points = [(s["minute"], s[name]) for s in samples if name in s]
             plot.plot(*zip(*points, strict=True), label=name, linewidth=1)
         plot.set_title(title, fontsize=9)
-    told = [one for one in windows if "auc" in one]
+    told = [one for one in windows if "auc" in one and one["best_auc"] is not None]
     for name in ("auc", "best_auc"):
         plots[3].plot([one["step"] for one in told], [one[name] for one in told], label=name)
     plots[3].set_title("AUC of windows before training, by step", fontsize=9)

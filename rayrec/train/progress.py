@@ -18,6 +18,7 @@ from rayrec.train.rank_error import RankError
 RankState = Literal["idle", "running", "done", "failed"]
 # names a folder where the processes of ranks show what they do, for who strikes them on purpose
 SHOWN_IN = "RAYREC_SHOWN_IN"
+KEPT = 1000  # events of a rank whose events nobody asks for
 
 
 def show(words: str) -> None:
@@ -53,12 +54,17 @@ class RankPoll:
 
 @dataclass(kw_only=True, slots=True)
 class ProgressLog:
-    """Collects what a rank's thread reports; other threads read it and wait for news."""
+    """Collects what a rank's thread reports; other threads read it and wait for news.
+
+    Attributes:
+        events: the newest events; those that were read are forgotten.
+    """
 
     step: int = 0
     phase: str = "starting"
     beats: int = 0
     events: list[Event] = field(default_factory=list)
+    _forgotten: int = 0
     _over: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -82,4 +88,20 @@ class ProgressLog:
     def wait(self, seen: int, timeout_s: float) -> None:
         """Wait until there are more than `seen` events or the end, at most `timeout_s` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over or len(self.events) > seen, timeout_s)
+            self._changed.wait_for(lambda: self._over or self._count > seen, timeout_s)
+
+    def after(self, seen: int) -> tuple[Event, ...]:
+        """Return the events after the first `seen`, and forget those, which who asks has."""
+        with self._changed:
+            read = seen - self._forgotten
+            if seen > self._count:
+                # who polls a rank for its state alone asks for what lies behind all events
+                read = len(self.events) - KEPT
+            read = max(0, read)
+            del self.events[:read]
+            self._forgotten += read
+            return () if seen > self._count else tuple(self.events)
+
+    @property
+    def _count(self) -> int:
+        return self._forgotten + len(self.events)
