@@ -57,7 +57,7 @@ class FoundFiles:
         """
         try:
             own: FileReader = self.kind(self.filesystem, path, self.threads)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self.broken(path, error) from error
         if self.histories is not None:
             own = HistoryReader(own, self.histories, path)

@@ -127,7 +127,7 @@ class FolderSource(StreamSource):
                 file = self._open(name)
             except FileNotFoundError:
                 continue  # renamed or taken away just now
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 refusal = self._not_whole(name, info.size, one_line(error))
                 if refusal is None:
                     return None
@@ -162,7 +162,7 @@ class FolderSource(StreamSource):
                 if file.metadata.num_rows == cursor["rows"]:
                     return self._rows_of(file, cursor, most)
                 why = f"has {file.metadata.num_rows} rows now, and had {cursor['rows']}"
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             why = f"cannot be read: {one_line(error)}"
         refusal = Refusal(name, f"{why}; its last {left} rows are not trained on", left)
         return SourceRows(None, past, name, (refusal,))
@@ -184,7 +184,7 @@ class FolderSource(StreamSource):
             rows = self._read(file, name, int(cursor["size"]), groups).slice(
                 row - before, stop - row
             )
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             past = {**cursor, "row": total}
             why = f"cannot be read: {one_line(error)}"
             return SourceRows(None, past, name, (Refusal(name, why, total - row),))
