@@ -37,7 +37,7 @@ MODELS = {
     "hstu": NextItemModel(model="hstu", times="at", seen="seen", length=LONGEST, ks=(3, 7)),
     "gru4rec": NextItemModel(model="gru4rec", seen="seen", ks=(3, 7)),
 }
-CLOSE = {"rtol": 1e-4, "atol": 5e-5}
+CLOSE = {"rtol": 1e-5, "atol": 3e-5}
 
 
 def without(row: Row, *names: str) -> Row:
@@ -85,9 +85,12 @@ def test_scores_and_lists_are_those_of_the_model(
             seen = [*row["history"][-LONGEST:], *row["seen"]] if masked else []
             wanted_ids = set(world.listed) - set(seen)
             listed = best(scores, 7 if k is None else k, wanted_ids)
-            assert ids.tolist() == [item for item, _ in listed]
             values_wanted = torch.tensor([score for _, score in listed])
             torch.testing.assert_close(values, values_wanted, **CLOSE)
+            # items whose scores differ by the last digits may change places
+            found_ids = [item for item in ids.tolist() if item >= 0]
+            assert set(found_ids) <= wanted_ids and len(set(found_ids)) == len(found_ids)
+            torch.testing.assert_close(values[: len(found_ids)], scores[found_ids], **CLOSE)
 
 
 def test_lists_that_a_schema_does_not_cut_are_cut_to_the_length_of_the_model() -> None:
