@@ -26,7 +26,7 @@ from rayrec.train.window import gather_objects
 
 POLL_S = 0.2
 POLLS = 5  # between two calls of on_wait
-GIVE_BACK_S = 60.0  # from window to window; it costs some 20 ms
+GIVE_BACK_S = 60.0  # from window to window; it costs some 0.2 s
 _TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s", "best_auc")
 
 
