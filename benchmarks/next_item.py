@@ -215,7 +215,7 @@ def main() -> None:
     lines.append(
         "\nThe first table is of the test. A difference is of scores that are means over the seeds "
         "and the queries of a user, with the middle 95% of a bootstrap of the users. Settings of "
-        "all were chosen on the validation."
+        "the models were chosen on the validation."
     )
     report.show("next_item", results, lines)
 
