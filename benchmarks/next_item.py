@@ -1,21 +1,24 @@
 """What next-item models find of the film that a user rates next, beside what needs no training.
 
-    python -m benchmarks.next_item [--seeds 0 1 2 3 4] [--validate] [--systems hstu ...]
+    python -m benchmarks.next_item [--seeds 0 1 ...] [--validate] [--systems hstu ...] [--work DIR]
 
 MovieLens-100k, leave one out: the last rating of every user is the test, the one before it the
-validation, and all items are ranked. Figures depend on the protocol, so both are told: films that
-the user has rated kept in the list, or masked. They also depend on the rule for ratings of equal
-time, which 44% of the users have at their end: that of `jobs.convert_movielens` is the order of the
-file. A model is trained on all ratings before these two, in windows that are cut at random twelve
-times. --validate ranks the validation, on which the settings were chosen.
+validation, and all items are ranked for both. Figures depend on the protocol, so both are told:
+films that the user has rated kept in the list, or masked. They also depend on the rule for ratings
+of equal time, which 44% of the users have at their end: that of `jobs.convert_movielens` is the
+order of the file. A model is trained on all ratings before these two, in windows that are cut at
+random twelve times. Settings were chosen on the validation; --validate prints its figures alone.
+
+The models are compared with the Markov chain user by user: a score is the mean over the seeds and
+over the queries of a user, and the users are drawn again and again (`rayrec.metrics.bootstrap`).
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +31,8 @@ from jobs.convert_movielens import convert_movielens_log
 from rayrec.cli.main import main as rayrec
 from rayrec.data import Feature, FeatureSchema, SequenceColumn
 from rayrec.layout import EmbeddingConfig
+from rayrec.metrics.bootstrap import gains, paired_bootstrap
+from rayrec.runs.ranked_queries import FILE, PROTOCOLS, of_baseline, read_places
 
 LENGTH, DIM, PASSES = 50, 64, 12
 SYSTEMS: dict[str, tuple[str, ...]] = {
@@ -36,10 +41,12 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "SASRec, sampled softmax": ("model=sasrec",),
     "HSTU, sampled softmax": ("model=hstu", "times=times"),
 }
-BASELINES = {"popularity": "popularity", "markov": "Markov chain, last 5 films"}
-PROTOCOLS = ("kept", "masked")
-NAMES = tuple(f"{protocol} {name}@10" for protocol in PROTOCOLS for name in ("hr", "ndcg"))
-Scores = dict[str, float]
+MARKOV = "Markov chain, last 5 films"
+BASELINES = {"popularity": "popularity", "markov": MARKOV}
+PARTS = ("validation", "test")
+METRICS = ("hr@10", "ndcg@10")
+NAMES = tuple(f"{protocol} {metric}" for protocol in PROTOCOLS for metric in METRICS)
+Gains = dict[str, NDArray[np.float64]]  # (parts, users) by name
 
 
 Walk = NDArray[np.int64]  # (2, N): films and times of a user, in order
@@ -75,17 +82,16 @@ def write_rows(folder: Path, rows: Sequence[Walk], seen: Sequence[Walk] | None =
 
 
 def make_data(folder: Path, seed: int) -> None:
-    """Write train, validation and test, and schema.json."""
+    """Write train/, eval/ with the validation and then the test, and schema.json."""
     walks, random = read_walks(folder / "source"), np.random.default_rng(seed)
     known = [walk[:, :-2] for walk in walks]
     write_rows(
         folder / "train",
         [one for _ in range(PASSES) for walk in known for one in windows(walk, random)],
     )
-    for part, back in (("validation", 1), ("test", 0)):
-        ends = [walk[:, : walk.shape[1] - back] for walk in walks]
-        rows = [end[:, -LENGTH - 1 :] for end in ends]
-        write_rows(folder / part, rows, [end[:, :-1] for end in ends])
+    ends = [walk[:, : walk.shape[1] - back] for back in (1, 0) for walk in walks]
+    rows = [end[:, -LENGTH - 1 :] for end in ends]
+    write_rows(folder / "eval", rows, [end[:, :-1] for end in ends])
     items = 1 + max(int(walk[0].max()) for walk in walks)
     schema = FeatureSchema(
         label="label",
@@ -99,41 +105,54 @@ def make_data(folder: Path, seed: int) -> None:
     schema.save(folder / "schema.json")
 
 
-def trained(folder: Path, part: str, seed: int, settings: Sequence[str]) -> dict[str, Scores]:
-    """The scores of a run and of the baselines, by name."""
-    with tempfile.TemporaryDirectory() as work:
-        told = Path(work, "result.json")
-        keys = [f"data.train={folder}/train", f"data.eval={folder}/{part}"]
+def gains_of(folder: Path, name: str, seed: int, settings: Sequence[str]) -> dict[str, Gains]:
+    """Return the gains of a run and of the baselines by name; a run that is there is not made."""
+    if not (folder / name / FILE).exists():
+        keys = [f"data.train={folder}/train", f"data.eval={folder}/eval"]
         keys += [f"data.schema={folder}/schema.json", "model.seen=seen"]
+        keys += [f"run.storage_path={folder}", f"run.name={name}"]
         keys += [f"run.seed={seed}", "run.progress=off"]
         keys += [f"model.{setting}" for setting in settings]
         words = [word for key in keys for word in ("--set", key)]
-        assert rayrec(["train", "--local", "--result", str(told), *words]) == 0
-        result = json.loads(told.read_text())
-    return {
-        ranker: {
-            f"{protocol} {score}": value
-            for protocol in PROTOCOLS
-            for score, value in result[f"{ranker} {protocol}"].items()
-        }
-        for ranker in ("model", *BASELINES)
-    }
-
-
-def one_seed(folder: Path, part: str, seed: int, systems: Sequence[str]) -> dict[str, Scores]:
-    """The scores of every system with a seed, and of the baselines, which have none."""
-    found: dict[str, Scores] = {}
-    make_data(folder, seed)
-    for system in systems:
-        scores = trained(folder, part, seed, SYSTEMS[system])
-        found |= {title: scores[name] for name, title in BASELINES.items()}
-        found[system] = scores["model"]
-        print(f"seed {seed}, {system}: {scores['model']}", flush=True)
+        assert rayrec(["train", "--local", *words]) == 0
+    places = read_places(str(folder / name))
+    assert places is not None
+    names = {"model": PROTOCOLS}
+    names |= {t: tuple(of_baseline(key, p) for p in PROTOCOLS) for key, t in BASELINES.items()}
+    found: dict[str, Gains] = {title: {} for title in names}
+    for title, own in names.items():
+        for protocol, kept in zip(PROTOCOLS, own, strict=True):
+            for metric, gain in zip(METRICS, gains(places[kept], 10), strict=True):
+                found[title][f"{protocol} {metric}"] = gain.reshape(len(PARTS), -1)
     return found
 
 
-def lines_of(runs: Sequence[dict[str, Scores]]) -> list[str]:
-    """The means over seeds, with their standard deviations, in Markdown."""
+def one_seed(folder: Path, seed: int, systems: Sequence[str]) -> dict[str, Gains]:
+    """Return the gains of every system with a seed, and of the baselines."""
+    found: dict[str, Gains] = {}
+    if not (folder / "schema.json").exists():
+        make_data(folder, seed)
+    for system in systems:
+        of_run = gains_of(
+            folder, system.replace(", ", "-").replace(" ", "-"), seed, SYSTEMS[system]
+        )
+        found[system] = of_run.pop("model")
+        found = of_run | found
+        told = {name: round(float(gain[1].mean()), 4) for name, gain in found[system].items()}
+        print(f"seed {seed}, {system}: {told}", flush=True)
+    return found
+
+
+def scores_of(run: dict[str, Gains], part: int) -> dict[str, dict[str, float]]:
+    """Return the scores of a part of the queries, by system and name."""
+    return {
+        who: {name: float(gain[part].mean()) for name, gain in gains.items()}
+        for who, gains in run.items()
+    }
+
+
+def lines_of(runs: Sequence[dict[str, dict[str, float]]]) -> list[str]:
+    """Return the means over seeds, with their standard deviations, in Markdown."""
     lines = [f"| {len(runs)} seeds: mean (sd) | {' | '.join(NAMES)} |"]
     lines.append("|---" * (len(NAMES) + 1) + "|")
     for who in runs[0]:
@@ -145,21 +164,60 @@ def lines_of(runs: Sequence[dict[str, Scores]]) -> list[str]:
     return lines
 
 
+def differences(
+    runs: Sequence[dict[str, Gains]], parts: slice
+) -> dict[str, dict[str, list[float]]]:
+    """Return what each model gains over the Markov chain: the mean and the middle 95%."""
+
+    def of_users(who: str, name: str) -> NDArray[np.float64]:
+        return np.mean([run[who][name][parts].mean(axis=0) for run in runs], axis=0)
+
+    return {
+        who: {
+            name: [*paired_bootstrap(of_users(MARKOV, name), of_users(who, name))] for name in NAMES
+        }
+        for who in runs[0]
+        if who not in BASELINES.values()
+    }
+
+
+def difference_lines(title: str, found: dict[str, dict[str, list[float]]]) -> list[str]:
+    """Return the differences in Markdown."""
+    lines = ["", f"| less the Markov chain, {title} | {' | '.join(NAMES)} |"]
+    lines.append("|---" * (len(NAMES) + 1) + "|")
+    for who, by_name in found.items():
+        cells = [f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]" for mean, low, high in by_name.values()]
+        lines.append(f"| {who} | {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     """Run every seed, print and write."""
     parser = report.parser(__doc__)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--validate", action="store_true", help="rank the validation")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--validate", action="store_true", help="print the validation's figures")
     parser.add_argument("--systems", nargs="+", default=[""], help="parts of names of systems")
+    parser.add_argument("--work", type=Path, help="keep the runs here, and use those that are here")
     args = parser.parse_args()
     wanted = [name for name in SYSTEMS if any(word in name.lower() for word in args.systems)]
-    part = "validation" if args.validate else "test"
     with tempfile.TemporaryDirectory() as made:
-        runs = {f"seed {s}": one_seed(Path(made, str(s)), part, s, wanted) for s in args.seeds}
+        work = args.work or Path(made)
+        runs = [one_seed(work / str(seed), seed, wanted) for seed in args.seeds]
     if args.validate:
-        print("\n".join(lines_of(list(runs.values()))))
-    else:
-        report.show("next_item", runs, lines_of(list(runs.values())))
+        print("\n".join(lines_of([scores_of(run, 0) for run in runs])))
+        return
+    tests = [scores_of(run, 1) for run in runs]
+    results: dict[str, Any] = {f"seed {s}": one for s, one in zip(args.seeds, tests, strict=True)}
+    lines = lines_of(tests)
+    for title, parts in (("test", slice(1, 2)), ("validation and test", slice(2))):
+        results[f"less the Markov chain, {title}"] = found = differences(runs, parts)
+        lines += difference_lines(title, found)
+    lines.append(
+        "\nThe first table is of the test. A difference is of scores that are means over the seeds "
+        "and the queries of a user, with the middle 95% of a bootstrap of the users. Settings of "
+        "the models were chosen on the validation."
+    )
+    report.show("next_item", results, lines)
 
 
 if __name__ == "__main__":

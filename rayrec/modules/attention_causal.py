@@ -10,7 +10,6 @@ keys, where torch has a fused kernel: on CPU, and on CUDA for the types and widt
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,23 +36,19 @@ def causal_attention(
         InputError: on CPU, a sequence is longer than max_length.
     """
     groups = JaggedGroups(offsets, len(query), max_length, query.shape[1])
-    query, key, value = (groups.sort(tensor) for tensor in (query, key, value))
-    return groups.unsort(attend_causal(query, key, value, groups, heads))
+    return attend_causal(query, key, value, groups, heads)
 
 
 def attend_causal(
     query: Tensor, key: Tensor, value: Tensor, groups: JaggedGroups, heads: int
 ) -> Tensor:
-    """Attend, as `causal_attention` does, to values that are in the order of the groups."""
-    out = []
-    for group, parts in groups.parts(query, key, value):
-        split = [group.pad(part).unflatten(2, (heads, -1)).transpose(1, 2) for part in parts]
-        own_query, own_key, own_value = split
-        attended = functional.scaled_dot_product_attention(
-            own_query, own_key, own_value, is_causal=True
-        )
-        out.append(group.unpad(attended.transpose(1, 2).flatten(2)))
+    """Attend as `causal_attention` does, in groups that are there."""
     # no values, no groups: the empty result stays in the graph of all three
-    if not out:
+    if not groups.groups:
         return query + key + value
-    return out[0] if len(out) == 1 else torch.cat(out)
+    out = []
+    for parts in zip(*(groups.pad(one) for one in (query, key, value)), strict=True):
+        split = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(*split, is_causal=True)
+        out.append(attended.transpose(1, 2).flatten(2))
+    return groups.unpad(out)

@@ -7,60 +7,43 @@ sequences, becomes one group: the padded way. Long sequences of different length
 one: a call per sequence, without padding. On other devices there is one group, padded to a length
 that the host knows, so that the host waits for nothing.
 
-    # B sequences, T values of all of them, L longest of a group, D columns
+    # B sequences, n of a group and L the longest of it; T values of all sequences
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rayrec.errors import InputError
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
-# One call costs as much as so many pairs of a query and a key, of 64 columns. Measured forward and
-# backward on one CPU core: a call takes 0.15 ms, and a sequence of 100 values as much beside it.
-CALL_PAIRS = 10_000
+# One call costs as much as so many pairs of a query and a key, of 64 columns; measured forward and
+# backward on one CPU core.
+CALL_PAIRS = 7_000
 # Values cost as much as so many pairs each: they are copied, and read once by a call.
 VALUE_PAIRS = 20
-SORT_CALLS = 6
+# Several groups cost so many calls more: places are found, and small batches of HSTU are not whole.
+SORT_CALLS = 8
 
 
 class LengthGroup(NamedTuple):
-    """Neighbouring sequences that one call attends.
+    """Sequences of similar length that one call attends.
 
     Attributes:
         sequences: their number.
         length: L.
-        values: the number of their values.
-        offsets: (sequences + 1,) int64 from 0 to `values`; None where all have L values.
     """
 
     sequences: int
     length: int
-    values: int
-    offsets: Tensor | None
-
-    def pad(self, values: Tensor) -> Tensor:
-        """(values, D) -> (sequences, L, D), zeros behind the end of each; a view where none is."""
-        if self.offsets is None:
-            return values.view(self.sequences, self.length, -1)
-        if values.element_size() == 8:
-            return _Pad.apply(values, self.offsets, self.length)
-        return jagged_to_padded_dense(values, self.offsets, self.length, 0.0)
-
-    def unpad(self, padded: Tensor) -> Tensor:
-        """(sequences, L, D) -> (values, D); the reverse of `pad`."""
-        if self.offsets is None:
-            return padded.reshape(self.values, -1)
-        if padded.element_size() == 8:
-            return _Unpad.apply(padded, self.offsets, self.values)
-        return torch.ops.fbgemm.dense_to_jagged(padded, [self.offsets], self.values)[0]
 
 
 class JaggedGroups:
@@ -77,7 +60,7 @@ class JaggedGroups:
             must refuse it, since looking would cost a host sync.
     Attributes:
         sequences: the places of the values in the order in which they came.
-        groups: the groups, in the order of the sorted values.
+        groups: the groups, longest first.
     """
 
     def __init__(
@@ -85,90 +68,121 @@ class JaggedGroups:
     ) -> None:
         self.sequences = JaggedOffsets(offsets, num_values)
         self.groups: list[LengthGroup] = []
-        self._order: Tensor | None = None
-        self._inverse: Tensor | None = None
+        self._order: Tensor | None = None  # the sequences in the order of several groups
         count = offsets.numel() - 1
         if not count or not num_values:
             return
+        self._lengths = self.sequences.offsets.diff()
         if offsets.device.type != "cpu":
-            longest = max_length or int(offsets.diff().max())
-            self.groups = [LengthGroup(count, longest, num_values, self.sequences.offsets)]
+            self.groups = [LengthGroup(count, max_length or int(self._lengths.max()))]
             return
-        lengths = self.sequences.offsets.diff()
-        self._cut(lengths, width)
-        longest = max(group.length for group in self.groups)
+        counts = Counter(self._lengths.tolist())
+        longest = max(counts)
         if max_length is not None and longest > max_length:
             raise InputError(
                 f"a sequence has {longest} values, more than the {max_length} that this module was "
                 "made for. Cut the histories, or raise max_length."
             )
-
-    def _cut(self, lengths: Tensor, width: int) -> None:
-        """Cut the sequences of these lengths into groups, and sort them where there are several."""
-        counts = Counter(lengths.tolist())
-        # they come last and have no values, so no group needs them
-        empty = counts.pop(0, 0)
-        sizes = cut_lengths(counts, CALL_PAIRS * 64 // max(1, width))
-        if len(sizes) == 1:
-            same = len(counts) == 1 and not empty
-            offsets = None if same else self.sequences.offsets
-            self.groups = [
-                LengthGroup(len(lengths), sizes[0][1], self.sequences.num_values, offsets)
-            ]
-            return
-        # longest first, as `cut_lengths` counts; equal lengths keep their order
-        by_length = torch.argsort(lengths, descending=True, stable=True)
-        sorted_lengths = lengths.index_select(0, by_length)
-        sorted_offsets = torch.cat([lengths.new_zeros(1), sorted_lengths.cumsum(0)])
-        first = 0
-        for number, length in sizes:
-            own = sorted_offsets[first : first + number + 1]
-            own = own - own[0]
-            values = int(own[-1])
-            full = values == number * length
-            self.groups.append(LengthGroup(number, length, values, None if full else own))
-            first += number
-        into = JaggedOffsets(sorted_offsets, self.sequences.num_values)
-        starts = self.sequences.offsets[:-1].index_select(0, by_length)
-        self._order = starts.index_select(0, into.row) + into.positions
-        self._inverse = torch.empty_like(self._order)
-        self._inverse[self._order] = torch.arange(len(self._order))
-
-    def sort(self, values: Tensor) -> Tensor:
-        """Bring (T, ...) values into the order of the groups."""
-        return values if self._order is None else _Reorder.apply(values, self._order, self._inverse)
-
-    def unsort(self, values: Tensor) -> Tensor:
-        """Bring (T, ...) values back into the order in which they came."""
-        return values if self._order is None else _Reorder.apply(values, self._inverse, self._order)
-
-    def parts(self, *tensors: Tensor) -> Iterator[tuple[LengthGroup, tuple[Tensor, ...]]]:
-        """Yield each group with its part of some (T, ...) tensors in the order of the groups."""
+        # they would come last and have no values, so no group needs them
+        counts.pop(0, 0)
+        self.groups = cut_lengths(counts, CALL_PAIRS * 64 // max(1, width))
         if len(self.groups) == 1:
-            yield self.groups[0], tensors
+            self.groups = [LengthGroup(count, longest)]
             return
-        # one split has one backward, where a slice per group would fill T values per group
-        sizes = [group.values for group in self.groups]
-        yield from zip(
-            self.groups, zip(*(tensor.split(sizes) for tensor in tensors), strict=True), strict=True
+        order = torch.argsort(self._lengths, descending=True, stable=True)
+        self._order = order[: sum(group.sequences for group in self.groups)]
+
+    def pad(self, values: Tensor) -> list[Tensor]:
+        """(T, ...) -> for each group (n, L, ...), with zeros behind the end of each sequence."""
+        if self._is_full:
+            return [values.unflatten(0, self.groups[0])]
+        if self._order is None and values.dim() == 2 and values.element_size() < 8:
+            length = self.groups[0].length
+            return [jagged_to_padded_dense(values, self.sequences.offsets, length, 0.0)]
+        sizes = [group.sequences * group.length for group in self.groups]
+        # one split has one backward, where a slice per group would fill all places per group
+        parts = _Pad.apply(values, self.places).split(sizes)
+        return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
+
+    def unpad(self, parts: Sequence[Tensor]) -> Tensor:
+        """Bring (n, L, D) of at least one group back to (T, D); the reverse of `pad`."""
+        if self._is_full:
+            return parts[0].flatten(0, 1)
+        if self._order is None and parts[0].element_size() < 8:
+            offsets, count = [self.sequences.offsets], self.sequences.num_values
+            return torch.ops.fbgemm.dense_to_jagged(parts[0], offsets, count)[0]
+        return _Unpad.apply(torch.cat([part.flatten(0, 1) for part in parts]), self.places)
+
+    @property
+    def _is_full(self) -> bool:
+        count, length = self.groups[0]
+        return self._order is None and self.sequences.num_values == count * length
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the values are in the padded groups."""
+        starts, on_cpu = self.sequences.offsets[:-1], self._lengths.device.type == "cpu"
+        if self._order is None:
+            count, length = self.groups[0]
+            columns = torch.arange(length, device=starts.device)
+            holes = (columns >= self._lengths.unsqueeze(1)).flatten()
+            source = (starts.unsqueeze(1) + columns).flatten()
+            firsts = torch.arange(count, device=starts.device) * length
+        else:
+            sizes = torch.tensor(self.groups)
+            room = sizes[:, 1].repeat_interleave(sizes[:, 0])
+            padded = JaggedOffsets(functional.pad(room.cumsum(0), (1, 0)), int(room.sum()))
+            sequence = self._order.index_select(0, padded.row)
+            holes = padded.positions >= self._lengths.index_select(0, sequence)
+            source = starts.index_select(0, sequence) + padded.positions
+            firsts = torch.zeros_like(starts).index_copy_(0, self._order, padded.offsets[:-1])
+        return Places(
+            source.clamp_(max=self.sequences.num_values - 1),
+            firsts.index_select(0, self.sequences.row) + self.sequences.positions,
+            holes.nonzero().squeeze(1) if on_cpu else holes,
         )
 
 
-def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[tuple[int, int]]:
+class Places(NamedTuple):
+    """Values and the places of the padded groups.
+
+    Attributes:
+        source: (P,) the value of a place; any, where it has none.
+        target: (T,) the place of a value.
+        holes: the numbers of places without a value; off the CPU (P,) bool, which needs no sync.
+    """
+
+    source: Tensor
+    target: Tensor
+    holes: Tensor
+
+    def pad(self, values: Tensor) -> Tensor:
+        """(T, ...) -> (P, ...), with zeros where no value is."""
+        rows = values.index_select(0, self.source)
+        if self.holes.dtype is not torch.bool:
+            return rows.index_fill_(0, self.holes, 0)
+        return rows.masked_fill_(self.holes.view(-1, *[1] * (rows.dim() - 1)), 0)
+
+    def unpad(self, rows: Tensor) -> Tensor:
+        """(P, ...) -> (T, ...)."""
+        return rows.index_select(0, self.target)
+
+
+def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[LengthGroup]:
     """Cut sequences, longest first, into groups.
 
     Args:
         counts: length -> number of sequences.
         call_pairs: pairs whose work costs as much as a call.
     Returns:
-        (sequences, longest length) of each group. One group where cutting would gain less than a
+        The groups, longest first. One group where cutting would gain less than a
         tenth of the work, which sorting the values costs.
     """
 
     def work(length: int) -> int:
         return length * (length + VALUE_PAIRS)
 
-    groups: list[tuple[int, int]] = []
+    groups: list[LengthGroup] = []
     count, longest, wasted, kept, whole = 0, 0, 0, 0, 0
     top = max(counts)
     for length in sorted(counts, reverse=True):
@@ -176,59 +190,40 @@ def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[tupl
         whole += number * work(top)
         lost = number * (work(longest) - work(length)) if count else 0
         if count and wasted + lost > call_pairs:
-            groups.append((count, longest))
+            groups.append(LengthGroup(count, longest))
             count, wasted, lost = 0, 0, 0
         if not count:
             longest = length
             kept += call_pairs
         count, wasted = count + number, wasted + lost
         kept += number * work(longest)
-    groups.append((count, longest))
-    # the values are sorted and brought back, which takes calls, too, and a tenth of the work
+    groups.append(LengthGroup(count, longest))
+    # values are brought there and back, which takes a tenth of the work
     kept += SORT_CALLS * call_pairs
     whole += call_pairs
-    return groups if kept < 0.9 * whole else [(sum(counts.values()), top)]
+    return groups if kept < 0.9 * whole else [LengthGroup(sum(counts.values()), top)]
 
 
-class _Reorder(torch.autograd.Function):
-    # the backward of a permutation is its inverse, which is a copy; autograd would add instead
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(order, inverse)
-        return values.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        order, inverse = ctx.saved_tensors
-        return _Reorder.apply(grad, inverse, order), None, None
-
-
-# FBGEMM pads no values of 64 bits, so they go through it as two words of 32; zeros stay zeros.
+# each is the backward of the other
 
 
 class _Pad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, offsets: Tensor, length: int) -> Tensor:
-        ctx.offsets, ctx.values = offsets, len(values)
-        padded = jagged_to_padded_dense(_words(values), offsets, length, 0.0)
-        return padded.view(values.dtype)
+    def forward(ctx: Any, values: Tensor, places: Places) -> Tensor:
+        ctx.places = places
+        return places.pad(values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Unpad.apply(grad, ctx.offsets, ctx.values), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Unpad.apply(grad, ctx.places), None
 
 
 class _Unpad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, padded: Tensor, offsets: Tensor, values: int) -> Tensor:
-        ctx.offsets, ctx.length = offsets, padded.shape[1]
-        own = torch.ops.fbgemm.dense_to_jagged(_words(padded), [offsets], values)[0]
-        return own.view(padded.dtype)
+    def forward(ctx: Any, rows: Tensor, places: Places) -> Tensor:
+        ctx.places = places
+        return places.unpad(rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Pad.apply(grad, ctx.offsets, ctx.length), None, None
-
-
-def _words(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.float32)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Pad.apply(grad, ctx.places), None

@@ -6,8 +6,8 @@ them. The bucket is floor(1.2 log2(seconds)), of times below 1 s the first.
 
 torch has no fused kernel for it, so it is done here in tiles of bounded size, of groups of similar
 lengths (`JaggedGroups`). The backward pass makes each tile again, but for those whose scores were
-kept. Memory beside the inputs: `KEPT_ELEMENTS` scores per call, and tiles of at most
-`TILE_ELEMENTS` weights, or those of one query of one sequence. A batch of at most `SMALL_ELEMENTS`
+kept. Memory beside the inputs: the padded groups, `KEPT_ELEMENTS` scores per call, and tiles of at
+most `TILE_ELEMENTS` weights, or those of one query of one sequence. A batch of at most `SMALL_ELEMENTS`
 weights is attended whole, by autograd; else the gradient is not differentiable once more.
 
     # T values, D columns of H heads, P distances, K buckets, L longest of a group
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from rayrec.modules.attention_groups import JaggedGroups, LengthGroup
+from rayrec.modules.attention_groups import JaggedGroups
 from rayrec.modules.attention_tiles import PaddedGroup, Tile, distances_of, tiles_of, time_buckets
 
 KEPT_ELEMENTS = 1 << 22  # 16 MiB of float32, which spares short sequences a third of the time
@@ -57,11 +57,7 @@ def hstu_attention(
     """
     places = len(position_bias)
     groups = JaggedGroups(offsets, len(query), max_length or places, query.shape[1])
-    query, key, value = (groups.sort(tensor) for tensor in (query, key, value))
-    times = None if times is None else groups.sort(times)
-    return groups.unsort(
-        attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
-    )
+    return attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
 
 
 def attend_pointwise(
@@ -74,17 +70,17 @@ def attend_pointwise(
     time_bias: Tensor | None,
     times: Tensor | None,
 ) -> Tensor:
-    """Attend, as `hstu_attention` does, to values that are in the order of the groups."""
+    """Attend as `hstu_attention` does, in groups that are there."""
     given = query, key, value, position_bias, time_bias, times
     if len(groups.groups) == 1:
         group = groups.groups[0]
         if group.sequences * heads * group.length**2 <= SMALL_ELEMENTS:
-            return _attend_whole(group, heads, *given)
+            return _attend_whole(groups, heads, *given)
     return _Pointwise.apply(*given, groups, heads)
 
 
 def _attend_whole(
-    group: LengthGroup,
+    groups: JaggedGroups,
     heads: int,
     query: Tensor,
     key: Tensor,
@@ -93,21 +89,21 @@ def _attend_whole(
     time_bias: Tensor | None,
     times: Tensor | None,
 ) -> Tensor:
-    """Attend in a group that is one small tile, by autograd."""
+    """Attend in one group that is one small tile, by autograd."""
     query, key, value = (
-        group.pad(one).unflatten(2, (heads, -1)).transpose(1, 2) for one in (query, key, value)
+        groups.pad(one)[0].unflatten(2, (heads, -1)).transpose(1, 2) for one in (query, key, value)
     )
-    places = torch.arange(group.length, device=query.device)
+    places = torch.arange(query.shape[2], device=query.device)
     bias = position_bias[(places.unsqueeze(1) - places).clamp_(min=0)]
     if time_bias is not None:
         assert times is not None
-        padded = group.pad(times.unsqueeze(1)).squeeze(2)
+        (padded,) = groups.pad(times)
         between = padded.unsqueeze(2) - padded.unsqueeze(1)
         bias = (bias + time_bias[time_buckets(between, len(time_bias))]).unsqueeze(1)
     scores = (query * query.shape[3] ** -0.5) @ key.mT + bias.to(query.dtype)
     weights = functional.silu(scores).tril()
     attended = weights @ value / (places + 1).unsqueeze(1)
-    return group.unpad(attended.transpose(1, 2).flatten(2))
+    return groups.unpad([attended.transpose(1, 2).flatten(2)])
 
 
 class _Pointwise(torch.autograd.Function):
@@ -126,12 +122,12 @@ class _Pointwise(torch.autograd.Function):
         ctx.groups, ctx.heads = groups, heads
         tensors = (query, key, value, position_bias, time_bias, times)
         ctx.save_for_backward(*tensors)
-        out = [query[:0]]
+        out = []
         # of each group what was padded, and of its tiles the buckets and scores; a forward without
         # a backward keeps none
         ctx.kept, room = [], KEPT_ELEMENTS if any(ctx.needs_input_grad) else 0
         with torch.autocast(query.device.type, enabled=False):
-            for group, parts in groups.parts(*_read(tensors)):
+            for group, *parts in zip(groups.groups, *map(groups.pad, _read(tensors)), strict=True):
                 own = PaddedGroup(group, heads, parts)
                 result = torch.empty_like(own.value)
                 room -= 3 * own.value.numel()
@@ -145,22 +141,26 @@ class _Pointwise(torch.autograd.Function):
                     # torch multiplies batches into parts of a tensor one by one, so not in place
                     own.queries(tile, result).copy_(torch.bmm(weights, own.keys(tile, own.value)))
                 out.append(own.together(result.div_(own.counts())))
-        return torch.cat(out)
+        return groups.unpad(out) if out else torch.zeros_like(query)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         position_bias, time_bias = tensors[3:5]
-        found: list[list[Tensor]] = [[grad[:0]] for _ in range(3)]
+        found: list[list[Tensor]] = [[] for _ in range(3)]
         of_position = torch.zeros_like(position_bias)
         of_time = None if time_bias is None else torch.zeros_like(time_bias)
+        groups: JaggedGroups = ctx.groups
         with torch.autocast(grad.device.type, enabled=False):
-            parts_of_groups = ctx.groups.parts(grad, *_read(tensors))
-            for (group, (above, *parts)), (own, kept) in zip(
-                parts_of_groups, ctx.kept, strict=True
+            if all(own is not None for own, _ in ctx.kept):
+                again = [()] * len(groups.groups)
+            else:
+                again = list(zip(*map(groups.pad, _read(tensors)), strict=True))
+            for group, above, parts, (own, kept) in zip(
+                groups.groups, groups.pad(grad), again, ctx.kept, strict=True
             ):
-                own = PaddedGroup(group, ctx.heads, tuple(parts)) if own is None else own
+                own = PaddedGroup(group, ctx.heads, parts) if own is None else own
                 above = own.by_head(above) / own.counts()
                 grads = [torch.zeros_like(own.query) for _ in range(3)]
                 for tile, found_before in zip(tiles_of(group, ctx.heads), kept, strict=True):
@@ -179,7 +179,7 @@ class _Pointwise(torch.autograd.Function):
                 for own_parts, one in zip(found, grads, strict=True):
                     own_parts.append(own.together(one))
         return (
-            *(torch.cat(own_parts) for own_parts in found),
+            *(groups.unpad(one) if one else torch.zeros_like(grad) for one in found),
             of_position,
             of_time,
             None,

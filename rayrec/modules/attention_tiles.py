@@ -59,16 +59,15 @@ class PaddedGroup:
         # the scale goes into the queries, which are fewer than the weights
         self.scale = self.query.shape[2] ** -0.5
         self.query = self.query * self.scale
-        self.times = group.pad(parts[3].unsqueeze(1)).squeeze(2) if len(parts) > 3 else None
+        self.times = parts[3] if len(parts) > 3 else None
 
     def by_head(self, part: Tensor) -> Tensor:
-        """(values, D) -> (n H, L, d)."""
-        return self.group.pad(part).unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+        """(n, L, D) -> (n H, L, d)."""
+        return part.unflatten(2, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
 
     def together(self, of_heads: Tensor) -> Tensor:
-        """(n H, L, d) -> (values, D)."""
-        of_heads = of_heads.unflatten(0, (-1, self.heads))
-        return self.group.unpad(of_heads.transpose(1, 2).flatten(2))
+        """(n H, L, d) -> (n, L, D)."""
+        return of_heads.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
 
     def counts(self) -> Tensor:
         """(L, 1): the number of values that each place looks at."""

@@ -2,9 +2,9 @@
 
 `SASRecEncoder` is a stack of causal attention, `HSTUEncoder` of HSTU's pointwise attention,
 `GRUEncoder` a recurrence. All have the same forward, so one takes another's place. A state depends
-on its own value and those before it. Values are brought into the order of the groups
-(`JaggedGroups`) once and back once; all layers work on the T values that there are. Dropout follows
-the keys of rows that are given (`rayrec.modules.jagged_dropout`), so ranks together train as one.
+on its own value and those before it. All layers work on the T values that there are; attention pads
+them in groups (`JaggedGroups`), which all layers share. Dropout follows the keys of rows that are
+given (`rayrec.modules.jagged_dropout`), so ranks together train as one.
 
     # B sequences, T values of all of them, D columns
 """
@@ -29,7 +29,7 @@ Positions = Literal["oldest", "newest"]
 
 
 class _Context(NamedTuple):
-    """What the layers of a batch share; keys and times are in the order of the groups."""
+    """What the layers of a batch share."""
 
     groups: JaggedGroups
     keys: Tensor | None
@@ -100,15 +100,12 @@ class AttentionEncoder(nn.Module):
         if self.positions == "newest":
             places = sequences.offsets.diff().index_select(0, sequences.row) - places - 1
         states = self.dropout(values * self.dim**0.5 + self.position(places), own)
-        context = _Context(
-            groups, None if own is None else groups.sort(own), self._times(times, groups)
-        )
-        states = groups.sort(states)
+        context = _Context(groups, own, self._times(times, len(values)))
         for layer in self.layers:
             states = layer(states, context)
-        return self.norm(groups.unsort(states))
+        return self.norm(states)
 
-    def _times(self, times: Tensor | None, groups: JaggedGroups) -> Tensor | None:
+    def _times(self, times: Tensor | None, num_values: int) -> Tensor | None:
         return None
 
 
@@ -176,7 +173,7 @@ class HSTUEncoder(AttentionEncoder):
         super().__init__(make_layer, dim, max_length, layers, dropout, positions, device)
         self.time_buckets = time_buckets
 
-    def _times(self, times: Tensor | None, groups: JaggedGroups) -> Tensor | None:
+    def _times(self, times: Tensor | None, num_values: int) -> Tensor | None:
         if not self.time_buckets:
             return None
         if times is None:
@@ -184,11 +181,9 @@ class HSTUEncoder(AttentionEncoder):
                 "this HSTUEncoder has a bias of time and was given no times; give (T,) seconds, or "
                 "make it with time_buckets=0."
             )
-        if len(times) != groups.sequences.num_values:
-            raise InputError(
-                f"{len(times)} times of {groups.sequences.num_values} values; give one for each."
-            )
-        return groups.sort(times)
+        if len(times) != num_values:
+            raise InputError(f"{len(times)} times of {num_values} values; give one for each.")
+        return times
 
 
 class _CausalBlock(nn.Module):

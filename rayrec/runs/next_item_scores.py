@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.ranked_queries import PROTOCOLS, of_markov, write_places
+from rayrec.runs.ranked_queries import PROTOCOLS, of_baseline, write_places
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ class NextItemScorer:
         for (ranker, protocol), parts in calls.items():
             scores |= self._scores(f"{ranker} {protocol}", torch.cat(parts))
         told = {p: (MODEL, p) for p in PROTOCOLS}
-        told |= {of_markov(p): ("markov", p) for p in PROTOCOLS if ("markov", p) in calls}
+        told |= {of_baseline(who, p): (who, p) for who, p in calls if who != MODEL}
         ranks = gather_objects(
             {name: [part.tolist() for part in calls[key]] for name, key in told.items()}
         )

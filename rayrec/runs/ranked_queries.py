@@ -22,18 +22,18 @@ def write_places(run_path: str, places: dict[str, list[int]]) -> None:
     """Keep the places of all queries, in the order of the rows, by protocol.
 
     Args:
-        places: those of the model by protocol, and those of the Markov chain by `of_markov`.
+        places: those of the model by protocol, and those of the baselines by `of_baseline`.
     """
     write_whole("the places of the queries", f"{run_path}/{FILE}", json.dumps(places))
 
 
-def of_markov(protocol: str) -> str:
-    """Return the name of the Markov chain's places in the file."""
-    return f"markov {protocol}"
+def of_baseline(name: str, protocol: str) -> str:
+    """Return the name of a baseline's places in the file."""
+    return f"{name} {protocol}"
 
 
 def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
-    """Return the places that a run has kept; None where it has none.
+    """Return the places that a run has kept, by name; None where it has none.
 
     Raises:
         InputError: the file is damaged.
@@ -48,8 +48,7 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
     try:
         with files.open_input_stream(where) as stream:
             told = json.loads(stream.read())
-        names = [*PROTOCOLS, *(of_markov(p) for p in PROTOCOLS if of_markov(p) in told)]
-        return {name: np.array(told[name], dtype=np.int64) for name in names}
+        return {name: np.array(told[name], dtype=np.int64) for name in (*PROTOCOLS, *told)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} does not hold the places of queries: {one_line(error)}."
@@ -66,8 +65,9 @@ def comparison(runs: Sequence[str]) -> Iterator[str]:
     kept = [(run, read_places(run)) for run in runs]
     ranked = [(run, places) for run, places in kept if places is not None]
     for run, places in ranked:
-        chain = {p: places[of_markov(p)] for p in PROTOCOLS if of_markov(p) in places}
-        if chain:
+        names = {protocol: of_baseline("markov", protocol) for protocol in PROTOCOLS}
+        if places.keys() >= {*names.values()}:
+            chain = {protocol: places[name] for protocol, name in names.items()}
             yield f"{run} less its Markov chain, with the middle 95% of a paired bootstrap:"
             yield from _differences(chain, places)
     for run, places in ranked[1:]:

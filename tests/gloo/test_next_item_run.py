@@ -66,6 +66,8 @@ def test_a_run_learns_what_follows_what(
     places = read_places(str(folder))
     assert (places["kept"] < 1).mean() == pytest.approx(result["model kept"]["hr@1"])
     assert (places["markov masked"] < 1).mean() == pytest.approx(chain["hr@1"])
+    popular = result["popularity masked"]["hr@5"]
+    assert (places["popularity masked"] < 5).mean() == pytest.approx(popular)
     both = (gains(places[name], 10)[1].mean() for name in ("masked", "markov masked"))
     first, _, line = comparison([str(folder)])
     assert first.startswith(f"{folder} less its Markov chain")

@@ -117,20 +117,19 @@ def test_groups_hold_every_sequence_and_pad_less_than_a_call(seed):
     lengths = offsets.diff()
     total = int(offsets[-1])
     groups = JaggedGroups(offsets, total)
-    assert sum(group.values for group in groups.groups) == total
-    values = torch.randn(total, 3)
-    assert torch.equal(groups.unsort(groups.sort(values)), values)
+    values = torch.randint(1, 1 << 62, (total, 3))
     sequences = {tuple(bag[:, 0].tolist()) for bag in values.tensor_split(offsets[1:-1])}
     left = Counter(lengths.tolist())
-    for group, (own,) in groups.parts(groups.sort(values)):
-        padded = group.pad(own)
+    parts = groups.pad(values)
+    for group, padded in zip(groups.groups, parts, strict=True):
         assert padded.shape == (group.sequences, group.length, 3)
-        assert torch.equal(group.unpad(padded), own)
-        cuts = group.offsets
-        cuts = torch.arange(0, group.values + 1, group.length) if cuts is None else cuts
-        for bag in own.tensor_split(cuts[1:-1]):
-            assert tuple(bag[:, 0].tolist()) in sequences
-            left[len(bag)] -= 1
+        for sequence in padded:
+            is_value = sequence[:, 0] > 0
+            own = sequence[is_value]
+            assert tuple(own[:, 0].tolist()) in sequences
+            assert is_value[: len(own)].all() and not sequence[len(own) :].any()
+            left[len(own)] -= 1
+    assert not parts or torch.equal(groups.unpad(parts), values)
     if len(groups.groups) > 1:
         assert [group.length for group in groups.groups] == sorted(
             (group.length for group in groups.groups), reverse=True
@@ -164,7 +163,7 @@ def test_a_longer_sequence_than_said_is_refused():
 
 def test_tiles_are_within_their_bound_and_cover_every_query():
     for sequences, length, heads in ((1, 9000, 2), (300, 50, 4), (7, 1, 1), (2, 300_000, 4)):
-        group = LengthGroup(sequences, length, sequences * length, None)
+        group = LengthGroup(sequences, length)
         seen = Counter()
         for tile in attention_tiles.tiles_of(group, heads):
             count = tile.span.stop - tile.span.start
