@@ -16,7 +16,8 @@ from typing import Any
 
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
-from rayrec.streams.messages import Decoded, Message, decode
+from rayrec.streams.messages import Decoded, decode
+from rayrec.streams.objects import Message, ObjectReader
 from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
 
 ROUND = 10_000  # messages of a partition at most
@@ -50,7 +51,7 @@ class KafkaSource(StreamSource):
             ) from error
         kafka: Any = confluent_kafka
         self._kafka, self._servers, self._topic, self._form = kafka, servers, topic, form
-        self._whole = frozenset(whole)
+        self._objects = ObjectReader(whole) if form == "json" else None
         common = {"bootstrap.servers": servers, "log_level": 0}
         # its questions do not wait behind a fetch, as those of the consumer do
         self._admin, self._spec = kafka.admin.AdminClient(common), kafka.admin.OffsetSpec
@@ -99,7 +100,7 @@ class KafkaSource(StreamSource):
             return None
         found = Decoded(None, end, 0, ())
         if held:
-            found = decode(self._form, held[:count], begun["done"], most, place, self._whole)
+            found = decode(self._objects, held[:count], begun["done"], most, place)
             if found.offset > held[-1].offset and self._past >= end:
                 # the last offsets of a partition may be no messages
                 found = found._replace(offset=end)
