@@ -177,3 +177,15 @@ def test_what_cannot_be_read_together_is_not_tried_with_each_reading(
     odd = [*good, Message(3, b'{"a": {}}')]
     assert [len(reader.read(one)) for one in (good, odd, good, good, good)] == [3, 2, 3, 3, 3]
     assert tried == [3, 4, 3]
+
+
+@pytest.mark.seeds(range(50))
+def test_a_message_that_is_no_row_costs_no_other(seed: int) -> None:
+    rng = random.Random(seed)
+    values = [
+        f'{{"a": {1000 + k}}}' if rng.random() < 0.7 else rng.choice(ODD) for k in range(60)
+    ]
+    found = read_all([Message(k, one.encode("utf-8")) for k, one in enumerate(values)], {"b"})
+    good = [1000 + k for k, one in enumerate(values) if one == f'{{"a": {1000 + k}}}']
+    rows = [row.get("a") for one in found if one.rows is not None for row in one.rows.to_pylist()]
+    assert [one for one in rows if isinstance(one, int | float) and 1000 <= one < 1100] == good
