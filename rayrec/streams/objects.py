@@ -109,9 +109,9 @@ class ObjectReader:
         except (ValueError, OverflowError, pa.ArrowException):
             return None
         if any(column.null_count for column in table.columns):
-            # a key that is missing is a null, too
+            # a key that is missing is a null, too, and has no colon
             colons = [pc.sum(pc.count_substring(table[one], ":")).as_py() or 0 for one in texts]
-            if b"\\" in text or text.count(b":") != count * len(first) + sum(colons):
+            if ":" in "".join(first) or text.count(b":") != count * len(first) + sum(colons):
                 return None
         sure = (name in texts or self._is_sure(name, table[name]) for name in first)
         return table if all(sure) else None
@@ -121,8 +121,6 @@ class ObjectReader:
         kind = column.type
         if pa.types.is_list(kind):
             column, kind = pc.list_flatten(column), kind.value_type
-            if column.null_count:
-                return False
         if not pa.types.is_floating(kind):
             return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or kind == pa.null())
         if name in self._whole:
