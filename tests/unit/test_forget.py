@@ -250,3 +250,15 @@ def sha256(content: bytes) -> str:
 
 def salted(salt: str, key: object) -> str:
     return sha256(f"{salt}{key}".encode())
+
+
+def test_publications_outside_of_the_run_are_forgotten_in_their_own_folder(run: Path) -> None:
+    victims, outside = Victims(run), run.parent / "outside"
+    shutil.move(run / "published", outside)
+    before = {file: file.read_bytes() for file in outside.rglob("*") if file.is_file()}
+    forget(run, victims.path)
+    assert {file: file.read_bytes() for file in outside.rglob("*") if file.is_file()} == before
+    following = Predictor.follow(outside)
+    receipt, _ = forget(outside, victims.path)
+    assert {table.name: table.found_now for table in receipt.tables}["t_user"] == 0
+    assert any(table.found for table in receipt.tables) and following.refresh() == 1
