@@ -74,11 +74,13 @@ def checkpoint_tables(path: str) -> tuple[list[TableHealth], int]:
 def _examined(reader: TableReader, table: TableEntry, known: _Known) -> TableHealth:
     first = known.first[table.name]
     optimizer = known.manifest.optimizers.get(table.name, {}).get("name")
+    configs = known.schema.tables if table.blocks and known.schema is not None else ()
     measure = TableMeasure(
         first=None if isinstance(first, str) else first,
         heat=HITS if table.blocks else "momentum1" if optimizer in _SUMS else None,
-        step=clocks_in(known.manifest.extras).get(table.name, Instant()).step,
+        now=clocks_in(known.manifest.extras).get(table.name, Instant()),
         block_rows=table.num_embeddings // (table.blocks or 1),
+        rules=next((config for config in configs if config.name == table.name), None),
     )
     for rows, data in _ahead(reader.parts(table.name)):
         measure.add(rows, data)

@@ -19,12 +19,16 @@ from torch import Tensor
 
 from rayrec.doctor.first_rows import FirstRows
 from rayrec.doctor.tallies import ExampleCount, Float32Histogram, LargestValues
+from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import NO_KEY
+from rayrec.dynamic.known import known_keys
 from rayrec.errors import InputError
+from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.quant import QuantType, TableRange, pack_rows, unpack_rows
-from rayrec.shards.state import IDS, SEEN, WEIGHT
+from rayrec.shards.state import IDS, SEEN, TIME, WEIGHT
 
 SAMPLED = 2048  # rows whose rounding is measured
+BEFORE_ALL = Instant()
 _OF_IDS = ("id_", "candidate_")
 
 
@@ -34,18 +38,20 @@ class TableMeasure:
     Args:
         first: how the rows began; None where nobody knows.
         heat: column whose values say how often rows were used; None without one.
-        step: training step of the table's ids; 0 without one.
+        now: instant of the table's ids; that before the first step without one.
         block_rows: rows of a block of a dynamic table.
+        rules: the dynamic table; None where nobody knows when the time of its ids is over.
     """
 
     def __init__(
         self,
         first: FirstRows | None = None,
         heat: str | None = None,
-        step: int = 0,
+        now: Instant = BEFORE_ALL,
         block_rows: int = 1,
+        rules: BaseEmbeddingConfig | None = None,
     ) -> None:
-        self._first, self._heat, self._step = first, heat, step
+        self._first, self._heat, self._now, self._rules = first, heat, now, rules
         self._stride, self._sample = 1, list[Tensor]()
         self._block_rows, self._per_block = block_rows, Counter[int]()
         self.in_use = self.idle = self.unmoved = self.began_otherwise = 0
@@ -65,7 +71,10 @@ class TableMeasure:
         """
         names = torch.arange(rows.start, rows.stop)
         if IDS in data:
-            (used,) = (data[IDS] != NO_KEY).nonzero(as_tuple=True)
+            keys = data[IDS]
+            if self._rules is not None:
+                keys = known_keys(self._rules, keys, data[SEEN], data.get(TIME), self._now)
+            (used,) = (keys != NO_KEY).nonzero(as_tuple=True)
             blocks, counts = (names[used] // self._block_rows).unique(return_counts=True)
             self._per_block.update(dict(zip(blocks.tolist(), counts.tolist(), strict=True)))
             if len(used) < len(names):
@@ -119,9 +128,9 @@ class TableMeasure:
             heat = heat.mean(1) if heat.dim() == 2 else heat
             self.hottest.add(heat.nan_to_num(0, 0, 0), names)
         if SEEN in data:
-            ages = self._step - data[SEEN]
+            ages = self._now.step - data[SEEN]
             self.ages.add(ages.clamp(min=0).float())
-            self.idle += int((2 * ages > self._step).sum())
+            self.idle += int((2 * ages > self._now.step).sum())
 
     def _add_sample(self, weight: Tensor) -> None:
         """Keep every nth of the rows in use; n doubles whenever there are enough."""
@@ -134,7 +143,7 @@ class TableMeasure:
 
     @property
     def full_blocks(self) -> int:
-        """Blocks of a dynamic table that have no free row."""
+        """Blocks of a dynamic table whose rows are all in use."""
         return sum(count >= self._block_rows for count in self._per_block.values())
 
     def rounding(self, stored: QuantType) -> dict[str, Any]:

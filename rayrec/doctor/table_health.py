@@ -32,7 +32,7 @@ class TableHealth:
     Attributes:
         rows, width: size of the table.
         data_type: how a value is stored.
-        in_use: rows that belong to an id; all rows of a table that is not dynamic.
+        in_use: rows of ids that are known; all rows of a table that is not dynamic.
         zero_rows, nan_rows, infinite_rows: rows in use of zeros, with a NaN, and with an infinity.
         huge_rows: rows whose norm is at least `huge_norm`, about 100 times the median.
         norm_median, norm_p99, norm_max: of the finite rows that are not zero.
@@ -45,7 +45,7 @@ class TableHealth:
         heat: what counts as a use: "look-ups" or "squared gradients".
         idle_rows: ids that were last seen in the first half of the steps.
         age_median, age_p90: steps since ids were seen.
-        blocks, full_blocks: blocks of a dynamic table, and those without a free row.
+        blocks, full_blocks: blocks of a dynamic table, and those whose rows are all in use.
         admitted, evicted, refused, looked_up, unknown: counts of ids over the run.
         lost_ids, returned_ids: ids that lost their row from one checkpoint to the next, and those
             of them that had one again in the checkpoint after it.

@@ -43,9 +43,12 @@ class Instant(NamedTuple):
     def earlier(self, rule: DynamicConfig, lags: Any) -> Any:
         """Return (N,) stamps that lie so much before now, in what a rule's ttl counts.
 
-        Data have no times before 1970.
+        One may lie before 1970, and none is `NO_TIME`.
         """
-        return np.maximum(self.time - lags, 0) if rule.ttl_s is not None else self.step - lags
+        if rule.ttl_s is None:
+            return self.step - lags
+        times = self.time - lags
+        return np.where(times == NO_TIME, NO_TIME - 1, times)
 
 
 def clock_extras(instants: Mapping[str, Instant]) -> dict[str, dict[str, int]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rayrec.comm.pages import Allocate, private_memory
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import LONG_AGO, BlockedKeys, Touch
+from rayrec.dynamic.blocks import NEVER, BlockedKeys, Touch
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
@@ -262,8 +262,8 @@ class DynamicRows:
         if "candidate" in self._keys:
             places = self._keys["candidate"].find(keys)
             places = places[places != ABSENT]
-            never = Sightings(keys[:0], np.zeros(len(places), np.int64))
-            self._keys["candidate"].restart(places, LONG_AGO, never)
+            none = Sightings(keys[:0], np.zeros(len(places), np.int64))
+            self._keys["candidate"].restart(places, NEVER, none)
 
     def _may_enter(self, keys: Ints) -> NDArray[np.bool_]:
         """Return (N,) which ids a hash of seed and id lets in."""

@@ -236,6 +236,8 @@ def _no_plan(request: PlanRequest, item: Item, free: Sequence[int]) -> NoPlan:
         size = format_bytes(weight_bytes(table))
         if table.most_rows > table.num_embeddings:
             size += f", with room to grow to {table.most_rows} rows"
+        if table.dynamic is not None and table.dynamic.counter_capacity is not None:
+            size += f", with a counter_capacity of {table.dynamic.counter_capacity}"
         names.append(f"table {table.name!r} ({shape}, {size})")
     shown = " with ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     copies = "a copy on every rank" if least.replicated else f"{least.num_ranks} rank(s)"

@@ -74,7 +74,8 @@ class WindowCutter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._task: Future[StreamWindow | None] | None = None
         self._growing: _Growing | None = None
-        self._seen = time.monotonic()
+        # when rows were seen last, and when the last look that saw none began
+        self._seen = self._looked = time.monotonic()
 
     def is_idle(self, seconds: float) -> bool:
         """Return True if no row was seen for so long, and none is left to cut or to tell."""
@@ -84,7 +85,8 @@ class WindowCutter:
 
     @property
     def _idle_s(self) -> float:
-        return time.monotonic() - self._seen
+        # a look may take long, and rows that it finds may have been there before
+        return self._looked - self._seen
 
     def window(self, number: int) -> StreamWindow | None:
         """Return a window if it has been cut by now; else begin to cut it.
@@ -122,13 +124,14 @@ class WindowCutter:
         if kept is not None:
             self._seen = time.monotonic()
             return kept
-        growing, config = self._begun(number), self._config
+        began, growing, config = time.monotonic(), self._begun(number), self._config
         most, is_full = config.rows, False
         if config.stop_after_rows is not None:
             most = min(most, config.stop_after_rows - growing.total)
         while growing.rows < most and not is_full:
             found = self._source.read(growing.cursor, most - growing.rows)
             if found is None:
+                self._looked = began
                 break
             if found.cursor == growing.cursor and not found.refused:
                 raise InputError(f"stream {self._source.name} gives rows and no further cursor.")

@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
+from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource, library
 
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True)
@@ -57,16 +57,10 @@ class DeltaSource(StreamSource):
     """
 
     def __init__(self, table: str, first_version: int = 0) -> None:
-        try:
-            import deltalake
-            from deltalake.fs import DeltaStorageHandler
-        except ImportError as error:
-            raise InputError(
-                "a stream from Delta Lake needs deltalake; pip install 'rayrec[delta]'."
-            ) from error
-        self.table, self._first, self._library = table, first_version, deltalake
-        self._faults = (deltalake.exceptions.DeltaError, pa.ArrowException, OSError, ValueError)
-        self._files = DeltaStorageHandler
+        self._library = library("deltalake", "delta")
+        self.table, self._first = table, first_version
+        self._faults = (self._library.exceptions.DeltaError, pa.ArrowException, OSError, ValueError)
+        self._files = library("deltalake.fs", "delta").DeltaStorageHandler
         self._table: Any = None  # as it was when it was opened last
         self._schema: tuple[int, pa.Schema] | None = None  # of a version
         self._parts: tuple[int, list[_Part]] | None = None  # of one version

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
+from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource, library
 
 DATA = 0  # the content of files of rows, in manifests
 LOST = "Begin a new run with an after_snapshot whose later snapshots are all there."
@@ -54,12 +54,7 @@ class IcebergSource(StreamSource):
         properties: Mapping[str, str] | None = None,
         after_snapshot: int | None = None,
     ) -> None:
-        try:
-            import pyiceberg.io.pyarrow  # noqa: F401
-        except ImportError as error:
-            raise InputError(
-                "a stream from Iceberg needs pyiceberg; pip install 'rayrec[iceberg]'."
-            ) from error
+        library("pyiceberg.io.pyarrow", "iceberg")
         self.table, self._catalog_name, self._after = table, catalog, after_snapshot
         # a SQL catalog would make its tables where there are none
         self._properties = {"init_catalog_tables": "false", **(properties or {})}

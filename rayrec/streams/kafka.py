@@ -12,12 +12,12 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Collection
-from typing import Any
 
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.messages import Decoded, Message, decode
-from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource
+from rayrec.streams.messages import Decoded, decode
+from rayrec.streams.objects import Message, ObjectReader
+from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource, library
 
 ROUND = 10_000  # messages of a partition at most
 READ = {"json": 2_000, "arrow": 32}  # messages at a time; one of Arrow has many rows
@@ -38,22 +38,17 @@ class KafkaSource(StreamSource):
         form: "arrow" for streams of Arrow IPC, "json" for one object a message.
         whole: columns of whole numbers.
     Raises:
-        ConfigError: confluent-kafka is not installed.
+        InputError: confluent-kafka is not installed.
     """
 
     def __init__(self, servers: str, topic: str, form: str, whole: Collection[str] = ()) -> None:
-        try:
-            import confluent_kafka.admin
-        except ImportError as error:
-            raise ConfigError(
-                "[data.stream.kafka] needs confluent-kafka: install 'rayrec[kafka]'."
-            ) from error
-        kafka: Any = confluent_kafka
+        kafka = library("confluent_kafka", "kafka")
+        admin = library("confluent_kafka.admin", "kafka")
         self._kafka, self._servers, self._topic, self._form = kafka, servers, topic, form
-        self._whole = frozenset(whole)
+        self._objects = ObjectReader(whole) if form == "json" else None
         common = {"bootstrap.servers": servers, "log_level": 0}
         # its questions do not wait behind a fetch, as those of the consumer do
-        self._admin, self._spec = kafka.admin.AdminClient(common), kafka.admin.OffsetSpec
+        self._admin, self._spec = admin.AdminClient(common), admin.OffsetSpec
         self._client = kafka.Consumer(
             {
                 **common,
@@ -99,7 +94,7 @@ class KafkaSource(StreamSource):
             return None
         found = Decoded(None, end, 0, ())
         if held:
-            found = decode(self._form, held[:count], begun["done"], most, place, self._whole)
+            found = decode(self._objects, held[:count], begun["done"], most, place)
             if found.offset > held[-1].offset and self._past >= end:
                 # the last offsets of a partition may be no messages
                 found = found._replace(offset=end)

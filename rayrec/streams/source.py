@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
+
+from rayrec.errors import InputError
 
 Cursor = Mapping[str, Any]
 
@@ -85,3 +88,18 @@ class StreamSource(Protocol):
     def close(self) -> None:
         """Let go of what the source holds; it is not used any more."""
         return
+
+
+def library(module: str, extra: str) -> Any:
+    """Import a module of an extra of rayrec, and return it.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise InputError(
+            f"[data.stream.{extra}] needs {package}; pip install 'rayrec[{extra}]'."
+        ) from error

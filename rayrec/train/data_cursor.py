@@ -145,7 +145,9 @@ def cursor_meaning(
     The fingerprint of a data set that has none is None.
     """
     fingerprint = getattr(data, "fingerprint", None)
+    source = {"source": data.config.source_name} if isinstance(data, StreamDataset) else {}
     return {
+        **source,
         "global_batch_size": global_batch_size,
         "seed": seed,
         "shuffle": shuffle,
@@ -168,6 +170,12 @@ def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: st
         # unknown on one side: an older checkpoint, or data without files
         if saved is None or wanted is None or saved == wanted:
             continue
+        if what == "source":
+            raise ConfigError(
+                f"{path} was trained on {saved}, and this run reads {wanted}, where its place in "
+                "the stream would mean other rows. Give the source that it was trained on, or "
+                "start a new run from its weights with init_from."
+            )
         if what == "data":
             raise ConfigError(
                 f"{path} was trained on other data: they had the fingerprint {saved}, those "

@@ -15,6 +15,7 @@ from rayrec.data import TimeWindow
 from rayrec.errors import InputError
 from rayrec.fields.json_text import of_json
 from rayrec.fields.writing import record_of
+from rayrec.machine.memory import give_back
 from rayrec.streams import StreamDataset, StreamWindow
 from rayrec.streams.cutting import WindowCutter
 from rayrec.streams.kept import WindowFolder
@@ -25,6 +26,7 @@ from rayrec.train.window import gather_objects
 
 POLL_S = 0.2
 POLLS = 5  # between two calls of on_wait
+GIVE_BACK_S = 60.0  # from window to window; it costs some 0.2 s
 _TOLD = ("rows", "cut_s", "newest_event", "late", "refused", "lag_rows", "lag_s", "best_auc")
 
 
@@ -44,6 +46,7 @@ class StreamWindows:
         self._rows: TimeWindow | None = None
         self._newest: str | None = None
         self._epochs: dict[int, int] = {}  # windows of the checkpoints that are kept
+        self._gave_back = time.monotonic()
         self.current: StreamWindow | None = None
         self.ended = False
 
@@ -168,6 +171,9 @@ class StreamWindows:
         return self._cutter
 
     def _open(self, window: StreamWindow) -> None:
+        if time.monotonic() - self._gave_back >= GIVE_BACK_S:
+            give_back()
+            self._gave_back = time.monotonic()
         rows = self._data.window(self._run_path, window)
         self.current, self._rows = window, TimeWindow(window.number, window.number + 1, rows)
         self._live.cursor.open(window.number, rows)

@@ -16,7 +16,8 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.streams import StreamConfig
 from rayrec.streams import kafka as reading
 from rayrec.streams.config import KafkaConfig
-from rayrec.streams.messages import Message, decode
+from rayrec.streams.messages import decode
+from rayrec.streams.objects import Message, ObjectReader
 from tests.data.kafka_cluster import PARTITIONS, cluster, cluster_process, ipc, kafka, send
 from tests.data.stream_files import amounts, cut, cutter_of, rows_of
 
@@ -239,7 +240,7 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             source.read(source.start(), 1)
         source.close()
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(ConfigError, match=r"needs confluent-kafka: install 'rayrec\[kafka\]'"):
+    with pytest.raises(InputError, match=r"needs confluent-kafka; pip install 'rayrec\[kafka\]'"):
         source_of(servers)
 
 
@@ -248,14 +249,15 @@ def test_an_id_with_a_fraction_costs_no_other_message(good: object, odd: str) ->
     whole = json.dumps({"item": good, "amount": 1}).encode()
     values = [whole, whole, f'{{"item": {odd}, "amount": 0.5}}'.encode(), whole]
     left = [Message(offset, value) for offset, value in enumerate(values)]
+    objects = ObjectReader({"item"})
     sizes = list[int]()
     while left:
-        found = decode("json", left, 0, 10, "clicks[0]", {"item"})
+        found = decode(objects, left, 0, 10, "clicks[0]")
         assert found.rows is not None
         sizes.append(len(found.rows))
         left = left[sizes[-1] :]
     assert sizes == [2, 1, 1]
     # amounts may be whole in some messages
-    assert "int64" in str(found.rows["item"].type)
+    assert found.rows is not None and "int64" in str(found.rows["item"].type)
     mixed = [Message(0, whole), Message(1, whole.replace(b'"amount": 1', b'"amount": 0.5'))]
-    assert decode("json", mixed, 0, 10, "clicks[0]", {"item"}).offset == 2
+    assert decode(objects, mixed, 0, 10, "clicks[0]").offset == 2

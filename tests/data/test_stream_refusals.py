@@ -18,9 +18,19 @@ from tests.data.iceberg_tables import NAME, make_table, properties_of
 from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
-def test_what_cannot_be_trained_on_is_told_and_counted(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def incoming(tmp_path: Path) -> Path:
+    """Make the folder that files are put into."""
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def test_what_cannot_be_trained_on_is_told_and_counted(incoming: Path, run: Path) -> None:
     (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
     (incoming / "b.parquet").write_bytes(b"PAR1 and no more")
     (incoming / "c.parquet").write_bytes(as_bytes(rows_of(4, 5).drop(["item"])))
@@ -76,9 +86,7 @@ def test_a_refused_row_is_told_by_its_number_in_the_file(tmp_path: Path, source:
     assert [one["place"].rpartition(", ")[2] for one in told] == ["row 1", "row 4"]
 
 
-def test_files_that_go_or_change_are_refused(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_files_that_go_or_change_are_refused(incoming: Path, run: Path) -> None:
     config = config_of(incoming, rows=3)
     (incoming / "b.parquet").write_bytes(as_bytes(rows_of(0, 8)))
     cutter = cutter_of(run, config)
@@ -102,9 +110,9 @@ def test_files_that_go_or_change_are_refused(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_whose_first_rows_are_all_refused_ends_and_says_why(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_a_run_whose_first_rows_are_all_refused_ends_and_says_why(
+    incoming: Path, run: Path
+) -> None:
     (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 5).drop(["item"])))
     cutter = cutter_of(run, config_of(incoming, stop_when_idle_s=1e-3))
     with pytest.raises(
@@ -115,9 +123,7 @@ def test_a_run_whose_first_rows_are_all_refused_ends_and_says_why(tmp_path: Path
     assert (run / "stream" / "refused" / "window-00000000.json").is_file()
 
 
-def test_refused_rows_are_told_while_no_other_row_comes(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_refused_rows_are_told_while_no_other_row_comes(incoming: Path, run: Path) -> None:
     (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
     (incoming / "b.parquet").write_bytes(as_bytes(rows_of(4, 5).drop(["item"])))
     cutter = cutter_of(run, config_of(incoming, rows=4, stop_when_idle_s=1e-3))
@@ -135,9 +141,7 @@ def test_refused_rows_are_told_while_no_other_row_comes(tmp_path: Path) -> None:
     assert window is not None and window.refused == 5 and amounts(run, window) == [9, 10]
 
 
-def test_nothing_is_told_behind_the_last_row_of_a_run(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_nothing_is_told_behind_the_last_row_of_a_run(incoming: Path, run: Path) -> None:
     (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 9)))
     cutter = cutter_of(run, config_of(incoming, rows=4, stop_after_rows=4))
     assert amounts(run, cut(cutter, 0)) == [0, 1, 2, 3]  # type: ignore[arg-type]
@@ -147,11 +151,9 @@ def test_nothing_is_told_behind_the_last_row_of_a_run(tmp_path: Path) -> None:
 
 
 def test_what_was_refused_goes_with_windows_of_long_ago(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    incoming: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "REFUSED_WINDOWS", 3)
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
     cutter, counts = cutter_of(run, config_of(incoming, rows=1)), list[int]()
     windows = kept.WindowFolder(str(run))
     windows.prune(0)  # of a run that has refused nothing
@@ -168,9 +170,7 @@ def test_what_was_refused_goes_with_windows_of_long_ago(
     assert left == [f"window-{number:08d}.json" for number in range(15, 20)]
 
 
-def test_types_that_go_together_make_one_window(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_types_that_go_together_make_one_window(incoming: Path, run: Path) -> None:
     rows = rows_of(0, 12)
     kinds = (pa.int64(), pa.int32(), pa.uint8(), pa.large_list(pa.int64()))
     for k, kind in enumerate(kinds):
@@ -187,10 +187,8 @@ def test_types_that_go_together_make_one_window(tmp_path: Path) -> None:
 
 
 def test_a_row_group_is_read_once_for_many_windows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    incoming: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
     (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 60), group=30))
     reads: list[list[int]] = []
     real = pq.ParquetFile.read_row_groups
@@ -207,11 +205,9 @@ def test_a_row_group_is_read_once_for_many_windows(
 
 
 def test_the_bad_rows_of_a_file_cost_no_other_file_its_good_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    incoming: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutting, "MOST_REFUSALS", 3)
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
     for k, ids in enumerate(([-1] * 8, [1, 2, 3, -4, 5, 6, 7, 8])):
         rows = rows_of(8 * k, 8).set_column(2, "item", pa.array(ids))
         (incoming / f"{k}.parquet").write_bytes(as_bytes(rows))
@@ -223,9 +219,7 @@ def test_the_bad_rows_of_a_file_cost_no_other_file_its_good_ones(
 
 
 @pytest.mark.parametrize("time", [-1, 253_402_300_800, 2**62])
-def test_a_time_that_is_none_is_refused_with_its_row(tmp_path: Path, time: int) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_a_time_that_is_none_is_refused_with_its_row(incoming: Path, run: Path, time: int) -> None:
     rows = rows_of(0, 4).set_column(3, "at", pa.array([5, time, 6, 7]))
     (incoming / "a.parquet").write_bytes(as_bytes(rows))
     cutter = cutter_of(run, config_of(incoming, time="at", event_seconds=60))
@@ -237,9 +231,7 @@ def test_a_time_that_is_none_is_refused_with_its_row(tmp_path: Path, time: int) 
     assert told["place"] == "a.parquet, row 1" and str(time) in told["reason"]
 
 
-def test_a_file_of_the_same_size_and_fewer_rows_is_refused(tmp_path: Path) -> None:
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
+def test_a_file_of_the_same_size_and_fewer_rows_is_refused(incoming: Path, run: Path) -> None:
     (incoming / "a.parquet").write_bytes(as_bytes(rows_of(0, 8)))
     cutter = cutter_of(run, config_of(incoming, rows=5))
     assert amounts(run, cut(cutter, 0)) == [0, 1, 2, 3, 4]  # type: ignore[arg-type]
@@ -256,11 +248,9 @@ def test_a_file_of_the_same_size_and_fewer_rows_is_refused(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_refused_as_a_window_ends_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    incoming: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder, "MOST_NAMES", 1)
-    incoming, run = tmp_path / "in", tmp_path / "run"
-    incoming.mkdir()
     for name in "bc":
         (incoming / f"{name}.parquet").write_bytes(as_bytes(rows_of(0, 3, 5)))
     config = config_of(incoming, rows=100, seconds=600.0, time="at", event_seconds=60)

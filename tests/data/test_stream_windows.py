@@ -5,6 +5,7 @@ row that can be trained on is in one window, once, in the order of the names.
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.streams import StreamConfig, StreamDataset, StreamWindow, folder
 from rayrec.streams.folder import FolderSource
 from rayrec.streams.kept import WindowFolder
+from rayrec.streams.source import Cursor, SourceRows
 from tests.data.stream_files import SCHEMA, amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
@@ -272,3 +274,25 @@ def test_two_that_cut_one_window_agree(tmp_path: Path) -> None:
     other = StreamWindow(number=0, file="other.parquet", rows=1, after={}, cut_s=0.0)
     assert WindowFolder(str(run)).add(other, ()) == one
     assert FolderSource(str(incoming)).lag(one.after) == (0, 0.0)
+
+
+def test_a_look_that_takes_long_is_no_idle_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that wait are read, however long the source takes to give them."""
+    (tmp_path / "a.parquet").write_bytes(as_bytes(rows_of(0, 4)))
+    cutter = cutter_of(tmp_path / "run", config_of(tmp_path, rows=4))
+    read = cutter._source.read
+
+    def slow(cursor: Cursor, most: int) -> SourceRows | None:
+        time.sleep(0.3)
+        return read(cursor, most)
+
+    monkeypatch.setattr(cutter._source, "read", slow)
+    cutter.begin(0)
+    time.sleep(0.2)
+    assert not cutter.is_idle(0.1)
+    assert cut(cutter, 0) is not None and not cutter.is_idle(0.1)
+    while not cutter.is_idle(0.3):
+        assert cut(cutter, 1, polls=1) is None
+    cutter.close()

@@ -40,7 +40,9 @@ def saved(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("form", ["arrow", "json"])
-def test_a_topic_trains_to_the_tables_of_a_folder(tmp_path: Path, form: str) -> None:
+def test_a_topic_trains_to_the_tables_of_a_folder(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where the run stops and goes on, while messages come in between."""
     write_clicks(tmp_path)
     rows = pa.concat_tables(map(pq.read_table, sorted((tmp_path / "train").glob("*.parquet"))))
@@ -62,6 +64,10 @@ def test_a_topic_trains_to_the_tables_of_a_folder(tmp_path: Path, form: str) -> 
         send(producer, "clicks", [(1, value) for value in values[:half]])
         some = {**topic, "data.stream.stop_after_windows": 2}
         assert main(words_of(tmp_path, "b", some)) == 0
+        other = {"data.stream.folder": tmp_path / "in", "run.resume_from": "latest"}
+        assert main(words_of(tmp_path, "b", other)) == 2
+        why = f"was trained on topic clicks, and this run reads folder {tmp_path / 'in'}, where"
+        assert why in capsys.readouterr().err
         send(producer, "clicks", [(1, value) for value in values[half:]])
         rest = {**topic, **last, "run.resume_from": "latest"}
         assert main(words_of(tmp_path, "b", rest)) == 0

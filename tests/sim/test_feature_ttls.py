@@ -70,6 +70,25 @@ def test_a_candidate_takes_its_time_along_to_its_row() -> None:
     alone(table_of(rule, EmbeddingBagConfig), act)
 
 
+@pytest.mark.parametrize("unit", ["steps", "s"])
+def test_a_candidate_of_a_short_time_outlasts_the_places_of_ids_that_got_a_row(unit: str) -> None:
+    ttls = {f"ttl_{unit}": 100, f"feature_ttl_{unit}": {"g": 10}}
+    rule = DynamicConfig(blocks=1, admission_threshold=2, counter_capacity=4, **ttls)
+
+    def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
+        def step(f: list[int], g: list[int], at: int) -> None:
+            module(kjt_of({"f": [f], "g": [g]}, at)).values().sum().backward()
+
+        step([1, 1, 2, 2], [], 0)
+        step([3, 4, 5, 6], [], 0)
+        step([3, 4, 5, 6], [], 0)
+        for one in (10, 11, 10):
+            step([], [one], 0)
+        assert knows(module, 10, 11) == [True, False], "of four places, two were asked for"
+
+    alone(table_of(rule, EmbeddingBagConfig), act)
+
+
 @pytest.mark.parametrize("eviction", ["step", "timestamp"])
 def test_ids_of_a_shorter_time_are_taken_back_as_if_seen_earlier(eviction: str) -> None:
     own = {"ttl_s": 40, "feature_ttl_s": {"g": 10}}
@@ -91,13 +110,16 @@ def test_ids_of_a_shorter_time_are_taken_back_as_if_seen_earlier(eviction: str) 
     alone(table_of(rule, EmbeddingBagConfig), act)
 
 
-def test_no_id_counts_as_seen_before_1970() -> None:
-    """Where it would count as seen at -1, which stands for no time, it lives a little longer."""
+@pytest.mark.parametrize(("now", "counts_as"), [(0, -30), (29, -2), (30, 0)])
+def test_a_short_time_holds_where_the_clock_begins_at_zero(now: int, counts_as: int) -> None:
+    """An id counts as seen before 1970 then, and never at -1, which stands for no time."""
 
     def act(module: torch.nn.Module, engine: ShardedEmbeddings) -> None:
-        module(kjt_of({"f": [[1]], "g": [[2]]}, 29)).values().sum().backward()
+        module(kjt_of({"f": [[1]], "g": [[2]]}, now)).values().sum().backward()
         (state,) = engine.shard_states()
         told = dict(zip(state.ids["id_key"].tolist(), state.ids["id_time"].tolist(), strict=True))
-        assert (told[1], told[2]) == (29, 0)
+        assert (told[1], told[2]) == (now, counts_as)
+        module(kjt_of({"f": [[1]], "g": [[]]}, now + 11)).values().sum().backward()
+        assert knows(module, 1, 2) == [True, False]
 
     alone(table_of(SECONDS, EmbeddingBagConfig), act)

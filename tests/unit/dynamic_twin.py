@@ -121,8 +121,9 @@ class Twin:
         """Until when an id is known that a feature sees."""
         rule = self.rule
         if rule.ttl_s is not None:
-            # as if it had been seen so much earlier, but not before 1970
-            return max(self.time + (rule.feature_ttl_s or {}).get(feature, rule.ttl_s), rule.ttl_s)
+            end = self.time + (rule.feature_ttl_s or {}).get(feature, rule.ttl_s)
+            # as if it had been seen so much earlier, but not at -1, which stands for no time
+            return end - (end - rule.ttl_s == -1)
         if rule.ttl_steps is not None:
             return step + (rule.feature_ttl_steps or {}).get(feature, rule.ttl_steps)
         return NEVER
@@ -192,7 +193,7 @@ class Twin:
         for one in [*placed, *outlived]:
             if one in waiting.ids:
                 # as if it had never been seen, for whoever needs its place
-                waiting.ids[one] = Known(0, 0, 0, self.rule.ttl_s or self.rule.ttl_steps or NEVER)
+                waiting.ids[one] = Known(-(2**31), 0, -(2**31), -NEVER)
 
     def _may_enter(self, one: int) -> bool:
         salted = (one & (2**64 - 1)) ^ mix_int(SEED, 1)

@@ -52,3 +52,19 @@ def test_a_delta_holds_what_an_export_holds(tmp_path):
     assert_equal(following, fresh, ROWS)
     published = (tmp_path / "chain" / name / "dense.safetensors").read_bytes()
     assert published == (tmp_path / "fresh" / "dense.safetensors").read_bytes()
+
+
+def test_a_folder_that_vanishes_is_told_until_it_is_back(tmp_path):
+    world = published_world(tmp_path / "chain", 0)
+    world.publish()
+    following = Predictor.follow(tmp_path / "chain")
+    version = following.weights.name
+    (tmp_path / "chain").rename(tmp_path / "away")
+    assert not following.refresh() and following.verdict is Verdict.DAMAGED
+    assert following.trouble == f"{tmp_path / 'chain'} holds no publication any more"
+    assert following.weights.name == version
+    (tmp_path / "away").rename(tmp_path / "chain")
+    assert not following.refresh() and following.verdict is Verdict.CURRENT
+    world.train(random.Random(0))
+    world.publish()
+    assert following.refresh() == 1 and not following.trouble

@@ -146,6 +146,14 @@ def test_a_table_that_has_no_room_to_grow_is_told_as_such() -> None:
             plan_request(request)
 
 
+def test_a_table_that_has_no_room_for_its_candidates_is_told_as_such() -> None:
+    rule = DynamicConfig(admission_threshold=2, counter_capacity=1 << 20)
+    topology = Topology.local(1, memory_bytes=1 << 20)
+    request = PlanRequest(tables=[replace(table(), dynamic=rule)], topology=topology, batch_size=16)
+    with pytest.raises(NoPlan, match=r"B, with a counter_capacity of 1048576\) fits nowhere"):
+        plan_request(request)
+
+
 def test_a_plan_keeps_memory_free_for_the_last_doubling() -> None:
     """A table of the bound's rows, and half of them once more, which it grows from."""
     weights, state = memory(table())

@@ -68,6 +68,30 @@ def test_freed_buffers_stay_in_the_heap_and_are_used_again() -> None:
     assert inside == 0 and also_inside <= 3  # 64 MB are always mapped anew
 
 
+PIECES = """
+import gc
+from rayrec.machine.memory import give_back, resident_bytes, tune_malloc
+assert tune_malloc()
+import torch
+torch.empty(9000)
+before = resident_bytes()
+pieces = [torch.empty(256 << 10, dtype=torch.uint8).fill_(1) for _ in range(400)]
+del pieces[:-1]  # the last one holds the heap's end
+held = resident_bytes()
+gc.disable()
+cycle = [torch.empty(8 << 20, dtype=torch.uint8).fill_(1)]
+cycle.append(cycle)
+del cycle
+give_back()
+print(held - before, resident_bytes() - before)
+"""
+
+
+def test_free_pieces_and_cycles_are_given_back() -> None:
+    held, left = run(PIECES)
+    assert held > 90 << 20 and left < 8 << 20
+
+
 FAULTS = """
 import resource, sys, threading
 from rayrec.machine.memory import tune_malloc

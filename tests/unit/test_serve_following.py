@@ -108,6 +108,9 @@ def test_what_is_damaged_or_forked_is_not_served(tmp_path):
         other.publish()
         other.train(rng)
         shutil.rmtree(served)
+        wait_for(lambda: all_say(server, "damaged", served_now))
+        assert "holds no publication any more" in said(server)["trouble"]
+        assert 'rayrec_serve_chain{state="damaged"} 1.0' in server.get("/metrics").decode()
         shutil.copytree(other.folder, served)
         wait_for(lambda: all_say(server, "fork", served_now))
         other.publish()

@@ -121,6 +121,10 @@ class Follower:
         except ArtifactError as error:
             self._stay(Verdict.DAMAGED, str(error))
             return None
+        if not places:
+            # a base is there from the first publication on
+            self._stay(Verdict.DAMAGED, f"{self.folder.path} holds no publication any more")
+            return None
         later = [place for place in places if place.seq > self.position.seq]
         if not later:
             self._look_back(places)
