@@ -48,7 +48,11 @@ def attend_causal(
         return query + key + value
     out = []
     for parts in zip(*(groups.pad(one) for one in (query, key, value)), strict=True):
-        split = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)
-        attended = functional.scaled_dot_product_attention(*split, is_causal=True)
+        own_query, own_key, own_value = (
+            part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts
+        )
+        attended = functional.scaled_dot_product_attention(
+            own_query, own_key, own_value, is_causal=True
+        )
         out.append(attended.transpose(1, 2).flatten(2))
     return groups.unpad(out)

@@ -94,6 +94,8 @@ class JaggedGroups:
 
     def pad(self, values: Tensor) -> list[Tensor]:
         """(T, ...) -> for each group (n, L, ...), with zeros behind the end of each sequence."""
+        if not self.groups:
+            return []
         if self._is_full:
             return [values.unflatten(0, self.groups[0])]
         if self._order is None and values.dim() == 2 and values.element_size() < 8:

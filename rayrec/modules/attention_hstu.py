@@ -7,8 +7,9 @@ them. The bucket is floor(1.2 log2(seconds)), of times below 1 s the first.
 torch has no fused kernel for it, so it is done here in tiles of bounded size, of groups of similar
 lengths (`JaggedGroups`). The backward pass makes each tile again, but for those whose scores were
 kept. Memory beside the inputs: the padded groups, `KEPT_ELEMENTS` scores per call, and tiles of at
-most `TILE_ELEMENTS` weights, or those of one query of one sequence. A batch of at most `SMALL_ELEMENTS`
-weights is attended whole, by autograd; else the gradient is not differentiable once more.
+most `TILE_ELEMENTS` weights, or those of one query of one sequence. A batch of at most
+`SMALL_ELEMENTS` weights is attended whole, by autograd; else the gradient is not differentiable
+once more.
 
     # T values, D columns of H heads, P distances, K buckets, L longest of a group
 """
@@ -128,7 +129,7 @@ class _Pointwise(torch.autograd.Function):
         ctx.kept, room = [], KEPT_ELEMENTS if any(ctx.needs_input_grad) else 0
         with torch.autocast(query.device.type, enabled=False):
             for group, *parts in zip(groups.groups, *map(groups.pad, _read(tensors)), strict=True):
-                own = PaddedGroup(group, heads, parts)
+                own = PaddedGroup(group, heads, tuple(parts))
                 result = torch.empty_like(own.value)
                 room -= 3 * own.value.numel()
                 kept: list[tuple[Tensor | None, Tensor] | None] = []

@@ -93,6 +93,18 @@ def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     check_equal(ours, reference, inputs)
 
 
+@pytest.mark.parametrize("histories", [0, 3])
+def test_no_values_have_no_states_and_gradients_of_zero(histories):
+    offsets = torch.zeros(histories + 1, dtype=torch.int64)
+    position, time, *inputs = leaves(0, (9,), (4,), (0, 6), (0, 6), (0, 6))
+    times = torch.zeros(0, dtype=torch.int64)
+    ours = hstu_attention(*inputs, offsets, position, time, times, 2)
+    assert ours.shape == causal_attention(*inputs, offsets, heads=2).shape == (0, 6)
+    grads = torch.autograd.grad(ours.sum(), [position, time, *inputs])
+    assert [grad.shape for grad in grads] == [(9,), (4,), (0, 6), (0, 6), (0, 6)]
+    assert not any(grad.any() for grad in grads)
+
+
 def test_rows_have_the_gradients_of_their_gradients():
     offsets = torch.tensor([0, 2, 2, 5, 6])
     sequences = JaggedOffsets(offsets, 6)
