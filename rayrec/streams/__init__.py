@@ -7,7 +7,7 @@ writes each into the run's folder (`kept`), and all ranks read it from there (`d
 from rayrec.streams.config import DeltaConfig, IcebergConfig, KafkaConfig, StreamConfig
 from rayrec.streams.dataset import StreamDataset, schema_of
 from rayrec.streams.kept import StreamWindow
-from rayrec.streams.source import Refusal, SourceLag, SourceRows, StreamSource
+from rayrec.streams.source import Refusal, SourceLag, StreamRows, StreamSource
 
 __all__ = [
     "DeltaConfig",
@@ -15,9 +15,9 @@ __all__ = [
     "KafkaConfig",
     "Refusal",
     "SourceLag",
-    "SourceRows",
     "StreamConfig",
     "StreamDataset",
+    "StreamRows",
     "StreamSource",
     "StreamWindow",
     "schema_of",

@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource, library
+from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, library
 
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True)
@@ -75,7 +75,7 @@ class DeltaSource(StreamSource):
         """Return the cursor before the first version."""
         return {"version": self._first, "row": 0, "table": ""}
 
-    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+    def read(self, cursor: Cursor, most: int) -> StreamRows | None:
         """Return rows of one version; see `StreamSource.read`."""
         row = int(cursor["row"])  # of a version that has more, or 0
         table, first_version = self._table, int(cursor["version"])
@@ -94,7 +94,7 @@ class DeltaSource(StreamSource):
                     is_done = row == sum(one.rows for one in parts)
                     past = (version + 1, 0) if is_done else (version, row)
                     place = f"version {version}, {path}"
-                    return SourceRows(rows, self._cursor(table, *past), place, first=start)
+                    return StreamRows(rows, self._cursor(table, *past), place, first=start)
                 first += part.rows
         return None
 

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line, resolve
-from rayrec.streams.source import Cursor, Refusal, SourceLag, SourceRows, StreamSource
+from rayrec.streams.source import Cursor, Refusal, SourceLag, StreamRows, StreamSource
 
 SUFFIX = ".parquet"
 MOST_NAMES = 1_000  # of files that were read, in a cursor
@@ -61,12 +61,12 @@ class FolderSource(StreamSource):
         """Return the cursor before the first file."""
         return {"file": "", "size": 0, "rows": 0, "row": 0, "bound": "", "read": []}
 
-    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+    def read(self, cursor: Cursor, most: int) -> StreamRows | None:
         """Return rows of one file; see `StreamSource.read`."""
         files = self._list()
         refused = self._out_of_order(files, cursor)
         if refused:
-            return SourceRows(None, cursor, self.name, refused)
+            return StreamRows(None, cursor, self.name, refused)
         if cursor["row"] < cursor["rows"]:
             return self._rest(files, cursor, most)
         return self._next(files, cursor, most)
@@ -119,7 +119,7 @@ class FolderSource(StreamSource):
     def _open(self, name: str) -> pq.ParquetFile:
         return pq.ParquetFile(self._filesystem.open_input_file(f"{self._root}/{name}"))
 
-    def _next(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> SourceRows | None:
+    def _next(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> StreamRows | None:
         for name, info in files.items():
             if not _is_new(cursor, name):
                 continue
@@ -132,7 +132,7 @@ class FolderSource(StreamSource):
                 if refusal is None:
                     return None
                 past = _in_file(cursor, name, info.size, 0)
-                return SourceRows(None, past, name, (refusal,))
+                return StreamRows(None, past, name, (refusal,))
             self._partial.pop(name, None)
             begun = _in_file(cursor, name, info.size, file.metadata.num_rows)
             return self._rows_of(file, begun, most)
@@ -147,7 +147,7 @@ class FolderSource(StreamSource):
             return None
         return Refusal(name, f"no whole Parquet file, and does not grow: {why}")
 
-    def _rest(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> SourceRows:
+    def _rest(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> StreamRows:
         """Return further rows of the file that the cursor is in."""
         name, left = str(cursor["file"]), int(cursor["rows"]) - int(cursor["row"])
         past = {**cursor, "row": cursor["rows"]}
@@ -165,9 +165,9 @@ class FolderSource(StreamSource):
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             why = f"cannot be read: {one_line(error)}"
         refusal = Refusal(name, f"{why}; its last {left} rows are not trained on", left)
-        return SourceRows(None, past, name, (refusal,))
+        return StreamRows(None, past, name, (refusal,))
 
-    def _rows_of(self, file: pq.ParquetFile, cursor: Cursor, most: int) -> SourceRows:
+    def _rows_of(self, file: pq.ParquetFile, cursor: Cursor, most: int) -> StreamRows:
         """Return the rows of a file from the cursor's on, at most so many."""
         name, row = str(cursor["file"]), int(cursor["row"])
         total, stop = file.metadata.num_rows, min(file.metadata.num_rows, row + most)
@@ -187,8 +187,8 @@ class FolderSource(StreamSource):
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             past = {**cursor, "row": total}
             why = f"cannot be read: {one_line(error)}"
-            return SourceRows(None, past, name, (Refusal(name, why, total - row),))
-        return SourceRows(rows, {**cursor, "row": stop}, name, first=row)
+            return StreamRows(None, past, name, (Refusal(name, why, total - row),))
+        return StreamRows(rows, {**cursor, "row": stop}, name, first=row)
 
     def _read(self, file: pq.ParquetFile, name: str, size: int, groups: list[int]) -> pa.Table:
         """Return row groups of a file; the last ones are held, since many windows end in one."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource, library
+from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, library
 
 DATA = 0  # the content of files of rows, in manifests
 LOST = "Begin a new run with an after_snapshot whose later snapshots are all there."
@@ -72,7 +72,7 @@ class IcebergSource(StreamSource):
         """Return the cursor behind the snapshot that a new run begins after."""
         return {"snapshot": self._after, "sequence": None, "row": 0, "done": True, "table": ""}
 
-    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+    def read(self, cursor: Cursor, most: int) -> StreamRows | None:
         """Return rows of one snapshot, or none and a cursor behind what changes no rows."""
         begun = self._begun
         if begun and not cursor["done"] and begun.snapshot.snapshot_id == cursor["snapshot"]:
@@ -89,13 +89,13 @@ class IcebergSource(StreamSource):
                     is_done = row == sum(one.record_count for one in files)
                     place = f"snapshot {snapshot.snapshot_id}, {file.file_path}"
                     past = _cursor(table, snapshot, row, is_done)
-                    return SourceRows(rows, past, place, first=start)
+                    return StreamRows(rows, past, place, first=start)
                 first += file.record_count
         if not behind:
             return None
         # told, so that they may expire
         passed = behind[-1]
-        return SourceRows(
+        return StreamRows(
             None, _cursor(table, passed, 0, True), f"snapshot {passed.snapshot_id}, which adds none"
         )
 

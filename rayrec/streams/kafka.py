@@ -16,8 +16,8 @@ from collections.abc import Collection
 from rayrec.errors import InputError
 from rayrec.storage import one_line
 from rayrec.streams.messages import Decoded, decode
-from rayrec.streams.objects import Message, ObjectReader
-from rayrec.streams.source import Cursor, SourceLag, SourceRows, StreamSource, library
+from rayrec.streams.objects import KafkaMessage, ObjectReader
+from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, library
 
 ROUND = 10_000  # messages of a partition at most
 READ = {"json": 2_000, "arrow": 32}  # messages at a time; one of Arrow has many rows
@@ -61,7 +61,7 @@ class KafkaSource(StreamSource):
                 "queued.max.messages.kbytes": 4096,  # is read again where a turn ends
             }
         )
-        self._queue: deque[Message] = deque()  # of the partition that is assigned
+        self._queue: deque[KafkaMessage] = deque()  # of the partition that is assigned
         self._place: tuple[int, int] | None = None  # that partition, and its offset of the cursor
         self._past = 0  # the offset up to which the partition was received
         self._first: dict[int, int] = {}  # offsets of partitions when they were first seen
@@ -77,7 +77,7 @@ class KafkaSource(StreamSource):
         """Return the cursor of a run that begins: partitions begin where they are first seen."""
         return {"offsets": {}, "ends": {}, "done": 0}
 
-    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+    def read(self, cursor: Cursor, most: int) -> StreamRows | None:
         """Return rows of one partition; see `StreamSource.read`."""
         begun = self._in_round(cursor)
         partition = None if begun is None else _turn(begun)
@@ -100,7 +100,7 @@ class KafkaSource(StreamSource):
                 found = found._replace(offset=end)
         offsets = {**begun["offsets"], key: found.offset}
         past = {**begun, "offsets": offsets, "done": found.done}
-        return SourceRows(found.rows, past, f"{place} from offset {first}", found.refused)
+        return StreamRows(found.rows, past, f"{place} from offset {first}", found.refused)
 
     def lag(self, cursor: Cursor) -> SourceLag:
         """Return the messages behind the cursor, which are rows in JSON; no ages are told."""
@@ -212,7 +212,7 @@ class KafkaSource(StreamSource):
             for message in self._client.consume(missing, timeout=POLL_S):
                 error, codes = message.error(), self._kafka.KafkaError
                 if error is None:
-                    self._queue.append(Message(message.offset(), message.value()))
+                    self._queue.append(KafkaMessage(message.offset(), message.value()))
                     self._past, since = message.offset() + 1, time.monotonic()
                 elif error.code() == codes._PARTITION_EOF:
                     self._past = max(self._past, message.offset())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rayrec.storage import one_line
-from rayrec.streams.objects import Message, ObjectReader, given
+from rayrec.streams.objects import KafkaMessage, ObjectReader, given
 from rayrec.streams.source import Refusal
 
 
@@ -31,7 +31,7 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    objects: ObjectReader | None, messages: Sequence[Message], done: int, most: int, place: str
+    objects: ObjectReader | None, messages: Sequence[KafkaMessage], done: int, most: int, place: str
 ) -> Decoded:
     """Return the first rows of messages that have the same columns.
 
@@ -61,7 +61,7 @@ def decode(
     return Decoded(None, messages[-1].offset + 1, 0, tuple(refused))
 
 
-def _tables(messages: Sequence[Message], done: int, most: int) -> tuple[pa.Table, int, int]:
+def _tables(messages: Sequence[KafkaMessage], done: int, most: int) -> tuple[pa.Table, int, int]:
     """Return rows of streams of Arrow IPC that have the schema of the first one."""
     parts: list[pa.Table] = []
     left = most

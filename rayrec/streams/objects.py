@@ -22,7 +22,7 @@ MOST_LISTS = 256  # of a message; Arrow's parser would overflow its stack on dee
 MOST_EXACT = 2**53  # below it every whole number is a float64 of its own
 
 
-class Message(NamedTuple):
+class KafkaMessage(NamedTuple):
     """Message of a partition."""
 
     offset: int
@@ -41,7 +41,7 @@ class ObjectReader:
         self._whole = frozenset(whole)
         self._pause = 0
 
-    def read(self, messages: Sequence[Message]) -> pa.Table:
+    def read(self, messages: Sequence[KafkaMessage]) -> pa.Table:
         """Return a row of each of the first messages that have the same columns.
 
         Raises:
@@ -56,7 +56,7 @@ class ObjectReader:
             self._pause = max(0, self._pause - len(table))
         return table
 
-    def _one_by_one(self, messages: Sequence[Message], first: Mapping[str, Any]) -> pa.Table:
+    def _one_by_one(self, messages: Sequence[KafkaMessage], first: Mapping[str, Any]) -> pa.Table:
         rows = [first]
         for message in messages[1:]:
             try:
@@ -81,7 +81,9 @@ class ObjectReader:
                 return table
             rows = rows[: odd.index(not odd[0])]
 
-    def _together(self, messages: Sequence[Message], first: Mapping[str, Any]) -> pa.Table | None:
+    def _together(
+        self, messages: Sequence[KafkaMessage], first: Mapping[str, Any]
+    ) -> pa.Table | None:
         """Return what `_one_by_one` does if these are rows of all messages, or None if that is not
         sure. If it is sure of messages, it is sure of the first of them.
         """

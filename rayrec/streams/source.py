@@ -29,7 +29,7 @@ class Refusal:
     rows: int = 0
 
 
-class SourceRows(NamedTuple):
+class StreamRows(NamedTuple):
     """Rows of a source that follow each other.
 
     Attributes:
@@ -73,7 +73,7 @@ class StreamSource(Protocol):
     def start(self) -> Cursor:
         """Return the cursor of a run that begins."""
 
-    def read(self, cursor: Cursor, most: int) -> SourceRows | None:
+    def read(self, cursor: Cursor, most: int) -> StreamRows | None:
         """Return rows behind a cursor that are there by now; None where nothing is.
 
         Args:

@@ -17,7 +17,7 @@ from rayrec.streams import StreamConfig
 from rayrec.streams import kafka as reading
 from rayrec.streams.config import KafkaConfig
 from rayrec.streams.messages import decode
-from rayrec.streams.objects import Message, ObjectReader
+from rayrec.streams.objects import KafkaMessage, ObjectReader
 from tests.data.kafka_cluster import PARTITIONS, cluster, cluster_process, ipc, kafka, send
 from tests.data.stream_files import amounts, cut, cutter_of, rows_of
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_id_with_a_fraction_costs_no_other_message(good: object, odd: str) -> None:
     whole = json.dumps({"item": good, "amount": 1}).encode()
     values = [whole, whole, f'{{"item": {odd}, "amount": 0.5}}'.encode(), whole]
-    left = [Message(offset, value) for offset, value in enumerate(values)]
+    left = [KafkaMessage(offset, value) for offset, value in enumerate(values)]
     objects = ObjectReader({"item"})
     sizes = list[int]()
     while left:
@@ -259,5 +259,8 @@ def test_an_id_with_a_fraction_costs_no_other_message(good: object, odd: str) ->
     assert sizes == [2, 1, 1]
     # amounts may be whole in some messages
     assert found.rows is not None and "int64" in str(found.rows["item"].type)
-    mixed = [Message(0, whole), Message(1, whole.replace(b'"amount": 1', b'"amount": 0.5'))]
+    mixed = [
+        KafkaMessage(0, whole),
+        KafkaMessage(1, whole.replace(b'"amount": 1', b'"amount": 0.5')),
+    ]
     assert decode(objects, mixed, 0, 10, "clicks[0]").offset == 2

@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.streams import objects as reading
 from rayrec.streams.messages import Decoded, decode
-from rayrec.streams.objects import Message, ObjectReader
+from rayrec.streams.objects import KafkaMessage, ObjectReader
 
 TEXTS = ["", "x", "a:b", "2024-05-06", "2024-05-06 07:08:09", "5", "é😀", '"\\', "1,2", "\x01", "["]
 KINDS: dict[str, Callable[[random.Random], Any]] = {
@@ -83,7 +83,7 @@ def damaged(rng: random.Random, value: bytes) -> bytes:
     return json.dumps(row).encode()
 
 
-def world(rng: random.Random, harm: float, kinds: list[str]) -> list[Message]:
+def world(rng: random.Random, harm: float, kinds: list[str]) -> list[KafkaMessage]:
     """Return messages with columns of these kinds, some damaged, some with offsets between."""
     names = [
         rng.choice(["a:b", ""]) if rng.random() < 0.1 else "abcdef"[k] for k in range(len(kinds))
@@ -91,7 +91,7 @@ def world(rng: random.Random, harm: float, kinds: list[str]) -> list[Message]:
     columns = dict(zip(names, kinds, strict=True))
     nulls = rng.choice([0, 0, 0.2])
     options = {"ensure_ascii": rng.random() < 0.5, "indent": rng.choice([None, None, 1])}
-    messages, offset = list[Message](), 0
+    messages, offset = list[KafkaMessage](), 0
     for _ in range(rng.randint(1, 12)):
         row = {name: KINDS[kind](rng) for name, kind in columns.items()}
         row = {name: None if rng.random() < nulls else value for name, value in row.items()}
@@ -100,11 +100,11 @@ def world(rng: random.Random, harm: float, kinds: list[str]) -> list[Message]:
         if rng.random() < harm:
             value = damaged(rng, value) if rng.random() < 0.6 else rng.choice(ODD).encode()
         offset += rng.choice([1, 1, 1, 3])
-        messages.append(Message(offset, value))
+        messages.append(KafkaMessage(offset, value))
     return messages
 
 
-def read_all(messages: list[Message], whole: set[str]) -> list[Decoded]:
+def read_all(messages: list[KafkaMessage], whole: set[str]) -> list[Decoded]:
     found = list[Decoded]()
     while left := [one for one in messages if not found or one.offset >= found[-1].offset]:
         found.append(decode(ObjectReader(whole), left, 0, 10, "clicks[0]"))
@@ -125,15 +125,15 @@ def test_messages_read_together_are_those_read_one_by_one(
 ) -> None:
     """Random messages, damaged ones too: types, rows, places and what is refused."""
     rng = random.Random(seed)
-    worlds = list[tuple[list[Message], set[str]]]()
+    worlds = list[tuple[list[KafkaMessage], set[str]]]()
     for _ in range(100):
         kinds = rng.choices([*KINDS], k=rng.randint(1, 4))
         messages = world(rng, rng.choice([0, 0, 0.05, 0.3]), kinds)
         if rng.random() < 0.2:
-            messages = [Message(k, rng.choice(ODD).encode()) for k in range(rng.randint(1, 4))]
+            messages = [KafkaMessage(k, rng.choice(ODD).encode()) for k in range(rng.randint(1, 4))]
         worlds.append((messages, {*rng.sample("abcd", 2)}))
     for trap in TRAPS:
-        messages = [Message(k, one.encode()) for k, one in enumerate(trap)]
+        messages = [KafkaMessage(k, one.encode()) for k, one in enumerate(trap)]
         worlds += [(messages, {"a"}), (messages, {"b"}), (messages[::-1], {"b"})]
     fast = [read_all(*one) for one in worlds]
     for (messages, whole), found in zip(worlds, fast, strict=True):
@@ -160,7 +160,9 @@ def test_usual_messages_are_read_together(seed: int, monkeypatch: pytest.MonkeyP
         name = rng.choice([*row])
         one[name] = rng.choice([None, one[name]])
     indent = rng.choice([None, 1])
-    messages = [Message(k, json.dumps(one, indent=indent).encode()) for k, one in enumerate(rows)]
+    messages = [
+        KafkaMessage(k, json.dumps(one, indent=indent).encode()) for k, one in enumerate(rows)
+    ]
     found = ObjectReader({"item", "at"}).read(messages)
     assert found.to_pylist() == rows and found["text"].type == pa.string()
 
@@ -168,9 +170,9 @@ def test_usual_messages_are_read_together(seed: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a": ', b"}")])
 def test_messages_that_nest_deeply_are_refused_and_do_no_harm(begin: bytes, end: bytes) -> None:
     """Arrow's parser takes any depth, and the process would die."""
-    good = Message(0, b'{"a": null}')
+    good = KafkaMessage(0, b'{"a": null}')
     for offset, depth in enumerate((2, 255, 300, 5_000, 200_000), 1):
-        deep = Message(offset, b'{"a": ' + begin * depth + b"null" + end * depth + b"}")
+        deep = KafkaMessage(offset, b'{"a": ' + begin * depth + b"null" + end * depth + b"}")
         found = read_all([good, deep], {"a"})
         assert found[0].rows is not None
         if depth >= 5_000:
@@ -184,14 +186,14 @@ def test_what_cannot_be_read_together_is_not_tried_with_each_reading(
     monkeypatch.setattr(reading, "PAUSE", 6)
     tried, together = list[int](), ObjectReader._together
 
-    def counted(self: ObjectReader, messages: list[Message], first: Any) -> pa.Table | None:
+    def counted(self: ObjectReader, messages: list[KafkaMessage], first: Any) -> pa.Table | None:
         tried.append(len(messages))
         return together(self, messages, first)
 
     monkeypatch.setattr(ObjectReader, "_together", counted)
     reader = ObjectReader()
-    good = [Message(k, b'{"a": 1}') for k in range(3)]
-    odd = [*good, Message(3, b'{"a": {}}')]
+    good = [KafkaMessage(k, b'{"a": 1}') for k in range(3)]
+    odd = [*good, KafkaMessage(3, b'{"a": {}}')]
     assert [len(reader.read(one)) for one in (good, odd, good, good, good)] == [3, 2, 3, 3, 3]
     assert tried == [3, 4, 3]
 
@@ -200,7 +202,7 @@ def test_what_cannot_be_read_together_is_not_tried_with_each_reading(
 def test_a_message_that_is_no_row_costs_no_other(seed: int) -> None:
     rng = random.Random(seed)
     values = [f'{{"a": {1000 + k}}}' if rng.random() < 0.7 else rng.choice(ODD) for k in range(60)]
-    found = read_all([Message(k, one.encode("utf-8")) for k, one in enumerate(values)], {"b"})
+    found = read_all([KafkaMessage(k, one.encode("utf-8")) for k, one in enumerate(values)], {"b"})
     good = [1000 + k for k, one in enumerate(values) if one == f'{{"a": {1000 + k}}}']
     rows = [row.get("a") for one in found if one.rows is not None for row in one.rows.to_pylist()]
     assert [one for one in rows if isinstance(one, int | float) and 1000 <= one < 1100] == good

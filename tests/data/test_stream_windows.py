@@ -15,7 +15,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.streams import StreamConfig, StreamDataset, StreamWindow, folder
 from rayrec.streams.folder import FolderSource
 from rayrec.streams.kept import WindowFolder
-from rayrec.streams.source import Cursor, SourceRows
+from rayrec.streams.source import Cursor, StreamRows
 from tests.data.stream_files import SCHEMA, amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
@@ -284,7 +284,7 @@ def test_a_look_that_takes_long_is_no_idle_time(
     cutter = cutter_of(tmp_path / "run", config_of(tmp_path, rows=4))
     read = cutter._source.read
 
-    def slow(cursor: Cursor, most: int) -> SourceRows | None:
+    def slow(cursor: Cursor, most: int) -> StreamRows | None:
         time.sleep(0.3)
         return read(cursor, most)
 
