@@ -92,12 +92,18 @@ def check_stream(run: RunConfig, data: StreamDataset) -> None:
     """Refuse what does not go with a stream, whose windows lie in the run's folder.
 
     Raises:
-        ConfigError: the run keeps nothing, sums gradients over windows, or needs to know its end.
+        ConfigError: the run keeps nothing, begins its windows anew, sums gradients over windows, or
+            needs to know its end.
     """
     if run.run_path is None or not run.checkpoint.at_end:
         raise ConfigError(
             f"the run reads {data.config.source_name} as a stream, whose place is kept with its "
             "checkpoints; give RunConfig(storage_path=...) and leave CheckpointConfig(at_end=True)."
+        )
+    if run.new_data:
+        raise ConfigError(
+            "new_data=True begins the data anew, and windows of a stream lie in the run's folder; "
+            "leave it out, or start a new run from the weights with init_from."
         )
     if run.epochs not in (None, 1):
         raise ConfigError(

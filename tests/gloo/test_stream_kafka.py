@@ -68,6 +68,8 @@ def test_a_topic_trains_to_the_tables_of_a_folder(
         assert main(words_of(tmp_path, "b", other)) == 2
         why = f"was trained on topic clicks, and this run reads folder {tmp_path / 'in'}, where"
         assert why in capsys.readouterr().err
+        assert main(words_of(tmp_path, "b", {**other, "run.new_data": "true"})) == 2
+        assert "new_data=True begins the data anew" in capsys.readouterr().err
         send(producer, "clicks", [(1, value) for value in values[half:]])
         rest = {**topic, **last, "run.resume_from": "latest"}
         assert main(words_of(tmp_path, "b", rest)) == 0
