@@ -193,7 +193,9 @@ class Twin:
         for one in [*placed, *outlived]:
             if one in waiting.ids:
                 # as if it had never been seen, for whoever needs its place
-                waiting.ids[one] = Known(-(2**31), 0, -(2**31), -NEVER)
+                ttl = self.rule.ttl_s or self.rule.ttl_steps
+                end = NEVER if ttl is None else ttl - 2**31
+                waiting.ids[one] = Known(-(2**31), 0, -(2**31), end)
 
     def _may_enter(self, one: int) -> bool:
         salted = (one & (2**64 - 1)) ^ mix_int(SEED, 1)
