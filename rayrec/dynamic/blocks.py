@@ -33,8 +33,6 @@ from rayrec.layout.dynamic import DynamicConfig
 
 MOST_HITS = 2**31 - 1
 LONG_AGO = Instant(0, 0)
-# before all stamps, which lie up to a ttl before the first step
-NEVER = Instant(-(2**31), -(2**31))
 SHARE = 8  # of the places of a full block, one in so many is taken back
 Touch = Callable[[Ints], None]
 

@@ -51,6 +51,10 @@ class Instant(NamedTuple):
         return np.where(times == NO_TIME, NO_TIME - 1, times)
 
 
+# before all stamps, which lie up to a ttl before the first step
+NEVER = Instant(-(2**31), -(2**31))
+
+
 def clock_extras(instants: Mapping[str, Instant]) -> dict[str, dict[str, int]]:
     """Return what a checkpoint says of the clocks of its dynamic tables, as JSON data."""
     steps = {table: instant.step for table, instant in instants.items()}

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rayrec.comm.pages import Allocate, private_memory
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import NEVER, BlockedKeys, Touch
-from rayrec.dynamic.clock import Instant
+from rayrec.dynamic.blocks import BlockedKeys, Touch
+from rayrec.dynamic.clock import NEVER, Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.id_map import ABSENT, IdMap
