@@ -45,10 +45,16 @@ class World(NamedTuple):
 
     def pad(self, values: Tensor) -> Tensor:
         """(T, D) -> (B, L, D)."""
+        if values.dtype is torch.float64:  # which FBGEMM does not pad
+            shape = (*self.is_value().shape, *values.shape[1:])
+            places = self.is_value().view(*shape[:2], *[1] * (values.dim() - 1)).expand(shape)
+            return values.new_zeros(shape).masked_scatter(places, values)
         return jagged_to_padded_dense(values, self.offsets, self.longest, 0.0)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(B, L, D) -> (T, D)."""
+        if padded.dtype is torch.float64:
+            return padded[self.is_value()]
         return torch.ops.fbgemm.dense_to_jagged(padded, [self.offsets], len(self.values[0]))[0]
 
     def heads(self, values: Tensor) -> Tensor:
@@ -57,7 +63,23 @@ class World(NamedTuple):
 
     def is_value(self) -> Tensor:
         """(B, L): whether a place is one of a value."""
-        return torch.arange(self.longest) < self.offsets.diff().unsqueeze(1)
+        places = torch.arange(self.longest, device=self.offsets.device)
+        return places < self.offsets.diff().unsqueeze(1)
+
+    def to(self, device: str, dtype: torch.dtype | None = None) -> World:
+        """Bring it to a device; numbers with a fraction to a type as well."""
+
+        def moved(one: Tensor) -> Tensor:
+            return one.detach().to(device, dtype).requires_grad_()
+
+        return World(
+            self.offsets.to(device),
+            self.longest,
+            [moved(one) for one in self.values],
+            moved(self.query),
+            self.times.to(device),
+            [moved(one) for one in self.biases],
+        )
 
 
 def lengths_of(count: int, longest: int, fill: float) -> Tensor:
@@ -113,7 +135,7 @@ def hstu(world: World) -> Pair:
     def padded() -> Tensor:
         query, key, value = map(world.heads, world.values)
         times = jagged_to_padded_dense(world.times, world.offsets, world.longest, 0.0)
-        places = torch.arange(world.longest)
+        places = torch.arange(world.longest, device=times.device)
         bias = position[(places.unsqueeze(1) - places).clamp(min=0)]
         bias = bias + time_bias[time_buckets(times.unsqueeze(2) - times.unsqueeze(1), BUCKETS)]
         scores = query @ key.mT * (DIM // HEADS) ** -0.5 + bias.unsqueeze(1)
@@ -128,8 +150,8 @@ def hstu(world: World) -> Pair:
 def target(world: World, hidden: Sequence[int]) -> Pair:
     """Target attention: padded, ours, and what is differentiated."""
     torch.manual_seed(2)
-    module = TargetAttention(DIM, hidden, softmax=not hidden)
     values = world.values[0]
+    module = TargetAttention(DIM, hidden, softmax=not hidden).to(values.device, values.dtype)
 
     def padded() -> Tensor:
         keys, is_value = world.pad(values), world.is_value()

@@ -33,6 +33,7 @@ _HAVE_CPU_KERNELS = (
     "Fused8BitRowwiseQuantizedToFloat",
     "asynchronous_complete_cumsum",
     "block_bucketize_sparse_features",
+    "dense_to_jagged_forward",
     "jagged_to_padded_dense_backward",
     "jagged_to_padded_dense_forward",
     "permute_2D_sparse_data",

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 TINY = Settings(size="tiny")
 
 
-@pytest.mark.parametrize("name", ["machine", "cached", "bandwidth", "torchrec"])
+@pytest.mark.parametrize("name", ["machine", "cached", "attention", "bandwidth", "torchrec"])
 def test_a_part_runs_on_the_cpu(name: str) -> None:
     result = parts.run_here(name, TINY, Notes())
     bad = [check for check in result["checks"] if check["status"] == FAIL]
