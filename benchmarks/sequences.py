@@ -137,7 +137,11 @@ def hstu(world: World) -> Pair:
         times = jagged_to_padded_dense(world.times, world.offsets, world.longest, 0.0)
         places = torch.arange(world.longest, device=times.device)
         bias = position[(places.unsqueeze(1) - places).clamp(min=0)]
-        bias = bias + time_bias[time_buckets(times.unsqueeze(2) - times.unsqueeze(1), BUCKETS)]
+        buckets = time_buckets(times.unsqueeze(2) - times.unsqueeze(1), BUCKETS)
+        if times.is_cuda:  # indexing adds up the gradient of few rows one by one there
+            bias = bias + functional.embedding(buckets, time_bias.unsqueeze(1)).squeeze(-1)
+        else:
+            bias = bias + time_bias[buckets]
         scores = query @ key.mT * (DIM // HEADS) ** -0.5 + bias.unsqueeze(1)
         weights = functional.silu(scores).tril() / (places + 1).unsqueeze(1)
         return world.unpad((weights @ value).transpose(1, 2).flatten(2))

@@ -82,7 +82,7 @@ def _times(name: str, world: sequences.World, settings: Settings) -> dict[str, o
             *given, *world.biases, world.times, sequences.HEADS, max_length=world.longest
         )
     sides = {"padded": _step(padded, inputs), "ours": _step(ours, inputs)}
-    rounds, steps = settings.choose(7, 3, 2), settings.choose(10, 2, 1)
+    rounds, steps = settings.choose(7, 3, 2), settings.choose(5, 2, 1)
     found: dict[str, object] = {"ms": (times := turns_ms(sides, settings, rounds, steps))}
     found["times as fast"] = round(times["padded"]["median"] / times["ours"]["median"], 3)
     if settings.on_gpu:

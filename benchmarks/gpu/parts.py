@@ -39,7 +39,7 @@ PARTS: dict[str, Part] = {
     "world": Part("world:run", 60, "a process group of one rank"),
     "pipeline": Part("pipeline:run", 120, "same bits with work ahead; what overlaps"),
     "cached": Part("cached:run", 90, "tables outside of the GPU's memory"),
-    "attention": Part("attention:run", 90, "jagged attention as padded, and its time"),
+    "attention": Part("attention:run", 150, "jagged attention as padded, and its time"),
     "host": Part("speed:host", 90, "what a step costs the host"),
     "bandwidth": Part("speed:bandwidth", 90, "a step against bytes over bandwidth"),
     "dlrm": Part("speed:rows_per_second", 120, "rows a second of a DLRM"),

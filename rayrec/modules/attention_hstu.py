@@ -6,10 +6,9 @@ them. The bucket is floor(1.2 log2(seconds)), of times below 1 s the first.
 
 torch has no fused kernel for it, so it is done here in tiles of bounded size, of groups of similar
 lengths (`JaggedGroups`). The backward pass makes each tile again, but for those whose scores were
-kept. Memory beside the inputs: the padded groups, `KEPT_ELEMENTS` scores per call, and tiles of at
-most `TILE_ELEMENTS` weights, or those of one query of one sequence. A batch of at most
-`SMALL_ELEMENTS` weights is attended whole, by autograd; else the gradient is not differentiable
-once more.
+kept. Memory beside the inputs: the padded groups, the scores that a call keeps, and tiles of a
+bounded number of weights, or those of one query of one sequence (`attention_tiles.Bounds`). A small
+batch on CPU is attended whole, by autograd; else the gradient is not differentiable once more.
 
     # T values, D columns of H heads, P distances, K buckets, L longest of a group
 """
@@ -25,10 +24,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rayrec.modules.attention_groups import JaggedGroups
-from rayrec.modules.attention_tiles import PaddedGroup, Tile, distances_of, tiles_of, time_buckets
-
-KEPT_ELEMENTS = 1 << 22  # 16 MiB of float32, which spares short sequences a third of the time
-SMALL_ELEMENTS = 1 << 18  # 1 MiB of float32, below which tiles cost more than they spare
+from rayrec.modules.attention_tiles import (
+    PaddedGroup,
+    Tile,
+    bounds_of,
+    distances_of,
+    sums_by_bucket,
+    tiles_of,
+    time_buckets,
+)
 
 
 def hstu_attention(
@@ -75,7 +79,7 @@ def attend_pointwise(
     given = query, key, value, position_bias, time_bias, times
     if len(groups.groups) == 1:
         group = groups.groups[0]
-        if group.sequences * heads * group.length**2 <= SMALL_ELEMENTS:
+        if group.sequences * heads * group.length**2 <= bounds_of(query.device).whole:
             return _attend_whole(groups, heads, *given)
     return _Pointwise.apply(*given, groups, heads)
 
@@ -120,13 +124,13 @@ class _Pointwise(torch.autograd.Function):
         groups: JaggedGroups,
         heads: int,
     ) -> Tensor:
-        ctx.groups, ctx.heads = groups, heads
+        ctx.groups, ctx.heads, ctx.bounds = groups, heads, bounds_of(query.device)
         tensors = (query, key, value, position_bias, time_bias, times)
         ctx.save_for_backward(*tensors)
         out = []
         # of each group what was padded, and of its tiles the buckets and scores; a forward without
         # a backward keeps none
-        ctx.kept, room = [], KEPT_ELEMENTS if any(ctx.needs_input_grad) else 0
+        ctx.kept, room = [], ctx.bounds.kept if any(ctx.needs_input_grad) else 0
         with torch.autocast(query.device.type, enabled=False):
             for group, *parts in zip(groups.groups, *map(groups.pad, _read(tensors)), strict=True):
                 own = PaddedGroup(group, heads, tuple(parts))
@@ -134,7 +138,7 @@ class _Pointwise(torch.autograd.Function):
                 room -= 3 * own.value.numel()
                 kept: list[tuple[Tensor | None, Tensor] | None] = []
                 ctx.kept.append((own if room >= 0 else None, kept))
-                for tile in tiles_of(group, heads):
+                for tile in tiles_of(group, heads, ctx.bounds):
                     buckets, scores = _scores(own, tile, position_bias, time_bias)
                     room -= scores.numel() + (0 if buckets is None else buckets.numel())
                     kept.append((buckets, scores) if room >= 0 else None)
@@ -164,7 +168,8 @@ class _Pointwise(torch.autograd.Function):
                 own = PaddedGroup(group, ctx.heads, parts) if own is None else own
                 above = own.by_head(above) / own.counts()
                 grads = [torch.zeros_like(own.query) for _ in range(3)]
-                for tile, found_before in zip(tiles_of(group, ctx.heads), kept, strict=True):
+                tiles = tiles_of(group, ctx.heads, ctx.bounds)
+                for tile, found_before in zip(tiles, kept, strict=True):
                     buckets, scores = found_before or _scores(own, tile, position_bias, time_bias)
                     of_scores = _tile_backward(own, tile, scores, above, grads)
                     # a bias has many pairs, whose sum bfloat16 could not hold
@@ -174,8 +179,7 @@ class _Pointwise(torch.autograd.Function):
                     sums = pairs.sum(0).flatten().to(of_position.dtype)
                     of_position.index_add_(0, apart, sums)
                     if of_time is not None and buckets is not None:
-                        count = len(of_time)
-                        of_time += torch.bincount(buckets.flatten(), pairs.flatten(), count)
+                        of_time += sums_by_bucket(buckets, pairs, len(of_time))
                 grads[0].mul_(own.scale)
                 for own_parts, one in zip(found, grads, strict=True):
                     own_parts.append(own.together(one))

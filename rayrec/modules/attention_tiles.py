@@ -1,8 +1,10 @@
 """Tiles of pointwise attention: the scores of some queries and the keys before them.
 
-A tile has some sequences of a group of similar lengths, at most `TILE_QUERIES` queries of each, and
-the keys up to the last of them, so that it has at most `TILE_ELEMENTS` weights, or those of one
-query of one sequence. Keys behind their query get scores so low that silu gives them the weight 0.
+A tile has some sequences of a group of similar lengths, some queries of each, and the keys up to
+the last of them, so that it has at most `Bounds.tile` weights, or those of one query of one
+sequence. On CPU a tile stays in a core's cache; elsewhere it is as large as may be, since each one
+costs the host some fifty launches. Keys behind their query get scores so low that silu gives them
+the weight 0.
 
     # H heads, L longest of a group, d columns of a head
     # n sequences, r queries and c keys of a tile
@@ -18,9 +20,38 @@ from torch import Tensor
 
 from rayrec.modules.attention_groups import LengthGroup
 
-TILE_ELEMENTS = 1 << 19  # 2 MiB of float32: about what a core's cache holds
-TILE_QUERIES = 64
 BUCKETS_PER_OCTAVE = 1.2
+
+
+class Bounds(NamedTuple):
+    """What may be in memory at a time.
+
+    Attributes:
+        tile: weights of a tile.
+        queries: those of a sequence in a tile. Few leave out more keys that stand behind them, many
+            are quicker for each.
+        parts: tiles that the queries of a sequence are cut into at least, where they have so many.
+        kept: scores that a call keeps for its backward pass.
+        whole: weights of a batch up to which it is attended whole, by autograd.
+    """
+
+    tile: int
+    queries: int
+    parts: int
+    kept: int
+    whole: int
+
+
+# 2 MiB of float32 are about what a core's cache holds; 16 MiB of scores spare short sequences a
+# third of the time; below 1 MiB tiles cost more than they spare
+CPU_BOUNDS = Bounds(1 << 19, 64, 2, 1 << 22, 1 << 18)
+# 128 and 256 MiB of float32; autograd adds up a bias of a CUDA tensor one by one
+GPU_BOUNDS = Bounds(1 << 25, 512, 1, 1 << 26, 0)
+
+
+def bounds_of(device: torch.device) -> Bounds:
+    """Return the bounds for tensors of a device."""
+    return CPU_BOUNDS if device.type == "cpu" else GPU_BOUNDS
 
 
 class Tile(NamedTuple):
@@ -30,14 +61,14 @@ class Tile(NamedTuple):
     rows: slice
 
 
-def tiles_of(group: LengthGroup, heads: int) -> Iterator[Tile]:
-    """Yield the tiles of a group; each has at most TILE_ELEMENTS weights, or one query of one
+def tiles_of(group: LengthGroup, heads: int, bounds: Bounds) -> Iterator[Tile]:
+    """Yield the tiles of a group; each has at most `bounds.tile` weights, or one query of one
     sequence.
     """
-    # few queries leave out more keys that stand behind them, many are quicker for each of them
-    queries = min(TILE_QUERIES, -(-group.length // 2), TILE_ELEMENTS // (heads * group.length))
+    of_query = heads * group.length
+    queries = min(bounds.queries, -(-group.length // bounds.parts), bounds.tile // of_query)
     queries = max(1, queries)
-    count = max(1, TILE_ELEMENTS // (heads * queries * group.length))
+    count = max(1, bounds.tile // (of_query * queries))
     for first in range(0, group.sequences, count):
         span = slice(first, min(first + count, group.sequences))
         for start in range(0, group.length, queries):
@@ -112,3 +143,12 @@ def distances_of(tile: Tile, device: torch.device) -> Tensor:
     """(r, c) places between query and key; negative for keys behind the query."""
     keys = torch.arange(tile.rows.stop, device=device)
     return keys[tile.rows].unsqueeze(1) - keys
+
+
+def sums_by_bucket(buckets: Tensor, pairs: Tensor, count: int) -> Tensor:
+    """Sum (n, r, c) float numbers by the (n, r, c) buckets of them: (count,)."""
+    if buckets.device.type == "cpu":
+        return torch.bincount(buckets.flatten(), pairs.flatten(), count)
+    # a row for each query, so that few threads wait for each other, and the host for nothing
+    sums = pairs.new_zeros(pairs.shape[0] * pairs.shape[1], count)
+    return sums.scatter_add_(1, buckets.flatten(0, 1).long(), pairs.flatten(0, 1)).sum(0)

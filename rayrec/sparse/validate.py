@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from rayrec.errors import InputError, ShapeError
 from rayrec.layout.tables import UNBOUNDED
 from rayrec.sparse.kjt import KeyedJaggedTensor
+from rayrec.sparse.ops import to_device
 
 
 def check_kjt(kjt: KeyedJaggedTensor, source: str = "") -> None:
@@ -177,11 +179,19 @@ def any_beyond(kjt: KeyedJaggedTensor, limits: Mapping[str, int]) -> Tensor:
     ids, keys, lengths = kjt.values(), kjt.keys(), kjt.length_per_key()
     # as unsigned numbers negative ids are beyond every limit, and -1 is the largest; torch compares
     # signed ones, which have the same order once the highest bit of each is turned over
-    bounds = [limits.get(key, UNBOUNDED) + _HIGHEST_BIT for key in keys]
-    # a blocking copy would wait for all that a GPU has been given
-    per_key = torch.tensor([lengths, bounds], dtype=torch.int64).to(ids.device, non_blocking=True)
-    bound = torch.repeat_interleave(per_key[1], per_key[0], output_size=ids.numel())
-    return (ids.long().bitwise_xor(_HIGHEST_BIT) >= bound).any()
+    numbers = tuple(limits.get(key, UNBOUNDED) + _HIGHEST_BIT for key in keys)
+    bounds = _on_device(numbers, ids.device)
+    ordered = ids.long().bitwise_xor(_HIGHEST_BIT)
+    if len(set(lengths)) == 1:
+        return (ordered.view(len(keys), lengths[0]) >= bounds.unsqueeze(1)).any()
+    sizes = to_device(lengths, ids.device)
+    return (ordered >= bounds.repeat_interleave(sizes, output_size=ids.numel())).any()
+
+
+@lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    # the one copy waits for the device, so that any stream may read it later
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
 def _start_comparing(kjt: KeyedJaggedTensor, limits: Mapping[str, int]) -> Callable[[], bool]:

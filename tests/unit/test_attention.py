@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rayrec.errors import ConfigError, InputError
 from rayrec.modules import TargetAttention, attention_tiles, causal_attention, hstu_attention
-from rayrec.modules import attention_hstu as hstu
 from rayrec.modules.attention_groups import JaggedGroups, LengthGroup, cut_lengths
 from rayrec.modules.jagged_rows import (
     JaggedOffsets,
@@ -76,9 +75,14 @@ def test_causal_attention_equals_the_padded_one(seed):
 @pytest.mark.seeds(range(100))
 def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     # bounds that real batches would meet, so that there are many tiles, of one query too
-    monkeypatch.setattr(attention_tiles, "TILE_ELEMENTS", [1, 300, 1 << 19][seed % 3])
-    monkeypatch.setattr(hstu, "KEPT_ELEMENTS", [0, 2000, 1 << 22][seed // 3 % 3])
-    monkeypatch.setattr(hstu, "SMALL_ELEMENTS", [0, 0, 1 << 18][seed % 3])
+    bounds = attention_tiles.Bounds(
+        tile=[1, 300, 1 << 19][seed % 3],
+        queries=[64, 512][seed % 2],
+        parts=[2, 1][seed % 2],
+        kept=[0, 2000, 1 << 22][seed // 3 % 3],
+        whole=[0, 0, 1 << 18][seed % 3],
+    )
+    monkeypatch.setattr(attention_tiles, "CPU_BOUNDS", bounds)
     offsets = random_offsets(seed)
     total, heads = int(offsets[-1]), 1 + seed % 3
     query, key, value, position, time = leaves(seed, *[(total, 12)] * 3, (90,), (9,))
@@ -173,23 +177,24 @@ def test_a_longer_sequence_than_said_is_refused():
         TargetAttention(4, (0,))
 
 
-def test_tiles_are_within_their_bound_and_cover_every_query():
+@pytest.mark.parametrize("bounds", [attention_tiles.CPU_BOUNDS, attention_tiles.GPU_BOUNDS])
+def test_tiles_are_within_their_bound_and_cover_every_query(bounds):
     for sequences, length, heads in ((1, 9000, 2), (300, 50, 4), (7, 1, 1), (2, 300_000, 4)):
         group = LengthGroup(sequences, length)
         seen = Counter()
-        for tile in attention_tiles.tiles_of(group, heads):
+        for tile in attention_tiles.tiles_of(group, heads, bounds):
             count = tile.span.stop - tile.span.start
             queries = tile.rows.stop - tile.rows.start
             weights = count * heads * queries * tile.rows.stop
-            assert weights <= max(attention_tiles.TILE_ELEMENTS, heads * length)
+            assert weights <= max(bounds.tile, heads * length)
             seen[tile.rows.start] += count * queries
         assert sum(seen.values()) == sequences * length
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 16])
 def test_no_tensor_of_all_queries_by_all_keys_is_made(kept, monkeypatch):
-    monkeypatch.setattr(attention_tiles, "TILE_ELEMENTS", 1 << 12)
-    monkeypatch.setattr(hstu, "KEPT_ELEMENTS", kept)
+    bounds = attention_tiles.CPU_BOUNDS._replace(tile=1 << 12, kept=kept)
+    monkeypatch.setattr(attention_tiles, "CPU_BOUNDS", bounds)
     largest = _Largest()
     offsets = torch.tensor([0, 400, 500, 800])
     query, key, value, position, time = leaves(0, *[(800, 8)] * 3, (400,), (5,))

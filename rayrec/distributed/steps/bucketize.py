@@ -118,7 +118,7 @@ def bucketize(
     # An index costs more than it saves where most bags have ids in most blocks.
     if counted and with_ids < COMPACT_BELOW * sum(parts[i].lengths.numel() for i in counted):
         filled = _leave_out(parts, counted)
-    return SourceRows(tuple(parts), bounds, kjt.offsets(), filled)
+    return SourceRows(tuple(parts), bounds, kjt.offsets, filled)
 
 
 def _cut(

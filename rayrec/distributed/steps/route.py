@@ -208,27 +208,9 @@ def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Te
 
 def own_pieces(rows: SourceRows, message: Message, pieces: Sequence[Piece]) -> Arrived:
     """Return what this rank would send itself, where it lies."""
-    ids = [
-        one
-        for values, sizes in rows.runs_of("ids", message.ids)
-        for one in values.split_with_sizes(sizes)
-    ]
-    lengths = (
-        one
-        for values, sizes in rows.runs_of("lengths", message.lengths)
-        for one in values.split_with_sizes(sizes)
-    )
-    weights = (
-        one
-        for values, sizes in rows.runs_of("weights", message.weights)
-        for one in values.split_with_sizes(sizes)
-    )
-    none = rows.parts[0].lengths[:0]
-    return Arrived(
-        ids,
-        [none if piece.sequence else next(lengths) for piece in pieces],
-        {i: next(weights) for i, piece in enumerate(pieces) if piece.weighted},
-    )
+    ids = list(rows.runs_of("ids", message.ids))
+    lengths = list(rows.runs_of("lengths", message.lengths))
+    return Arrived(pieces, ids, lengths, list(rows.runs_of("weights", message.weights)))
 
 
 def route(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -57,13 +57,13 @@ class SourceRows:
     The KJT's own keys come first, then per bucketing blocks x features, block by block.
 
     Attributes:
-        kjt_offsets: first id of each key. bag_offsets: first id of each bag.
+        kjt_offsets: first id of each key. bag_offsets: first id of each bag, for who asks.
         filled: bags with ids, if bags without any stay at home.
     """
 
     parts: tuple[SourcePart, ...]
     kjt_offsets: list[int] = field(repr=False)
-    bag_offsets: Tensor = field(repr=False)
+    bag_offsets: Callable[[], Tensor] = field(repr=False)
     filled: FilledBags | None = None
 
     @property

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,33 +15,69 @@ from rayrec.distributed.program.groups import LookupGroup, Piece, Slot
 from rayrec.distributed.program.slots import Sizes
 from rayrec.sparse.ops import offsets_of, to_device
 
+# values of pieces, one piece after the other, and how many each has
+Runs = Sequence[tuple[Tensor, Sequence[int]]]
 
-class Arrived(NamedTuple):
+
+class Arrived:
     """Message of one source rank to this rank, by piece.
 
-    Attributes:
-        ids: per piece (N,) int64.
-        lengths: per piece (bags,) int32; empty for the pieces of sequences.
-        weights: weighted piece -> (N,) float32.
+    Args:
+        pieces: those of this rank; lengths and weights are of the pooled and of the weighted ones.
+        ids: int64. lengths: int32, per bag. weights: float32.
     """
 
-    ids: Sequence[Tensor]
-    lengths: Sequence[Tensor]
-    weights: Mapping[int, Tensor]
+    def __init__(self, pieces: Sequence[Piece], ids: Runs, lengths: Runs, weights: Runs) -> None:
+        self._pieces, self._ids, self._lengths, self._weights = pieces, ids, lengths, weights
 
     @staticmethod
     def of(message: Tensor, sizes: Sizes, pieces: Sequence[Piece]) -> Arrived:
         """Read a message, (words,) int32."""
         # ids first, two words each, then lengths, then weights, all piece by piece
-        weighted = {i: sizes.ids[i] for i, piece in enumerate(pieces) if piece.weighted}
-        words = [2 * sum(sizes.ids), sum(sizes.bags), sum(weighted.values())]
+        weighted = [ids for ids, piece in zip(sizes.ids, pieces, strict=True) if piece.weighted]
+        bags = [one for one, piece in zip(sizes.bags, pieces, strict=True) if not piece.sequence]
+        words = [2 * sum(sizes.ids), sum(bags), sum(weighted)]
         ids, lengths, weights = message[: sum(words)].split(words)
-        of_pieces = weights.view(torch.float32).split(list(weighted.values()))
         return Arrived(
-            ids.view(torch.int64).split(list(sizes.ids)),
-            lengths.split(list(sizes.bags)),
-            dict(zip(weighted, of_pieces, strict=True)),
+            pieces,
+            [(ids.view(torch.int64), sizes.ids)],
+            [(lengths, bags)],
+            [(weights.view(torch.float32), weighted)],
         )
+
+    @cached_property
+    def ids(self) -> list[Tensor]:
+        """Per piece (N,) int64."""
+        return list(_by_piece(self._ids))
+
+    @cached_property
+    def lengths(self) -> Mapping[int, Tensor]:
+        """Piece -> (bags,) int32, of those that are not of sequences."""
+        pooled = (i for i, piece in enumerate(self._pieces) if not piece.sequence)
+        return dict(zip(pooled, _by_piece(self._lengths), strict=True))
+
+    @cached_property
+    def weights(self) -> Mapping[int, Tensor]:
+        """Weighted piece -> (N,) float32."""
+        weighted = (i for i, piece in enumerate(self._pieces) if piece.weighted)
+        return dict(zip(weighted, _by_piece(self._weights), strict=True))
+
+    def in_one(self, pieces: Sequence[int], bags: int) -> tuple[Tensor, Tensor] | None:
+        """Return ids and lengths of these pieces, if they lie one after the other, and are all.
+
+        Args:
+            bags: of each piece; else there is none.
+        """
+        if len(self._ids) != 1 or len(self._lengths) != 1:
+            return None
+        (ids, of_pieces), (lengths, sizes) = *self._ids, *self._lengths
+        if len(sizes) != len(of_pieces) or any(size != bags for size in sizes):
+            return None
+        return (ids, lengths) if pieces == list(range(len(of_pieces))) else None
+
+
+def _by_piece(runs: Runs) -> Iterator[Tensor]:
+    return (one for values, sizes in runs for one in values.split_with_sizes(list(sizes)))
 
 
 def pooled_ids(group: LookupGroup, rows: Sequence[int], arrived: Sequence[Arrived]) -> GroupIds:
@@ -52,6 +88,11 @@ def pooled_ids(group: LookupGroup, rows: Sequence[int], arrived: Sequence[Arrive
         arrived: per source.
     """
     pieces = [slot.piece for slot in group.slots]
+    if len(arrived) == 1 and not (group.key.weighted or group.key.dynamic or any(group.gaps)):
+        # nothing need be copied for one rank whose keys are in the order of its tables
+        whole = arrived[0].in_one(pieces, rows[0])
+        if whole is not None:
+            return GroupIds(whole[0], bag_offsets(whole[1]), None)
     weights = None
     if group.key.weighted:
         weights = torch.cat([source.weights[piece] for piece in pieces for source in arrived])

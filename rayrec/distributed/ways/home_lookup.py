@@ -78,7 +78,7 @@ class HomeLookup:
             return Wanted(
                 GroupIds(
                     part.ids,
-                    rows.bag_offsets.to(torch.int64),
+                    rows.bag_offsets().to(torch.int64),
                     part.weights if self.weighted else None,
                 ),
                 [],
