@@ -7,8 +7,8 @@ once for many keys. A place that was given or asked for in this very step is not
 are broken by the hash of the key: nothing depends on the order in which keys come.
 
 The columns are the whole state. `rebuild` makes the map and the free places anew from them.
-A step costs one search of the map for every key, and two writes for every key that has a place; all
-of them go to random places of memory, which therefore lies on huge pages.
+A step costs one search of the map for every key, and two writes for each that has a place, all at
+random places of memory, which therefore lies on huge pages.
 """
 
 # N keys, P places
@@ -45,8 +45,7 @@ class Met(NamedTuple):
     """What is known of some keys.
 
     Attributes:
-        places: (N,), `ABSENT` where a key has none.
-        known: (N,), it has one.
+        places: (N,), `ABSENT` where a key has none. known: (N,), it has one.
         fresh: (N,), and was seen lately enough.
     """
 

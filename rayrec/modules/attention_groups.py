@@ -31,7 +31,7 @@ CALL_PAIRS = 7_000
 # Values cost as much as so many pairs each: they are copied, and read once by a call.
 VALUE_PAIRS = 20
 # Several groups cost so many calls more: places are found, and small batches of HSTU are not whole.
-SORT_CALLS = 8
+GATHER_CALLS = 8
 
 
 class LengthGroup(NamedTuple):
@@ -201,7 +201,7 @@ def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[Leng
         kept += number * work(longest)
     groups.append(LengthGroup(count, longest))
     # values are brought there and back, which takes a tenth of the work
-    kept += SORT_CALLS * call_pairs
+    kept += GATHER_CALLS * call_pairs
     whole += call_pairs
     return groups if kept < 0.9 * whole else [LengthGroup(sum(counts.values()), top)]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError
 
 Cursor = Mapping[str, Any]
 
@@ -94,12 +94,12 @@ def library(module: str, extra: str) -> Any:
     """Import a module of an extra of rayrec, and return it.
 
     Raises:
-        InputError: it is not installed.
+        ConfigError: it is not installed.
     """
     try:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
-        raise InputError(
+        raise ConfigError(
             f"[data.stream.{extra}] needs {package}; pip install 'rayrec[{extra}]'."
         ) from error

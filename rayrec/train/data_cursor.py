@@ -165,6 +165,12 @@ def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: st
     Raises:
         ConfigError: names what differs, with both values and the remedies.
     """
+    # a stream has no beginning that a run could go back to
+    anew = (
+        ""
+        if "source" in meaning
+        else "say new_data to keep weights and step and begin the data anew; or "
+    )
     for what, wanted in meaning.items():
         saved = cursor.get(what)
         # unknown on one side: an older checkpoint, or data without files
@@ -179,13 +185,11 @@ def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: st
         if what == "data":
             raise ConfigError(
                 f"{path} was trained on other data: they had the fingerprint {saved}, those "
-                f"of this run have {wanted}. Give the data that it was trained on; or say new_data "
-                "to keep weights and step and begin these data anew; or start a new "
-                "run from its weights with init_from."
+                f"of this run have {wanted}. Give the data that it was trained on; or {anew}start "
+                "a new run from its weights with init_from."
             )
         raise ConfigError(
             f"{path} was trained with {what}={saved}, the run has {wanted}; its place in the data "
-            f"would mean other rows. Use {what}={saved}; or say new_data to keep "
-            "weights and step and begin the data anew; or start a new run from its weights with "
-            "init_from."
+            f"would mean other rows. Use {what}={saved}; or {anew}start a new run from its weights "
+            "with init_from."
         )

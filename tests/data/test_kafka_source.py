@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             source.read(source.start(), 1)
         source.close()
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(InputError, match=r"needs confluent-kafka; pip install 'rayrec\[kafka\]'"):
+    with pytest.raises(ConfigError, match=r"needs confluent-kafka; pip install 'rayrec\[kafka\]'"):
         source_of(servers)
 
 

@@ -70,6 +70,10 @@ def test_a_topic_trains_to_the_tables_of_a_folder(
         assert why in capsys.readouterr().err
         assert main(words_of(tmp_path, "b", {**other, "run.new_data": "true"})) == 2
         assert "new_data=True begins the data anew" in capsys.readouterr().err
+        batch = {**topic, **last, "run.resume_from": "latest", "run.global_batch_size": 96}
+        assert main(words_of(tmp_path, "b", batch)) == 2
+        told = capsys.readouterr().err
+        assert "; or start a new run" in told and "new_data" not in told
         send(producer, "clicks", [(1, value) for value in values[half:]])
         rest = {**topic, **last, "run.resume_from": "latest"}
         assert main(words_of(tmp_path, "b", rest)) == 0

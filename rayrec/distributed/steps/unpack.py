@@ -62,8 +62,11 @@ class Arrived:
         weighted = (i for i, piece in enumerate(self._pieces) if piece.weighted)
         return dict(zip(weighted, _by_piece(self._weights), strict=True))
 
-    def in_one(self, pieces: Sequence[int], bags: int) -> tuple[Tensor, Tensor] | None:
-        """Return ids and lengths of these pieces, if they lie one after the other, and are all.
+    def in_one(
+        self, pieces: Sequence[int], bags: int
+    ) -> tuple[Tensor, Sequence[int], Tensor] | None:
+        """Return the ids of these pieces, how many each has, and the lengths, if the pieces lie one
+        after the other, and are all.
 
         Args:
             bags: of each piece; else there is none.
@@ -73,7 +76,9 @@ class Arrived:
         (ids, of_pieces), (lengths, sizes) = *self._ids, *self._lengths
         if len(sizes) != len(of_pieces) or any(size != bags for size in sizes):
             return None
-        return (ids, lengths) if pieces == list(range(len(of_pieces))) else None
+        if pieces != list(range(len(of_pieces))):
+            return None
+        return ids, of_pieces, lengths
 
 
 def _by_piece(runs: Runs) -> Iterator[Tensor]:
@@ -88,11 +93,13 @@ def pooled_ids(group: LookupGroup, rows: Sequence[int], arrived: Sequence[Arrive
         arrived: per source.
     """
     pieces = [slot.piece for slot in group.slots]
-    if len(arrived) == 1 and not (group.key.weighted or group.key.dynamic or any(group.gaps)):
+    if len(arrived) == 1 and not (group.key.weighted or group.has_lags or any(group.gaps)):
         # nothing need be copied for one rank whose keys are in the order of its tables
         whole = arrived[0].in_one(pieces, rows[0])
         if whole is not None:
-            return GroupIds(whole[0], bag_offsets(whole[1]), None)
+            ids, of_pieces, lengths = whole
+            sizes = tuple(of_pieces) if group.key.dynamic else ()
+            return GroupIds(ids, bag_offsets(lengths), None, parts=sizes)
     weights = None
     if group.key.weighted:
         weights = torch.cat([source.weights[piece] for piece in pieces for source in arrived])
