@@ -23,7 +23,8 @@ from torch.nn import functional
 from benchmarks import report
 from benchmarks.workload import quartiles
 from rayrec.modules import TargetAttention, causal_attention, hstu_attention
-from rayrec.modules.attention_groups import JaggedGroups
+from rayrec.modules.attention_groups import CALL_PAIRS, JaggedGroups
+from rayrec.modules.attention_tiles import CALL_PAIRS as HSTU_PAIRS
 from rayrec.modules.attention_tiles import time_buckets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
@@ -229,7 +230,8 @@ def main() -> None:
             for fill in FILLS:
                 world = world_of(count, longest, fill)
                 found = measure(CASES[case](world), args.rounds)
-                groups = JaggedGroups(world.offsets, len(world.times)).groups
+                pairs = HSTU_PAIRS if case == "hstu" else CALL_PAIRS
+                groups = JaggedGroups(world.offsets, len(world.times), call_pairs=pairs).groups
                 results[f"{case}, {size}, {fill}"] = found | {"groups": len(groups)}
                 ratio, mark = found["ratio"], AT_QUARTER if fill == 0.25 else AT_ANY
                 lines.append(

@@ -26,7 +26,7 @@ from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
 # One call costs as much as so many pairs of a query and a key, of 64 columns; measured forward and
-# backward on one CPU core.
+# backward on one CPU core, with softmax.
 CALL_PAIRS = 7_000
 # Values cost as much as so many pairs each: they are copied, and read once by a call.
 VALUE_PAIRS = 20
@@ -55,6 +55,7 @@ class JaggedGroups:
         max_length: the longest sequence that may come; other devices than the CPU pad to it, and
             without it wait for the longest one.
         width: D of what is attended; it says how dear a pair is against a call.
+        call_pairs: pairs of 64 columns whose work costs as much as a call.
     Raises:
         InputError: on CPU, a sequence is longer than max_length. Elsewhere whoever reads positions
             must refuse it, since looking would cost a host sync.
@@ -64,7 +65,12 @@ class JaggedGroups:
     """
 
     def __init__(
-        self, offsets: Tensor, num_values: int, max_length: int | None = None, width: int = 64
+        self,
+        offsets: Tensor,
+        num_values: int,
+        max_length: int | None = None,
+        width: int = 64,
+        call_pairs: int = CALL_PAIRS,
     ) -> None:
         self.sequences = JaggedOffsets(offsets, num_values)
         self.groups: list[LengthGroup] = []
@@ -85,7 +91,7 @@ class JaggedGroups:
             )
         # they would come last and have no values, so no group needs them
         counts.pop(0, 0)
-        self.groups = cut_lengths(counts, CALL_PAIRS * 64 // max(1, width))
+        self.groups = cut_lengths(counts, call_pairs * 64 // max(1, width))
         if len(self.groups) == 1:
             self.groups = [LengthGroup(count, longest)]
             return

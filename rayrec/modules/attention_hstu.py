@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from rayrec.modules.attention_groups import JaggedGroups
 from rayrec.modules.attention_tiles import (
+    CALL_PAIRS,
     PaddedGroup,
     Tile,
     bounds_of,
@@ -61,7 +62,8 @@ def hstu_attention(
         InputError: on CPU, a sequence is longer than P or max_length.
     """
     places = len(position_bias)
-    groups = JaggedGroups(offsets, len(query), max_length or places, query.shape[1])
+    width = query.shape[1]
+    groups = JaggedGroups(offsets, len(query), max_length or places, width, CALL_PAIRS)
     return attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from rayrec.modules.attention_groups import LengthGroup
 
 BUCKETS_PER_OCTAVE = 1.2
+CALL_PAIRS = 14_000  # see `JaggedGroups`: a call has more operators than that of the softmax
 
 
 class Bounds(NamedTuple):
@@ -30,23 +31,23 @@ class Bounds(NamedTuple):
         tile: weights of a tile.
         queries: those of a sequence in a tile. Few leave out more keys that stand behind them, many
             are quicker for each.
-        parts: tiles that the queries of a sequence are cut into at least, where they have so many.
+        least: so many of a sequence make one tile; more are cut in half at least.
         kept: scores that a call keeps for its backward pass.
         whole: weights of a batch up to which it is attended whole, by autograd.
     """
 
     tile: int
     queries: int
-    parts: int
+    least: int
     kept: int
     whole: int
 
 
 # 2 MiB of float32 are about what a core's cache holds; 16 MiB of scores spare short sequences a
 # third of the time; below 1 MiB tiles cost more than they spare
-CPU_BOUNDS = Bounds(1 << 19, 64, 2, 1 << 22, 1 << 18)
+CPU_BOUNDS = Bounds(1 << 19, 64, 32, 1 << 22, 1 << 18)
 # 128 and 256 MiB of float32; autograd adds up a bias of a CUDA tensor one by one
-GPU_BOUNDS = Bounds(1 << 25, 512, 1, 1 << 26, 0)
+GPU_BOUNDS = Bounds(1 << 25, 512, 512, 1 << 26, 0)
 
 
 def bounds_of(device: torch.device) -> Bounds:
@@ -66,8 +67,8 @@ def tiles_of(group: LengthGroup, heads: int, bounds: Bounds) -> Iterator[Tile]:
     sequence.
     """
     of_query = heads * group.length
-    queries = min(bounds.queries, -(-group.length // bounds.parts), bounds.tile // of_query)
-    queries = max(1, queries)
+    queries = max(min(bounds.least, group.length), -(-group.length // 2))
+    queries = max(1, min(bounds.queries, queries, bounds.tile // of_query))
     count = max(1, bounds.tile // (of_query * queries))
     for first in range(0, group.sequences, count):
         span = slice(first, min(first + count, group.sequences))

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.errors import ConfigError, InputError
+from rayrec.modules import attention_tiles
 from rayrec.modules.attention_causal import attend_causal
-from rayrec.modules.attention_groups import JaggedGroups
+from rayrec.modules.attention_groups import CALL_PAIRS, JaggedGroups
 from rayrec.modules.attention_hstu import attend_pointwise
 from rayrec.modules.jagged_dropout import JaggedDropout, value_keys
 
@@ -49,6 +50,8 @@ class AttentionEncoder(nn.Module):
             one, as in SASRec's paper, which pads in front; then a state depends on how many values
             follow.
     """
+
+    _call_pairs = CALL_PAIRS
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class AttentionEncoder(nn.Module):
             InputError: on CPU, a sequence is longer than max_length (elsewhere a kernel asserts
                 it); or the encoder reads times, and there are none.
         """
-        groups = JaggedGroups(offsets, len(values), self.max_length, self.dim)
+        groups = JaggedGroups(offsets, len(values), self.max_length, self.dim, self._call_pairs)
         sequences = groups.sequences
         own = None if keys is None else value_keys(keys, sequences)
         places = sequences.positions
@@ -154,6 +157,8 @@ class HSTUEncoder(AttentionEncoder):
     of a value are divided by the number of values that it looks at, not by the longest length, and
     positions are learned beside the biases.
     """
+
+    _call_pairs = attention_tiles.CALL_PAIRS
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     bounds = attention_tiles.Bounds(
         tile=[1, 300, 1 << 19][seed % 3],
         queries=[64, 512][seed % 2],
-        parts=[2, 1][seed % 2],
+        least=[1, 32, 512][seed // 2 % 3],
         kept=[0, 2000, 1 << 22][seed // 3 % 3],
         whole=[0, 0, 1 << 18][seed % 3],
     )
