@@ -1,6 +1,6 @@
 """What a stream costs training, and how old a served event is.
 
-    python -m benchmarks.streaming [--rows 100000] [--rounds 5] [--seconds 120] [--columns 26]
+    python -m benchmarks.streaming [--rows 100000] [--files 50] [--rounds 5] [--seconds 120]
 
 Speed: one process trains a DLRM on the same rows, in turns as a stream from each source, as windows
 in time of Parquet files, and as plain files. All but the last score each of ten windows before they
@@ -50,13 +50,13 @@ from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.config import ENDLESS
 
 FILES_SIDES = ("windows", "files")
-BATCH, FILES, WINDOWS = 2048, 50, 10
+BATCH, WINDOWS = 2048, 10
 PER_S = 100  # rows of a second of the data
 PUT_S, WARM_S = 0.5, 20.0
 METRIC = re.compile(r"^rayrec_serve_event_staleness_seconds (\S+)$", re.M)
 
 
-def make(folder: Path, rows: int, columns: int = 26) -> FeatureSchema:
+def make(folder: Path, rows: int, columns: int = 26, files: int = 50) -> FeatureSchema:
     """Write the rows as files of a stream, each with the time of its events."""
     config = SyntheticConfig(
         rows_train=rows, rows_eval=10, num_features=columns, num_dense=max(1, columns // 2)
@@ -65,8 +65,8 @@ def make(folder: Path, rows: int, columns: int = 26) -> FeatureSchema:
     table = pa.concat_tables(map(pq.read_table, sorted(made.train.glob("*.parquet"))))
     table = table.append_column("at", pa.array(np.arange(len(table)) // PER_S))
     (folder / "in").mkdir()
-    size = -(-len(table) // FILES)
-    for k in range(FILES):
+    size = -(-len(table) // files)
+    for k in range(files):
         pq.write_table(table.slice(k * size, size), folder / "in" / f"part-{k:05d}.parquet")
     return FeatureSchema.load(made.schema)
 
@@ -132,7 +132,7 @@ def train(
 
 def speeds(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Return the rows/s of each side, round by round."""
-    schema = make(folder, args.rows, args.columns)
+    schema = make(folder, args.rows, args.columns, args.files)
     with topics(folder / "in") as kafka:
         streams = sources(folder) | {name: {"kafka": one} for name, one in kafka.items()}
         sides = (*streams, *FILES_SIDES)
@@ -202,6 +202,7 @@ def main() -> None:
     """Measure both, print and write."""
     parser = report.parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--files", type=int, default=50, help="and versions and snapshots")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--columns", type=int, default=26, help="of ids; half as many of numbers")
     parser.add_argument("--seconds", type=float, default=120.0, help="of asking for staleness")
@@ -234,7 +235,8 @@ def main() -> None:
         "",
         f"Event to server at {rate:,.0f} rows/s, {len(ages)} answers: median {p50:.1f} s, p99 "
         f"{p99:.1f} s.",
-        f"Load of the machine of {os.cpu_count()} cores: {loads}.",
+        f"{args.rows // args.files:,} rows a file, version or snapshot. Load of the machine of "
+        f"{os.cpu_count()} cores: {loads}.",
     ]
     results: dict[str, Any] = {
         "rows/s": taken,
