@@ -3,8 +3,8 @@
     python -m benchmarks.kafka_topics FOLDER
 
 It makes the topics `json` and `arrow` of the rows of a folder, prints their servers, and lives
-until its input ends. The mock keeps 5 MB of each of a topic's four partitions, so a topic of more
-is left out.
+until its input ends. The mock keeps 5 MB of each of a topic's four partitions, compressed as
+producers are told to, so a topic of more is left out.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def main() -> None:
     servers = ",".join(f"{one.host}:{one.port}" for one in brokers)
     # one queue, so that what `flush` has waited for is with the broker
     options = {"bootstrap.servers": servers, "queue.buffering.max.messages": 2_000_000}
+    options |= {"compression.type": "lz4", "linger.ms": 50}
     producer = kafka.Producer(options | {"queue.buffering.max.kbytes": 1_000_000})
     rows, whole = pq.read_table(sys.argv[1]), list[str]()
     for form in ("arrow", "json"):
