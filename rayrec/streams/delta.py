@@ -53,7 +53,7 @@ class DeltaSource(StreamSource):
         table: folder or URI of the table.
         first_version: a run that begins reads what this version and later ones add.
     Raises:
-        InputError: deltalake is not installed.
+        ConfigError: deltalake is not installed.
     """
 
     def __init__(self, table: str, first_version: int = 0) -> None:

@@ -44,7 +44,7 @@ class IcebergSource(StreamSource):
         after_snapshot: a run that begins reads what is appended behind this snapshot; None reads
             the whole history.
     Raises:
-        InputError: pyiceberg is not installed.
+        ConfigError: pyiceberg is not installed.
     """
 
     def __init__(

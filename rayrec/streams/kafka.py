@@ -38,7 +38,7 @@ class KafkaSource(StreamSource):
         form: "arrow" for streams of Arrow IPC, "json" for one object a message.
         whole: columns of whole numbers.
     Raises:
-        InputError: confluent-kafka is not installed.
+        ConfigError: confluent-kafka is not installed.
     """
 
     def __init__(self, servers: str, topic: str, form: str, whole: Collection[str] = ()) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.streams.delta import DeltaSource
 from rayrec.streams.source import Cursor
 
@@ -238,7 +238,7 @@ def test_what_was_vacuumed_or_cleaned_is_refused(tmp_path: Path) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(InputError, match=r"pip install 'rayrec\[delta\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'rayrec\[delta\]'"):
         DeltaSource("table")
 
 

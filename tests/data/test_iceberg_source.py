@@ -391,7 +391,7 @@ def test_a_table_without_rows_waits_for_them(tmp_path: Path) -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.io.pyarrow", None)
-    with pytest.raises(InputError, match=r"pip install 'rayrec\[iceberg\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'rayrec\[iceberg\]'"):
         IcebergSource("shop.clicks")
 
 
