@@ -1,18 +1,21 @@
 """`PlacementGroups`: the room of a run on a Ray cluster, asked for and given back aside.
 
 Every call is made by `head`, in the order in which it was asked for, so that no run stands still
-while the cluster's head does not answer. A group whose call was lost is asked for again.
+while the cluster's head does not answer. A call whose answer is lost is made again. Since the head
+may have carried it out all the same, each group has a name, by which it is looked for.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from rayrec.driver.commands import Ask
-from rayrec.driver.head import alive_nodes, bundles, draining, head, resources
+from rayrec.driver.head import alive_nodes, bundles, draining, head, lost_calls, resources
 from rayrec.driver.roster import BASE, Place
 from rayrec.driver.views import Rooms
 
@@ -28,16 +31,18 @@ class PlacementGroups:
 
     def __init__(self, bundle: dict[str, float]) -> None:
         self._bundle = bundle
-        # both belong to the thread of `head`
+        self._name = f"rayrec-{uuid.uuid4().hex}"
+        # these belong to the thread of `head`
         self._asked: dict[int, Ask] = {}
         self._groups: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
 
     def ask(self, ask: Ask) -> None:
         """Ask for a group."""
 
         def make() -> None:
             self._asked[ask.group] = ask
-            self._make(ask)
+            self._groups[ask.group] = self._make(ask)
 
         head.aside(make)
 
@@ -62,36 +67,56 @@ class PlacementGroups:
         """Give all groups back, and wait until that is done unless the head is silent."""
 
         def remove() -> None:
-            for number in list(self._asked):
-                self._remove(number)
+            for number in {*self._asked, *self._unwanted}:
+                with suppress(*lost_calls()):
+                    self._remove(number)
 
-        head.aside(remove)
+        # the second round is for calls that the first one lost
+        for _ in range(2):
+            head.aside(remove)
         head.settle()
 
-    def _make(self, ask: Ask) -> None:
+    def _make(self, ask: Ask) -> Any:
         from ray.util.placement_group import placement_group
 
         # Ray takes the wish for a node with one strategy alone; for one bundle all are alike
         near = {"_soft_target_node_id": ask.near} if ask.near else {}
         wanted = [dict(self._bundle) for _ in range(ask.bundles)]
-        self._groups[ask.group] = placement_group(wanted, strategy=ask.strategy, **near)
+        name = self._name_of(ask.group)
+        return placement_group(wanted, ask.strategy, name, **near)
 
     def _remove(self, number: int) -> None:
         from ray.util.placement_group import remove_placement_group
 
+        self._unwanted.add(number)
         self._asked.pop(number, None)
-        group = self._groups.pop(number, None)
+        group = self._groups.get(number) or self._found(number)
         if group is not None:
             remove_placement_group(group)
+        self._groups.pop(number, None)
+        self._unwanted.discard(number)
+
+    def _found(self, number: int) -> Any:
+        """Return the group that was made by a call whose answer was lost, or None."""
+        from ray.util.placement_group import get_placement_group
+
+        with suppress(ValueError):
+            return get_placement_group(self._name_of(number))
+        return None
+
+    def _name_of(self, number: int) -> str:
+        return f"{self._name}-{number}"
 
     def _look(self) -> Rooms:
         asked_at = time.monotonic()
         alive = alive_nodes()
         nodes: dict[Place, str] = {}
         base = "unknown"
+        for number in tuple(self._unwanted):
+            self._remove(number)
         for number, ask in self._asked.items():
             if number not in self._groups:
-                self._make(ask)
+                self._groups[number] = self._found(number) or self._make(ask)
             state, given = bundles(self._groups[number])
             if number == BASE:
                 base = state

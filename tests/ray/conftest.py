@@ -8,6 +8,7 @@ just this cluster. Cost: about 5 s once, then 3 to 8 s per run.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ import pytest
 from rayrec.data.synthetic import SyntheticPaths
 from tests.clicks import LEARNABLE, write_clicks
 from tests.ray.heads import Head, node_with_own_disk, started_head
-from tests.ray.worlds import CLUSTER_CPUS
+from tests.ray.worlds import CLUSTER_CPUS, held
+
+# Ray ends a process, and takes back its place, within a second or two
+GIVE_BACK_S = 30.0
 
 
 # before pytest-xdist, which else comes first where this folder is what pytest is given
@@ -76,6 +80,21 @@ def cluster(private_home: Path) -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def all_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a place, a process or a CPU of the shared cluster behind.
+
+    What one test leaves, a later one would lack, and nobody could tell whose it was.
+    """
+    yield
+    if "cluster" not in request.fixturenames:
+        return
+    deadline = time.monotonic() + GIVE_BACK_S
+    while (left := held()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, "left behind on the cluster: " + "; ".join(left)
 
 
 @pytest.fixture(scope="module")

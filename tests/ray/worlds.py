@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from actors.rank import RankActor
 from rayrec.data import TimeWindows, WindowedDataset
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, OptimizerConfig, RunConfig, ScalingConfig
@@ -167,3 +168,24 @@ def digests(checkpoint: str) -> dict[str, str]:
         if path.is_file() and path.name != "manifest.json":
             told[str(path.relative_to(checkpoint))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return told
+
+
+def held() -> list[str]:
+    """What runs use of the cluster that this process is connected to, one line each.
+
+    Ray Data keeps actors without a CPU on a cluster; they are not told.
+    """
+    import ray
+    from ray._private.state import actors, available_resources_per_node
+    from ray.util.placement_group import placement_group_table
+
+    free = sum(node.get("CPU", 0.0) for node in available_resources_per_node().values())
+    total = ray.cluster_resources().get("CPU", 0.0)
+    lines = [] if free == total else [f"{total - free:g} of {total:g} CPU"]
+    for number, group in placement_group_table().items():
+        if group["state"] != "REMOVED":
+            lines.append(f"group {number} {group['name']}, {group['state']}")
+    for number, actor in actors().items():
+        if actor["ActorClassName"] == RankActor.__name__ and actor["State"] != "DEAD":
+            lines.append(f"actor {number}, {actor['State']}")
+    return lines

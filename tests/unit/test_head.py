@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import re
 import socket
 import threading
@@ -21,6 +22,9 @@ from rayrec.driver.head import Head
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.roster import Place
 from rayrec.errors import ClusterError
+
+# a function of Ray has the name of its module
+module_of_places = importlib.import_module("ray.util.placement_group")
 
 
 @pytest.fixture
@@ -177,15 +181,17 @@ def test_a_place_is_asked_for_again_where_the_call_is_lost(
 
     asked: list[str] = []
 
-    def ask(bundles: object, strategy: str, _soft_target_node_id: str) -> object:
+    def ask(bundles: object, strategy: str, name: str, _soft_target_node_id: str) -> object:
         asked.append(_soft_target_node_id)
         if len(asked) == 2:
             raise getattr(ray.exceptions, kind)("connection reset")
         return object()
 
-    # a function of Ray has the name of its module
-    module_of_places = importlib.import_module("ray.util.placement_group")
+    def none(name: str) -> object:
+        raise ValueError("no such group")
+
     monkeypatch.setattr(module_of_places, "placement_group", ask)
+    monkeypatch.setattr(module_of_places, "get_placement_group", none)
     monkeypatch.setattr("rayrec.driver.rooms.head", head)
     monkeypatch.setattr("rayrec.driver.rooms.alive_nodes", lambda: frozenset({"here"}))
     monkeypatch.setattr("rayrec.driver.rooms.draining", dict)
@@ -196,6 +202,65 @@ def test_a_place_is_asked_for_again_where_the_call_is_lost(
     rooms = groups.rooms(None)
     assert asked == ["here"] * 3 and rooms is not None
     assert rooms.nodes == {Place(0, 0): "here", Place(1, 0): "here"} and rooms.base == "CREATED"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_place_is_made_twice_or_kept_whatever_calls_are_lost(
+    head: Head, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A lost call may have been carried out, or not; of the two rounds of the end one is whole."""
+    import ray.exceptions
+
+    chance = random.Random(seed)
+    there: set[str] = set()
+    loses = [True]
+
+    def call(do: Callable[[], None]) -> None:
+        loss = chance.random() if loses[0] else 1.0
+        if loss > 0.3:
+            do()
+        if loss < 0.6:
+            raise ray.exceptions.RpcError("connection reset")
+
+    def make(bundles: object, strategy: str, name: str, **near: object) -> str:
+        assert name not in there
+        call(partial(there.add, name))
+        return name
+
+    def get(name: str) -> str:
+        call(lambda: None)
+        if name not in there:
+            raise ValueError("no such group")
+        return name
+
+    monkeypatch.setattr(module_of_places, "placement_group", make)
+    monkeypatch.setattr(module_of_places, "get_placement_group", get)
+    monkeypatch.setattr(
+        module_of_places, "remove_placement_group", lambda g: call(partial(there.discard, g))
+    )
+    monkeypatch.setattr("rayrec.driver.rooms.head", head)
+    monkeypatch.setattr("rayrec.driver.rooms.alive_nodes", lambda: frozenset({"here"}))
+    monkeypatch.setattr("rayrec.driver.rooms.draining", dict)
+    monkeypatch.setattr("rayrec.driver.rooms.bundles", lambda group: ("CREATED", {0: "here"}))
+    groups = PlacementGroups({"CPU": 1.0})
+    kept: set[int] = set()
+    for number in range(6):
+        groups.ask(Ask(group=number))
+        kept.add(number)
+        if chance.random() < 0.5:
+            groups.rooms(None)
+        if chance.random() < 0.5:
+            kept.remove(gone := chance.choice(sorted(kept)))
+            groups.give_back(gone)
+    if chance.random() < 0.5:
+        loses[0] = False
+        for _ in range(2):
+            rooms = groups.rooms(None)
+        assert rooms is not None and {place.group for place in rooms.nodes} == kept
+        assert {name.rpartition("-")[2] for name in there} == {str(number) for number in kept}
+    loses[0] = False
+    groups.close()
+    assert not there
 
 
 def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
