@@ -24,8 +24,7 @@ from benchmarks import report
 from benchmarks.workload import quartiles
 from rayrec.modules import TargetAttention, causal_attention, hstu_attention
 from rayrec.modules.attention_groups import CALL_PAIRS, JaggedGroups
-from rayrec.modules.attention_tiles import CALL_PAIRS as HSTU_PAIRS
-from rayrec.modules.attention_tiles import time_buckets
+from rayrec.modules.attention_tiles import HSTU_CALL_PAIRS, time_buckets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
 DIM, HEADS, BUCKETS = 64, 2, 40
@@ -43,6 +42,7 @@ class World(NamedTuple):
     query: Tensor
     times: Tensor
     biases: list[Tensor]
+    max_length: int | None = None  # what attention is told of the longest
 
     def pad(self, values: Tensor) -> Tensor:
         """(T, D) -> (B, L, D)."""
@@ -73,13 +73,12 @@ class World(NamedTuple):
         def moved(one: Tensor) -> Tensor:
             return one.detach().to(device, dtype).requires_grad_()
 
-        return World(
-            self.offsets.to(device),
-            self.longest,
-            [moved(one) for one in self.values],
-            moved(self.query),
-            self.times.to(device),
-            [moved(one) for one in self.biases],
+        return self._replace(
+            offsets=self.offsets.to(device),
+            values=[moved(one) for one in self.values],
+            query=moved(self.query),
+            times=self.times.to(device),
+            biases=[moved(one) for one in self.biases],
         )
 
 
@@ -125,8 +124,8 @@ def causal(world: World) -> Pair:
         out = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return world.unpad(out.transpose(1, 2).flatten(2))
 
-    query, key, value = world.values
-    return padded, lambda: causal_attention(query, key, value, world.offsets, HEADS), world.values
+    given = (*world.values, world.offsets, HEADS, world.max_length)
+    return padded, lambda: causal_attention(*given), world.values
 
 
 def hstu(world: World) -> Pair:
@@ -147,9 +146,9 @@ def hstu(world: World) -> Pair:
         weights = functional.silu(scores).tril() / (places + 1).unsqueeze(1)
         return world.unpad((weights @ value).transpose(1, 2).flatten(2))
 
-    query, key, value = world.values
-    given = (query, key, value, world.offsets, position, time_bias, world.times, HEADS)
-    return padded, lambda: hstu_attention(*given), [*world.values, *world.biases]
+    given = (*world.values, world.offsets, position, time_bias, world.times, HEADS)
+    ours = lambda: hstu_attention(*given, max_length=world.max_length)  # noqa: E731
+    return padded, ours, [*world.values, *world.biases]
 
 
 def target(world: World, hidden: Sequence[int]) -> Pair:
@@ -230,7 +229,7 @@ def main() -> None:
             for fill in FILLS:
                 world = world_of(count, longest, fill)
                 found = measure(CASES[case](world), args.rounds)
-                pairs = HSTU_PAIRS if case == "hstu" else CALL_PAIRS
+                pairs = HSTU_CALL_PAIRS if case == "hstu" else CALL_PAIRS
                 groups = JaggedGroups(world.offsets, len(world.times), call_pairs=pairs).groups
                 results[f"{case}, {size}, {fill}"] = found | {"groups": len(groups)}
                 ratio, mark = found["ratio"], AT_QUARTER if fill == 0.25 else AT_ANY

@@ -10,7 +10,6 @@ from torch import Tensor
 from benchmarks import sequences
 from benchmarks.gpu.checks import Notes, Settings, assert_close
 from benchmarks.gpu.timing import Step, count_syncs, turns_ms
-from rayrec.modules import causal_attention, hstu_attention
 
 # sums of up to a thousand products in float32, in another order; a bias sums up thousands of pairs
 RTOL, ATOL = 1e-4, 2e-5
@@ -68,19 +67,9 @@ def _step(way: Callable[[], Tensor], inputs: list[Tensor]) -> Step:
 
 
 def _times(name: str, world: sequences.World, settings: Settings) -> dict[str, object]:
-    world = world.to(settings.device)
-    padded, ours, inputs = sequences.CASES[name](world)
-    query, key, value = world.values
-    given = (query, key, value, world.offsets)
     # a model knows its longest history, so that the host need not ask for it
-    if name == "causal":
-        ours = lambda: causal_attention(  # noqa: E731
-            *given, sequences.HEADS, max_length=world.longest
-        )
-    elif name == "hstu":
-        ours = lambda: hstu_attention(  # noqa: E731
-            *given, *world.biases, world.times, sequences.HEADS, max_length=world.longest
-        )
+    world = world.to(settings.device)._replace(max_length=world.longest)
+    padded, ours, inputs = sequences.CASES[name](world)
     sides = {"padded": _step(padded, inputs), "ours": _step(ours, inputs)}
     rounds, steps = settings.choose(7, 3, 2), settings.choose(5, 2, 1)
     found: dict[str, object] = {"ms": (times := turns_ms(sides, settings, rounds, steps))}

@@ -7,8 +7,9 @@ them. The bucket is floor(1.2 log2(seconds)), of times below 1 s the first.
 torch has no fused kernel for it, so it is done here in tiles of bounded size, of groups of similar
 lengths (`JaggedGroups`). The backward pass makes each tile again, but for those whose scores were
 kept. Memory beside the inputs: the padded groups, the scores that a call keeps, and tiles of a
-bounded number of weights, or those of one query of one sequence (`attention_tiles.Bounds`). A small
-batch on CPU is attended whole, by autograd; else the gradient is not differentiable once more.
+bounded number of weights, or those of one query of one sequence (`attention_tiles.TileBounds`). A
+small batch on CPU is attended whole, by autograd; else the gradient is not differentiable once
+more.
 
     # T values, D columns of H heads, P distances, K buckets, L longest of a group
 """
@@ -25,7 +26,7 @@ from torch.nn import functional
 
 from rayrec.modules.attention_groups import JaggedGroups
 from rayrec.modules.attention_tiles import (
-    CALL_PAIRS,
+    HSTU_CALL_PAIRS,
     PaddedGroup,
     Tile,
     bounds_of,
@@ -63,7 +64,7 @@ def hstu_attention(
     """
     places = len(position_bias)
     width = query.shape[1]
-    groups = JaggedGroups(offsets, len(query), max_length or places, width, CALL_PAIRS)
+    groups = JaggedGroups(offsets, len(query), max_length or places, width, HSTU_CALL_PAIRS)
     return attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
 
 

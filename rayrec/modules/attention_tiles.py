@@ -1,7 +1,7 @@
 """Tiles of pointwise attention: the scores of some queries and the keys before them.
 
 A tile has some sequences of a group of similar lengths, some queries of each, and the keys up to
-the last of them, so that it has at most `Bounds.tile` weights, or those of one query of one
+the last of them, so that it has at most `TileBounds.tile` weights, or those of one query of one
 sequence. On CPU a tile stays in a core's cache; elsewhere it is as large as may be, since each one
 costs the host some fifty launches. Keys behind their query get scores so low that silu gives them
 the weight 0.
@@ -21,10 +21,10 @@ from torch import Tensor
 from rayrec.modules.attention_groups import LengthGroup
 
 BUCKETS_PER_OCTAVE = 1.2
-CALL_PAIRS = 14_000  # see `JaggedGroups`: a call has more operators than that of the softmax
+HSTU_CALL_PAIRS = 14_000  # see `JaggedGroups`: a call has more operators than that of the softmax
 
 
-class Bounds(NamedTuple):
+class TileBounds(NamedTuple):
     """What may be in memory at a time.
 
     Attributes:
@@ -45,12 +45,12 @@ class Bounds(NamedTuple):
 
 # 2 MiB of float32 are about what a core's cache holds; 16 MiB of scores spare short sequences a
 # third of the time; below 1 MiB tiles cost more than they spare
-CPU_BOUNDS = Bounds(1 << 19, 64, 32, 1 << 22, 1 << 18)
+CPU_BOUNDS = TileBounds(1 << 19, 64, 32, 1 << 22, 1 << 18)
 # 128 and 256 MiB of float32; autograd adds up a bias of a CUDA tensor one by one
-GPU_BOUNDS = Bounds(1 << 25, 512, 512, 1 << 26, 0)
+GPU_BOUNDS = TileBounds(1 << 25, 512, 512, 1 << 26, 0)
 
 
-def bounds_of(device: torch.device) -> Bounds:
+def bounds_of(device: torch.device) -> TileBounds:
     """Return the bounds for tensors of a device."""
     return CPU_BOUNDS if device.type == "cpu" else GPU_BOUNDS
 
@@ -62,7 +62,7 @@ class Tile(NamedTuple):
     rows: slice
 
 
-def tiles_of(group: LengthGroup, heads: int, bounds: Bounds) -> Iterator[Tile]:
+def tiles_of(group: LengthGroup, heads: int, bounds: TileBounds) -> Iterator[Tile]:
     """Yield the tiles of a group; each has at most `bounds.tile` weights, or one query of one
     sequence.
     """

@@ -158,7 +158,7 @@ class HSTUEncoder(AttentionEncoder):
     positions are learned beside the biases.
     """
 
-    _call_pairs = attention_tiles.CALL_PAIRS
+    _call_pairs = attention_tiles.HSTU_CALL_PAIRS
 
     def __init__(
         self,
