@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.data.bags import Bags, plain_bags, read_bags
-from rayrec.data.column_types import group_problem, id_problem, missing, sequence_problem
+from rayrec.data.column_types import group_problem, id_problem, is_list, missing, sequence_problem
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets, to_ids
 from rayrec.data.numeric import (
     Labels,
@@ -184,7 +184,9 @@ def _check_aligned(
 
 def feature_ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[Any]:
     """Ids of non-null leaves: integers as they are or hashed, text hashed."""
-    problem = id_problem(leaf.type, feature, unbounded)
+    # a list in here is a list inside of a list, which `id_problem` would take for a column of lists
+    kind = pa.list_(leaf.type) if is_list(leaf.type) else leaf.type
+    problem = id_problem(kind, feature, unbounded)
     if problem is not None:
         raise InputError(problem)
     if pa.types.is_null(leaf.type) or not len(leaf):

@@ -99,3 +99,15 @@ def test_the_schema_reads_back():
     schema = list_schema()
     assert FeatureSchema.from_json(schema.to_json()) == schema
     assert schema.embedding_configs() == []
+
+
+@pytest.mark.parametrize("item", [[[[1]], [], [[2, 3]], None], [[["a"]], [], None, []]])
+def test_a_list_inside_of_a_list_is_an_error(item: list):
+    """Also where no file says so beforehand, as in requests and in rows of a stream."""
+    for buckets in ({}, {"hash_buckets": 9}):
+        spec = json.loads(json.dumps(LISTS))
+        spec["features"] = [{"name": "items", "column": "item"} | buckets]
+        spec["sequences"], spec["tables"][0]["features"] = [], ["items"]
+        schema = FeatureSchema.from_json(json.dumps(spec))
+        with pytest.raises(InputError, match=r"'item' of feature 'items' has type list<item: list"):
+            to_batch(pa.table({"label": [0, 1, 0, 1], "item": item}), schema)
