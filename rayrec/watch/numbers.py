@@ -67,11 +67,9 @@ def only_scores(named: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean_scores(windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each score over windows in time, without the first of several, which a
-    new model knows nothing of.
-    """
+    """Return the mean of each score over windows in time."""
     told: dict[str, list[float]] = {}
-    for scores in windows[1:] or windows:
+    for scores in windows:
         for name, value in only_scores(scores).items():
             told.setdefault(name, []).append(value)
     return {name: fmean(values) for name, values in told.items()}

@@ -49,7 +49,9 @@ def facts_of(run: RunEvents) -> dict[str, str]:
     scored = {e.values["window"]: e.values["scores"] for e in run.of("evaluation")}
     scored.pop(None, None)
     if scored:
-        shown = [f"{name} {value:.4f}" for name, value in mean_scores([*scored.values()]).items()]
+        each = [*scored.values()]
+        # a new model knows nothing of the first window
+        shown = [f"{name} {value:.4f}" for name, value in mean_scores(each[1:] or each).items()]
         facts[f"mean of {len(scored)} windows"] = ", ".join(shown[:4])
     if evaluations:
         scores = only_scores(evaluations[-1].values["scores"]).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,25 @@ def test_a_next_item_model_reads_the_log(plays: Path) -> None:
     log = trained(plays, "next_item.json", *words, shown, *held_out(plays)[1:])
     # items are shown by their popularity, which a history does not tell of
     assert abs(log["model kept"]["hr@10"] - log["popularity kept"]["hr@10"]) < 0.1
+
+
+def test_the_mean_leaves_out_the_first_window_of_a_new_run_alone(
+    plays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [*DIN, "data.windows.column=day", f"run.storage_path={tmp_path}", "run.name=days"]
+    mean = r"mean of (\d+) windows(, the first left out)?: auc (\S+)"
+    (only,) = trained(plays, "schema.json", *run, "data.windows.start=9")["windows"]
+    told = re.findall(mean, capsys.readouterr().out)
+    assert told == [("1", "", f"{only['auc']:.5f}")]
+
+    run = [*run, "run.name=resumed", "data.windows.start=7", "run.checkpoint.every_n_steps=1"]
+    whole = trained(plays, "schema.json", *run)["windows"]
+    told = re.findall(mean, capsys.readouterr().out)
+    assert told == [("3", ", the first left out", f"{(whole[1]['auc'] + whole[2]['auc']) / 2:.5f}")]
+
+    # amid the first window, which is scored no more
+    resumed = f"run.resume_from={tmp_path}/resumed/step-00000001"
+    gone_on = trained(plays, "schema.json", *run, resumed, "run.name=gone-on")["windows"]
+    assert gone_on == whole[1:]
+    told = re.findall(mean, capsys.readouterr().out)
+    assert told == [("2", "", f"{(whole[1]['auc'] + whole[2]['auc']) / 2:.5f}")]
