@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm import plain
-from rayrec.distributed.load_ids import IdRows, load_ids
+from rayrec.distributed.load_ids import IdRows, load_ids, numbers_of
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.state import TableShards, whole_table
 from rayrec.errors import ConfigError, InputError, ShapeError
@@ -71,8 +71,8 @@ def load_table(
         ConfigError: ids and what is known of them for a table that is not dynamic, or beside a
             file; ages in seconds before the data has told a time.
         InputError: no such table; ids that are missing or repeated; other states than those of the
-            optimizer; a file without the column, of another width, or with rows that the table does
-            not have.
+            optimizer; a file without the column, of another type or width, with a null, or with
+            rows that the table does not have.
         ShapeError: a tensor of another shape.
     """
     modules = model.module.modules()
@@ -124,8 +124,8 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
                 f"{path} has columns {batch.schema.names}; the rows of table {name!r} are read "
                 "from a column 'weight'."
             )
-        column = batch.column("weight")
-        values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
+        flat, _ = numbers_of(batch.column("weight"), f"{path}: column 'weight'")
+        values = torch.from_numpy(flat.copy())
         if values.numel() != len(batch) * width:
             raise InputError(
                 f"{path}: column 'weight' holds {values.numel()} values in {len(batch)} rows; "
@@ -134,7 +134,9 @@ def _load_file(states: list[ShardState], name: str, rows: int, width: int, path:
         matrix = values.view(len(batch), width)
         index = torch.arange(first, first + len(batch))
         if "row" in batch.schema.names:
-            numbers = batch.column("row").to_numpy(zero_copy_only=False)
+            numbers, is_list = numbers_of(batch.column("row"), f"{path}: column 'row'")
+            if is_list:
+                raise InputError(f"{path}: column 'row' has lists; it numbers one row in each.")
             index = torch.from_numpy(numbers.astype("int64"))
         first += len(batch)
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < rows:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.checkpoint import OverlapWriter, ShardState
@@ -154,18 +156,31 @@ def _counts(table: str, name: str, given: Tensor | None, number: int) -> Tensor:
 
 def _tensor(column: pa.ChunkedArray, width: int, where: str) -> Tensor:
     """Return the values of a column, as (N, D) where they are lists."""
-    if column.null_count:
-        raise InputError(f"{where} has rows without a value.")
-    is_list = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
     array = column.combine_chunks()
-    rows = len(array)
-    flat = (array.flatten() if is_list else array).to_numpy(zero_copy_only=False)
-    if is_list and flat.size != rows * width:
+    flat, is_list = numbers_of(array, where)
+    if is_list and flat.size != len(array) * width:
         raise InputError(
-            f"{where} holds {flat.size} values in {rows} rows; the table has {width} columns."
+            f"{where} holds {flat.size} values in {len(array)} rows; the table has {width} columns."
         )
     tensor = torch.from_numpy(flat.copy())
-    return tensor.view(rows, width) if is_list else tensor
+    return tensor.view(len(array), width) if is_list else tensor
+
+
+def numbers_of(array: pa.Array, where: str) -> tuple[NDArray[Any], bool]:
+    """Return the numbers of a column, those of all rows after each other, and whether it has lists.
+
+    Raises:
+        InputError: it holds others than numbers, or a null.
+    """
+    kind, t = array.type, pa.types
+    is_list = t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
+    leaf = kind.value_type if is_list else kind
+    if not t.is_integer(leaf) and not t.is_floating(leaf):
+        raise InputError(f"{where} has type {kind}; cast it to numbers, or to lists of them.")
+    values = array.flatten() if is_list else array
+    if array.null_count or values.null_count:
+        raise InputError(f"{where} has rows without a value.")
+    return values.to_numpy(zero_copy_only=False), is_list
 
 
 def _told(states: Mapping[str, Tensor]) -> str:

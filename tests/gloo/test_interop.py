@@ -13,8 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from rayrec import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.distributed import DistributedModelParallel, load_table, unsharded_state_dict
 from rayrec.errors import InputError, ShapeError
+from rayrec.layout import DynamicConfig
 from tests.gloo.small_dlrm import ROWS, build, make_plan, plan_of
 from tests.ranks import RankPool
 
@@ -130,3 +132,33 @@ def test_pretrained_rows_are_loaded_from_tensors_and_files(ranks: RankPool, tmp_
             assert torch.equal(
                 weight, wanted[s.table][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop]
             )
+
+
+WHOLE = {"weight": [[1.0, 2.0], [3.0, 4.0]], "id": [5, 6], "row": [0, 1]}
+LARGE = pa.array(WHOLE["weight"], pa.large_list(pa.float32()))
+
+
+@pytest.mark.parametrize("dynamic", [None, DynamicConfig()])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"weight": LARGE}, None),
+        ({"weight": [["a", "b"], ["c", "d"]]}, r"'weight' has type list<.*string>"),
+        ({"weight": ["a", "b"]}, "'weight' has type string"),
+        ({"weight": [[1.0, None], [3.0, 4.0]]}, "'weight' has rows without a value"),
+        ({"id": ["5", "6"], "row": ["0", "1"]}, "'(id|row)' has type string"),
+        ({"id": [5, None], "row": [0, None]}, "'(id|row)' has rows without a value"),
+        ({"id": [[5, 6], [7, 8]], "row": [[0, 1], [0, 1]]}, "the ids for|'row' has lists"),
+    ],
+)
+def test_a_file_holds_numbers(
+    tmp_path: Path, dynamic: DynamicConfig | None, change: dict, says: str | None
+) -> None:
+    table = EmbeddingBagConfig(2, 2, "t", feature_names=["f"], dynamic=dynamic)
+    model = DistributedModelParallel(EmbeddingBagCollection([table], device="meta"))
+    pq.write_table(pa.table(WHOLE | change), tmp_path / "t.parquet")
+    if says is None:
+        assert load_table(model, "t", tmp_path / "t.parquet").written == 2
+        return
+    with pytest.raises((InputError, ShapeError), match=says):
+        load_table(model, "t", tmp_path / "t.parquet")
