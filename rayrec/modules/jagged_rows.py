@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayrec.errors import InputError
+
 
 class JaggedOffsets:
     """The places of T values in B sequences.
@@ -27,10 +29,21 @@ class JaggedOffsets:
         num_values: T, so that no host sync is needed.
     Attributes:
         offsets: the same, int64.
+    Raises:
+        InputError: offsets on the CPU that do not ascend from 0 to T, with which kernels would read
+            and write beside the values.
     """
 
     def __init__(self, offsets: Tensor, num_values: int) -> None:
         self.offsets, self.num_values = offsets.long(), num_values
+        # on a GPU the host would wait for them
+        if self.offsets.device.type == "cpu":
+            ends = self.offsets[[0, -1]].tolist() if self.offsets.numel() else []
+            if ends != [0, num_values] or bool((self.offsets.diff() < 0).any()):
+                raise InputError(
+                    f"the offsets of {num_values} values are {self.offsets.tolist()[:20]}; they "
+                    f"must ascend from 0 to {num_values}."
+                )
 
     @cached_property
     def row(self) -> Tensor:

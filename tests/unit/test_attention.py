@@ -166,6 +166,18 @@ def test_the_way_follows_fill_and_length():
     assert sum(count for count, _ in middle) == 2000
 
 
+@pytest.mark.parametrize("offsets", [[], [0], [0, 2], [0, 4], [1, 3], [0, 3, 2, 3], [-1, 3]])
+def test_offsets_that_are_not_those_of_the_values_are_refused(offsets):
+    """Kernels would read, and write, beside the values."""
+    values, offsets = torch.randn(3, 8), torch.tensor(offsets, dtype=torch.int64)
+    for attend in (
+        lambda: causal_attention(values, values, values, offsets, heads=2),
+        lambda: TargetAttention(8)(torch.randn(max(len(offsets) - 1, 0), 8), values, offsets),
+    ):
+        with pytest.raises(InputError, match="must ascend from 0 to 3"):
+            attend()
+
+
 def test_a_longer_sequence_than_said_is_refused():
     offsets = torch.tensor([0, 2, 9])
     values = torch.randn(9, 4)
