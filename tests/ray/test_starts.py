@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -11,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from rayrec.driver.commands import Ask
 from rayrec.driver.controller import Controller
 from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.rank_process import stacks_of
+from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Rules
 from rayrec.driver.run_log import RunLog
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.train.seat import RankContext
-from tests.ray.worlds import some
+from tests.ray.worlds import held, some
 
 pytestmark = pytest.mark.usefixtures("cluster")
 RANKS = 2
@@ -156,3 +159,18 @@ def test_a_run_that_stands_still_says_where_and_leaves_all_stacks(tmp_path: Path
     text = log.path.read_text()
     assert "-- driver" in text and "-- rank 0" in text and "-- rank 1" in text
     assert "in run" in text.split("-- rank 1")[1], "the sleeping line of the task"
+
+
+@pytest.mark.slow
+def test_places_that_are_given_back_at_once_are_free_again() -> None:
+    """Ray keeps the room of some that are removed while it places them: 5 of 3,000."""
+    chance, groups = random.Random(0), PlacementGroups({"CPU": 1.0})
+    for number in range(2000):
+        groups.ask(Ask(group=number))
+        time.sleep(chance.random() * 0.003)
+        groups.give_back(number)
+    groups.close()
+    deadline = time.monotonic() + 30.0
+    while (left := held()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left

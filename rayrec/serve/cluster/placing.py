@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.head import head
-from rayrec.driver.rooms import comes_in_time
+from rayrec.driver.rooms import comes_in_time, remove_group
 from rayrec.errors import ConfigError
 from rayrec.serve.server.settings import ServerSettings
 
@@ -44,7 +44,7 @@ def room_for(
         ConfigError: the cluster is too small, or other work holds it for `ROOM_S` seconds.
     """
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     each, wanted = settings.threads, settings.replicas
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
@@ -64,7 +64,7 @@ def room_for(
             )
         yield group
     finally:
-        remove_placement_group(group)
+        remove_group(group)
 
 
 def places_of(group: Any, bundles: Iterable[int], check: Callable[[], None]) -> Places:
