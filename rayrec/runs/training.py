@@ -19,7 +19,7 @@ from rayrec.runs.reporting import (
     scores_lines,
     truth_beside,
 )
-from rayrec.watch.numbers import mean_scores
+from rayrec.watch.numbers import after_start, mean_scores
 
 if TYPE_CHECKING:
     from rayrec.data import FileDataset
@@ -168,12 +168,10 @@ def _told(
             scored.append((one, scores_beside_truth(one.scores, part)))
     lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:
-        each = [beside for _, beside in scored]
-        # a new model knows nothing of the first window; one that goes on has learned before it
-        new = click_run.run.resume_from is None and len(each) > 1
-        means = scores_lines(mean_scores(each[1:] if new else each))
-        told = f"mean of {len(each)} windows" + (", the first left out" if new else "")
-        lines += [f"{told}: {mean}" for mean in means]
+        later = after_start([(one.step, beside) for one, beside in scored])
+        told = f"mean of {len(scored)} windows"
+        told += ", the first left out" if len(later) < len(scored) else ""
+        lines += [f"{told}: {mean}" for mean in scores_lines(mean_scores(later))]
     fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
         "eval": scores,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # told beside scores: how many rows were scored, and the bound of the error of an AUC
 BESIDE_SCORES = ("rows", "auc_error")
@@ -64,6 +66,16 @@ def only_scores(named: Mapping[str, Any]) -> dict[str, float]:
     """The scores that are finite, without what is only told beside them; of several tasks, too."""
     scores = {n: value for n, value in named.items() if n.split("/")[-1] not in BESIDE_SCORES}
     return finite(scores)
+
+
+def after_start(scored: Sequence[tuple[int, T]]) -> list[T]:
+    """Return windows in time without the one that a new model was scored on, of which it knew
+    nothing; all, if there is no other.
+
+    Args:
+        scored: the step after which each was scored, and the window.
+    """
+    return [one for step, one in scored if step] or [one for _, one in scored]
 
 
 def mean_scores(windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

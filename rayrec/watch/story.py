@@ -9,7 +9,7 @@ from rayrec.layout.units import format_count
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Noticed, Recovered, Resized, StreamProgress
 from rayrec.watch.events import RunEvent, RunEvents
-from rayrec.watch.numbers import mean_scores, only_scores
+from rayrec.watch.numbers import after_start, mean_scores, only_scores
 
 # the driver says these on the terminal; the page says the same
 SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed, "stream": StreamProgress}
@@ -46,12 +46,11 @@ def facts_of(run: RunEvents) -> dict[str, str]:
         facts["last loss"] = f"{losses[-1]:.5f}"
     evaluations = [e for e in run.of("evaluation") if e.values["window"] is None]
     # a run that goes on at the start of a window tells of it once more
-    scored = {e.values["window"]: e.values["scores"] for e in run.of("evaluation")}
+    scored = {e.values["window"]: (e.step, e.values["scores"]) for e in run.of("evaluation")}
     scored.pop(None, None)
     if scored:
-        each = [*scored.values()]
-        # a new model knows nothing of the first window
-        shown = [f"{name} {value:.4f}" for name, value in mean_scores(each[1:] or each).items()]
+        means = mean_scores(after_start([*scored.values()]))
+        shown = [f"{name} {value:.4f}" for name, value in means.items()]
         facts[f"mean of {len(scored)} windows"] = ", ".join(shown[:4])
     if evaluations:
         scores = only_scores(evaluations[-1].values["scores"]).items()
