@@ -50,7 +50,14 @@ def decode(
                 offset = messages[index + len(table) - 1].offset + 1
             else:
                 table, offset, done = _tables(messages[index:], done, most)
-        except (ValueError, TypeError, OverflowError, RecursionError, OSError) as error:
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+            OSError,
+            pa.ArrowException,
+        ) as error:
             form = "arrow" if objects is None else "json"
             why = f"no {form} message: {one_line(error)}"
             # an empty value is how a topic says that a key is gone, and no row is lost by it
@@ -68,7 +75,9 @@ def _tables(messages: Sequence[KafkaMessage], done: int, most: int) -> tuple[pa.
     for message in messages:
         try:
             table = pa.ipc.open_stream(given(message.value)).read_all()
-        except (ValueError, OSError):
+            # damaged offsets or indices point at any memory, and would end the process
+            table.validate(full=True)
+        except (ValueError, OSError, pa.ArrowException):
             if not parts:
                 raise
             break

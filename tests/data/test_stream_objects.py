@@ -206,3 +206,46 @@ def test_a_message_that_is_no_row_costs_no_other(seed: int) -> None:
     good = [1000 + k for k, one in enumerate(values) if one == f'{{"a": {1000 + k}}}']
     rows = [row.get("a") for one in found if one.rows is not None for row in one.rows.to_pylist()]
     assert [one for one in rows if isinstance(one, int | float) and 1000 <= one < 1100] == good
+
+
+def test_a_damaged_message_of_arrow_is_refused_and_does_no_harm() -> None:
+    words = pa.array(["aa", "bb", "cc"])
+    rows = pa.table({"a": [1, 2, 3], "b": words, "c": words.dictionary_encode()})
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as stream:
+        stream.write_table(rows)
+    whole = out.getvalue().to_pybytes()
+    offsets = b"".join(value.to_bytes(4, "little") for value in (0, 2, 4, 6))
+    indices = b"".join(value.to_bytes(4, "little") for value in (0, 1, 2))
+    for old, bad in (
+        (offsets, offsets[:8] + b"\xff\xff\xff\x7f" + offsets[12:]),
+        (offsets, b"\xff\xff\xff\xff" + offsets[4:]),
+        (indices, indices[:8] + b"\xff\xff\xff\xff"),
+        (b"aabbcc", b"aa\xff\xffcc"),
+    ):
+        damaged = whole.replace(old, bad)
+        assert damaged != whole
+        found = decode(None, [KafkaMessage(0, damaged), KafkaMessage(1, whole)], 0, 9, "p")
+        assert found.rows is not None and found.rows.to_pylist() == rows.to_pylist()
+        (refusal,) = found.refused
+        assert (refusal.place, refusal.rows) == ("p offset 0", 1)
+        # also behind rows of a reading
+        found = decode(None, [KafkaMessage(0, whole), KafkaMessage(1, damaged)], 0, 9, "p")
+        assert found.offset == 1 and not found.refused
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damage_anywhere_in_a_message_of_arrow_ends_no_run(seed: int) -> None:
+    rng, words = random.Random(seed), ["aa", "bb", "cc"]
+    rows = pa.table({"a": [1, 2, 3], "b": words, "c": [words, [], words[1:]]})
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as stream:
+        stream.write_table(rows)
+    for _ in range(20):
+        damaged = bytearray(out.getvalue().to_pybytes())
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.choice([0, 1, 127, 128, 255])
+        found = decode(None, [KafkaMessage(0, bytes(damaged))], 0, 9, "p")
+        assert (found.rows is None) == bool(found.refused)
+        if found.rows is not None:
+            found.rows.validate(full=True)
