@@ -13,6 +13,8 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import Feature, SequenceColumn
 
+_FORGOTTEN = b"rayrec.forgotten"  # in the metadata of a field
+
 
 def check_columns(
     arrow: pa.Schema, schema: FeatureSchema, source: str, with_labels: bool = True
@@ -80,6 +82,17 @@ def missing(name: str, schema: pa.Schema, where: str) -> str:
         f"column {name!r} is missing ({where}); the columns are {schema.names}. Write it, or "
         "change the schema."
     )
+
+
+def forgotten(field: pa.Field) -> pa.Field:
+    """Return the field of a column whose values were partly forgotten, and are null."""
+    metadata = {**(field.metadata or {}), _FORGOTTEN: b"1"}
+    return field.with_nullable(True).with_metadata(metadata)
+
+
+def is_forgotten(field: pa.Field) -> bool:
+    """Return True for the field of such a column."""
+    return _FORGOTTEN in (field.metadata or {})
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -18,7 +18,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.data.bags import Bags, plain_bags, read_bags
-from rayrec.data.column_types import group_problem, id_problem, is_list, missing, sequence_problem
+from rayrec.data.column_types import (
+    group_problem,
+    id_problem,
+    is_forgotten,
+    is_list,
+    missing,
+    sequence_problem,
+)
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets, to_ids
 from rayrec.data.numeric import (
     Labels,
@@ -35,6 +42,8 @@ from rayrec.data.origin import RowOrigin
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import Feature, SequenceColumn
+
+_FORGOTTEN = np.iinfo(np.int64).min  # the group of rows that have none any more
 
 
 @dataclass(slots=True)
@@ -81,6 +90,10 @@ def read_columns(
             raise InputError(missing(name, batch.schema, where(0)))
         return arrays[number]
 
+    def group(name: str) -> NDArray[np.int64]:
+        array = column(name)
+        return _groups(array, name, where, is_forgotten(batch.schema.field(name)))
+
     unbounded = schema.unbounded()
     bags = []
     for feature in schema.features:
@@ -111,7 +124,7 @@ def read_columns(
     dense = dense_matrix([column(spec.column) for spec in schema.dense], rows, schema, where)
     groups = {}
     if with_labels:
-        groups = {name: _groups(column(name), name, where) for name in schema.groups}
+        groups = {name: group(name) for name in schema.groups}
     times = None
     if with_labels and schema.time is not None and schema.tells_time:
         times = times_of(column(schema.time), schema.time, where)
@@ -220,17 +233,26 @@ def _text_hashes(leaf: pa.Array) -> NDArray[np.uint64]:
     # Arrow's buffers of text: offsets into the bytes, 64 bits wide for the large types
     wide = pa.types.is_large_string(leaf.type) or pa.types.is_large_binary(leaf.type)
     _, starts, data = leaf.buffers()
-    all_offsets: NDArray[Any] = np.frombuffer(starts, np.int64 if wide else np.int32)
-    offsets = all_offsets[leaf.offset : leaf.offset + len(leaf) + 1]
+    count = leaf.offset + len(leaf) + 1  # the buffer may be longer, by any number of bytes
+    all_offsets: NDArray[Any] = np.frombuffer(starts, np.int64 if wide else np.int32, count)
+    offsets = all_offsets[leaf.offset :]
     text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return hash_bytes(text, offsets)
 
 
-def _groups(array: pa.Array, column: str, where: Where) -> NDArray[np.int64]:
-    """(B,) numbers of the groups of rows: whole numbers as they are, text by its hash."""
+def _groups(
+    array: pa.Array, column: str, where: Where, may_be_null: bool = False
+) -> NDArray[np.int64]:
+    """(B,) numbers of the groups of rows: whole numbers as they are, text by its hash; rows whose
+    group was forgotten are one.
+    """
     problem = group_problem(array.type, column)
     if problem is not None:
         raise InputError(problem)
+    if array.null_count and may_be_null:
+        of_none, known = np.full(len(array), _FORGOTTEN, np.int64), mask(array.is_valid())
+        of_none[known] = _groups(array.drop_null(), column, where)
+        return of_none
     if array.null_count:
         row = first_true(mask(array.is_null()))
         raise InputError(

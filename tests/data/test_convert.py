@@ -247,6 +247,10 @@ BAD = {
         replaced("ids", 1, [2, None]),
         r"'ids' has a null inside the list in row 11 of x",
     ),
+    "lists of lists": (
+        pa.table({**good(), "ids": [[[1]]] * 5}),
+        r"'ids' of feature 'f' has type list<.*; ids are integers",
+    ),
     "null label": (replaced("label", 2, None), r"label column 'label' holds null in row 12 of x"),
     "nan label": (replaced("label", 2, math.nan), r"label column 'label' holds nan in row 12 of x"),
     "inf label": (replaced("label", 2, math.inf), r"label column 'label' holds inf in row 12 of x"),
