@@ -147,11 +147,11 @@ class _Erasure:
                 self._moves.append(self._staging.removed(place))
 
     def _stage_windows(self) -> None:
-        """Write the folders of windows anew that hold a key."""
+        """Write the folders of windows anew that hold a key, or notes of refused rows."""
         schemas = self._folders.schemas()
         for path, windows in self._folders.windows.items():
             found = windows.find(self._keys, schemas)
-            if found:
+            if found or windows.has_notes():
                 windows.rewrite(self._new_folder(path), self._keys, schemas, found)
                 self._note(path, Found(rows=found))
                 self._moves += [self._staging.removed(path), self._staging.added(path)]

@@ -22,7 +22,7 @@ from torch import Tensor
 from rayrec.data import ArrowDataset, Feature, FeatureSchema, ParquetDataset, to_batch
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.dynamic import DynamicConfig
-from rayrec.layout.tables import EmbeddingBagConfig
+from rayrec.layout.tables import BaseEmbeddingConfig, EmbeddingBagConfig
 from rayrec.storage import one_line
 
 _CSV = ".csv"
@@ -60,6 +60,9 @@ class KeyFile:
         self._path = path
         try:
             table = _read(path)
+            twice = [one for one in table.column_names if table.column_names.count(one) > 1]
+            if twice:
+                raise InputError(f"{path} has several columns {twice[0]!r}; leave one of them.")
             self._columns = {name: table[name].drop_null().unique() for name in table.column_names}
         except (OSError, pa.ArrowException) as error:
             raise InputError(
@@ -103,12 +106,21 @@ class KeyFile:
         return found
 
     def of_features(self, schema: FeatureSchema) -> Iterator[tuple[Feature, pa.ChunkedArray]]:
-        """Yield the features that read keys of the file, with the keys as they are in data."""
-        tables = {name: table.name for table in schema.tables for name in table.feature_names}
-        for feature in schema.features:
-            own = {feature.name, feature.column, tables.get(feature.name)}
-            for name, keys in self._columns.items():
-                if name in own and len(keys):
+        """Yield the features that read keys of the file, with the keys as they are in data.
+
+        A key is one of all features that read it as the same id of the same table.
+        """
+        for name, keys in self._columns.items():
+            ids = {
+                (feature.hash_buckets, table.name)
+                for feature, table in _uses(schema)
+                if name in (feature.name, feature.column)
+                # by its table a key of buckets is the number of one, which no data hold
+                or (name == table.name and feature.hash_buckets is None)
+            }
+            for feature in schema.features:
+                own = {(feature.hash_buckets, t.name) for f, t in _uses(schema) if f is feature}
+                if own & ids and len(keys):
                     yield feature, keys
 
     def _readings(
@@ -145,12 +157,19 @@ def _read(path: str) -> pa.Table:
     raise ConfigError(f"--keys {path} is of no known kind; its name has to end with {kinds}.")
 
 
-def _features(name: str, schema: FeatureSchema) -> Iterator[tuple[int | None, TableSize]]:
+def _uses(schema: FeatureSchema) -> Iterator[tuple[Feature, BaseEmbeddingConfig]]:
+    """Yield each feature with each table that it looks up."""
     for feature in schema.features:
-        for table in schema.tables if name in (feature.name, feature.column) else ():
+        for table in schema.tables:
             if feature.name in table.feature_names:
-                size = TableSize(table.name, table.num_embeddings, table.dynamic is not None)
-                yield feature.hash_buckets, size
+                yield feature, table
+
+
+def _features(name: str, schema: FeatureSchema) -> Iterator[tuple[int | None, TableSize]]:
+    for feature, table in _uses(schema):
+        if name in (feature.name, feature.column):
+            size = TableSize(table.name, table.num_embeddings, table.dynamic is not None)
+            yield feature.hash_buckets, size
 
 
 def _ids(

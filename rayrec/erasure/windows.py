@@ -10,16 +10,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.data import FeatureSchema
+from rayrec.data.column_types import forgotten, is_list, is_text
 from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.staging import linked
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.kept import write_window
+from rayrec.streams.kept import REFUSED, write_window
 
 
 class StoredWindows:
@@ -44,6 +46,10 @@ class StoredWindows:
                 continue  # the run says that its record is damaged
             if named != path.name:
                 path.unlink()
+
+    def has_notes(self) -> bool:
+        """Return True if there are notes of refused rows, whose reasons may tell values."""
+        return any((self._folder / REFUSED).glob("*.json"))
 
     def find(self, keys: KeyFile, schemas: Sequence[FeatureSchema]) -> dict[str, int]:
         """Return the number of rows with a key by file, of files that have any.
@@ -77,7 +83,7 @@ class StoredWindows:
                 place = rows.schema.get_field_index(column)
                 empty = pa.scalar(None, rows.schema.field(column).type)
                 kept = pc.if_else(mask, empty, rows[column].combine_chunks())
-                rows = rows.set_column(place, rows.schema.field(column), kept)
+                rows = rows.set_column(place, forgotten(rows.schema.field(column)), kept)
             # the order of the rows of an epoch depends on the groups
             group = pq.read_metadata(self._folder / name).row_group(0).num_rows
             write_window(rows, str(out / name), group)
@@ -118,18 +124,31 @@ def _any(masks: list[pa.BooleanArray]) -> pa.BooleanArray:
 
 def _holds(column: pa.Array, values: pa.Array) -> pa.BooleanArray:
     """Return True for each row that is a key, or a list with one."""
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    entries = column.flatten() if is_list else column
-    if isinstance(entries, pa.DictionaryArray):
-        entries = entries.dictionary_decode()
-    try:
-        own = pc.is_in(entries, pc.cast(values, entries.type))
-    except pa.ArrowException:  # keys of another kind than the column's
-        return pa.array([False] * len(column))
-    if not is_list:
+    entries = _plain(pc.list_flatten(column) if is_list(column.type) else column)
+    keys = _plain(values)
+    if entries is None or keys is None or entries.type != keys.type:
+        # a number and the text of its digits are two ids
+        return pa.array(np.zeros(len(column), bool))
+    own = pc.is_in(entries, keys)
+    if not is_list(column.type):
         return own
-    rows = pc.list_parent_indices(column).filter(own)
-    return pc.is_in(pa.array(range(len(column)), rows.type), rows)
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
+    held = np.zeros(len(column), bool)
+    held[np.repeat(np.arange(len(column)), lengths)[np.asarray(own)]] = True
+    return pa.array(held)
+
+
+def _plain(values: pa.Array) -> pa.Array | None:
+    """Return ids as training tells them apart: numbers by their 64 bits, and text by its bytes;
+    None of what are no ids.
+    """
+    if isinstance(values, pa.DictionaryArray):
+        values = values.dictionary_decode()
+    if is_text(values.type):
+        return values.cast(pa.large_binary())
+    if pa.types.is_uint64(values.type):
+        return values.view(pa.int64())
+    return values.cast(pa.int64()) if pa.types.is_integer(values.type) else None
 
 
 def _together(schema: FeatureSchema, name: str) -> set[str]:

@@ -74,6 +74,7 @@ def test_a_folder_around_or_inside_of_a_run_is_refused(run: Path, is_open: bool)
         (".", "t\nword\n", "'t'"),
         (".", "s\n3\n", "by which no table has rows; name columns as one of t."),
         (".", "t\n", "holds no key"),
+        (".", "t,t\n3,4\n", "keys.csv has several columns 't'; leave one of them."),
         ("step-00000002", "t\n3\n", "name the folder around it"),
         ("nowhere", "t\n3\n", "is no folder"),
         ("step-00000002/tables", "t\n3\n", "holds no checkpoint, artifact or publication"),
@@ -178,3 +179,18 @@ def test_schemas_that_read_a_column_differently_are_refused(tmp_path: Path) -> N
         file.ids([one, other], [])
     with pytest.raises(InputError, match=r"cannot be read"):
         KeyFile(str(tmp_path / "none.csv"))
+
+
+def test_notes_of_refused_rows_go_also_where_no_row_has_a_key(run: Path) -> None:
+    stream = run / "stream"
+    (stream / "refused").mkdir(parents=True)
+    pq.write_table(pa.table({"other": [1]}), stream / "window-00000000-x.parquet")
+    (stream / "window-00000000.json").write_text("{}")
+    (stream / "refused" / "window-00000000.json").write_text("[]")
+    receipt, _ = forget(run, run.parent / "keys.csv")
+    assert sorted(path.name for path in stream.iterdir()) == [
+        "window-00000000-x.parquet",
+        "window-00000000.json",
+    ]
+    (note,) = (one for one in receipt.files if one.path.startswith("stream"))
+    assert note.path == "stream/refused/window-00000000.json" and note.after is None

@@ -15,6 +15,7 @@ from rayrec.cli.main import main
 from rayrec.data import Feature, FeatureSchema, SequenceColumn, to_batch
 from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.windows import StoredWindows
+from rayrec.errors import InputError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, EmbeddingConfig
 
 USER = 7_000_000_000_007
@@ -94,6 +95,81 @@ def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
         assert found.get(name, 0) == touched
         # what is left can be trained on
         assert len(to_batch(after, SCHEMA).labels) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("column", "keys", "left"),
+    [
+        # one key beyond the column's type hides no other
+        (pa.array([7, 8, 9], pa.int32()), pa.array([7, 2**40]), [None, 8, 9]),
+        (pa.array([7, 2**64 - 9], pa.uint64()), pa.array([-9, 3]), [7, None]),
+        # a number and the text of its digits are two ids
+        (pa.array([7, 8]), pa.array(["7", "x"]), [7, 8]),
+        (pa.array(["7", "8"]), pa.array([7]), ["7", "8"]),
+        (pa.array(["a", "b"]), pa.array([b"a"]), [None, "b"]),
+        (pa.array(["a", "b", None]).dictionary_encode(), pa.array(["b"]), ["a", None, None]),
+        (pa.array(["a", "b"]), pa.array(["b"]).dictionary_encode(), ["a", None]),
+        (
+            pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
+            pa.array([4]),
+            [[1, 2], None, None],
+        ),
+        (pa.array([[1], None, [], [2, 3]], pa.list_view(pa.int64())), pa.array([3, 1]), "edges"),
+        (pa.array([["a"], ["b", "c"]], pa.large_list(pa.large_string())), pa.array(["c"]), "first"),
+    ],
+)
+def test_keys_are_found_in_all_types_of_columns(
+    column: pa.Array, keys: pa.Array, left: object, tmp_path: Path
+) -> None:
+    left = {"edges": [None, None, [], None], "first": [["a"], None]}.get(str(left), left)
+    feature = Feature(name="user", column="user_id")
+    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
+    schema = FeatureSchema(label="label", features=(feature,), tables=(table,))
+    # producers may say that a column has no nulls
+    field = pa.field("user_id", column.type, nullable=bool(column.null_count))
+    (tmp_path / "stream").mkdir()
+    rows = pa.table([column], pa.schema([field]))
+    pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
+    pq.write_table(pa.table({"user": keys}), tmp_path / "keys.parquet")
+    file, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    found = stored.find(file, [schema])
+    stored.rewrite(tmp_path / "out", file, [schema], found)
+    now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
+    assert now["user_id"].to_pylist() == left
+    assert sum(found.values()) == sum(a != b for a, b in zip(column.to_pylist(), left, strict=True))
+
+
+@pytest.mark.parametrize("name", ["item", "past", "items"])
+def test_a_key_goes_from_all_features_of_its_table(name: str, tmp_path: Path) -> None:
+    (tmp_path / "stream").mkdir()
+    rows = random_rows(random.Random(0), 40)
+    pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
+    pq.write_table(pa.table({name: [3]}), tmp_path / "keys.parquet")
+    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    stored.rewrite(tmp_path / "out", keys, [SCHEMA], stored.find(keys, [SCHEMA]))
+    now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
+    assert 3 in rows["item"].to_pylist() and 3 not in now["item"].to_pylist()
+    assert any(3 in one for one in rows["items"].to_pylist())
+    assert not any(3 in (one or ()) for one in now["items"].to_pylist())
+
+
+@pytest.mark.parametrize("users", [[7, 8, 9], ["7", "8", "9"]])
+def test_rows_whose_group_is_forgotten_are_one_group(users: list[object], tmp_path: Path) -> None:
+    feature = Feature(name="user", column="user_id")
+    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
+    schema = FeatureSchema(label="label", features=(feature,), tables=(table,), groups=("user_id",))
+    rows = pa.table({"label": [0, 1, 1, 0], "user_id": [*users, users[0]]})
+    (tmp_path / "stream").mkdir()
+    pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
+    pq.write_table(pa.table({"user": users[:1]}), tmp_path / "keys.parquet")
+    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
+    groups, before = (to_batch(one, schema).groups["user_id"].tolist() for one in (now, rows))
+    assert groups[1:3] == before[1:3] and groups[0] == groups[3] not in before
+    # of other rows a null is an error as ever
+    with pytest.raises(InputError, match="group column 'user_id' holds null"):
+        to_batch(now.replace_schema_metadata().cast(rows.schema), schema)
 
 
 def test_a_stream_forgets_a_user_and_goes_on(
