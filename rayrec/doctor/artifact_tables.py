@@ -15,18 +15,20 @@ from rayrec.doctor.table_health import TableHealth
 from rayrec.quant import unpack_rows
 from rayrec.quant.tables import CHUNK_BYTES
 from rayrec.serve.manifest import Manifest, StoredTable
-from rayrec.serve.stored import read_keys, read_table
+from rayrec.serve.stored import read_keys, read_stored, read_table
 from rayrec.shards.state import IDS, WEIGHT
 
 _NO_STATE = "an artifact holds no optimizer state, no counts and no seed; examine its checkpoint"
 
 
 def artifact_tables(folder: str, manifest: Manifest) -> list[TableHealth]:
-    """Return the numbers of all tables of an artifact.
+    """Return the numbers of all tables of an artifact, whose other files are checked, too.
 
     Raises:
         ArtifactError: a file is missing or damaged.
     """
+    for file in manifest.other_files():
+        read_stored(Path(folder), file)
     return [_examined(Path(folder), table) for table in manifest.tables]
 
 

@@ -42,7 +42,7 @@ class StoredWindows:
                 named = json.loads(record.read_bytes()).get("file", path.name)
             except FileNotFoundError:
                 named = None
-            except ValueError:
+            except (ValueError, AttributeError):
                 continue  # the run says that its record is damaged
             if named != path.name:
                 path.unlink()

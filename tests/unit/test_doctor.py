@@ -278,7 +278,7 @@ def test_the_command_prints_and_writes_text_json_arrow_and_a_page(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nothing", "file", "shard", "dense", "artifact table", "manifest"]
+    "kind", ["nothing", "file", "shard", "dense", "artifact table", "artifact dense", "manifest"]
 )
 def test_wrong_paths_and_damaged_files_are_one_line(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -287,9 +287,9 @@ def test_wrong_paths_and_damaged_files_are_one_line(
     if kind == "file":
         path = tmp_path / "file"
         path.write_text("no checkpoint")
-    elif kind == "artifact table":
+    elif kind.startswith("artifact"):
         path, error = an_artifact(tmp_path), ArtifactError
-        spoil(next((path / "tables").glob("*.arrow")))
+        spoil(next(path.glob("tables/*.arrow" if kind.endswith("table") else "dense.*")))
     elif kind != "nothing":
         path, error = planted(tmp_path, random.Random(2)), DamagedCheckpointError
         files = {"manifest": "manifest.json", "dense": "dense.pt", "shard": "tables/item/*"}

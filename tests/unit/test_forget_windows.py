@@ -225,5 +225,12 @@ def test_rows_of_a_window_that_was_not_finished_are_removed(tmp_path: Path) -> N
         pq.write_table(rows, tmp_path / f"{name}.parquet")
     (tmp_path / "window-00000000.json").write_text('{"file": "window-00000000-a.parquet"}')
     (tmp_path / "window-00000001-d.parquet").write_bytes(b"PAR1")  # it was cut short
+    for number, record in ((2, "{"), (3, "[]")):  # damaged, as the run will say
+        pq.write_table(rows, tmp_path / f"window-0000000{number}-e.parquet")
+        (tmp_path / f"window-0000000{number}.json").write_text(record)
     StoredWindows(tmp_path).clear_unfinished()
-    assert [path.name for path in tmp_path.glob("*.parquet")] == ["window-00000000-a.parquet"]
+    assert sorted(path.name for path in tmp_path.glob("*.parquet")) == [
+        "window-00000000-a.parquet",
+        "window-00000002-e.parquet",
+        "window-00000003-e.parquet",
+    ]
