@@ -84,7 +84,7 @@ class KafkaConfig:
         topic: name of the topic.
         format: "json" for one object a message, "arrow" for streams of Arrow IPC.
     Raises:
-        ConfigError: the format is another one.
+        ConfigError: the format is another one, or no broker or no topic is named.
     """
 
     servers: str
@@ -93,6 +93,9 @@ class KafkaConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name, value in (("servers", self.servers), ("topic", self.topic)):
+            if not value.strip():
+                raise ConfigError(f"KafkaConfig has {name}={value!r}; name one.")
         if self.format not in ("arrow", "json"):
             raise ConfigError(f"KafkaConfig has format={self.format!r}; give 'arrow' or 'json'.")
 

@@ -232,6 +232,10 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         StreamConfig(kafka=topic, folder="in")
     with pytest.raises(ConfigError, match="has no source"):
         StreamConfig()
+    with pytest.raises(ConfigError, match="KafkaConfig has servers=''; name one"):
+        KafkaConfig(servers="", topic="clicks")
+    with pytest.raises(ConfigError, match="KafkaConfig has topic=' '; name one"):
+        KafkaConfig(servers="localhost:9092", topic=" ")
     with pytest.raises(ConfigError, match="format='avro'; give 'arrow' or 'json'"):
         KafkaConfig(servers="localhost:9092", topic="clicks", format="avro")
     with cluster() as (_, servers):
