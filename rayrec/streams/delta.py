@@ -223,7 +223,8 @@ class DeltaSource(StreamSource):
             self._held = None  # before another is read
             part = self._added(version)[number]
             try:
-                rows = part.fragment.to_table(schema=part.schema)
+                # Arrow's threads would take the core of the training beside this one
+                rows = part.fragment.to_table(schema=part.schema, use_threads=False)
             except self._faults as error:
                 hint = "If it was vacuumed, begin a new run at a later first_version."
                 raise self._failed(f"version {version} cannot be read", error, hint) from error

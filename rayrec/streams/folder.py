@@ -195,7 +195,8 @@ class FolderSource(StreamSource):
         key = (name, size, groups)
         if self._groups is None or self._groups[0] != key:
             self._groups = None  # before others are read
-            self._groups = key, file.read_row_groups(groups)
+            # Arrow's threads would take the core of the training beside this one
+            self._groups = key, file.read_row_groups(groups, use_threads=False)
         return self._groups[1]
 
 
