@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, ShapeError
 from rayrec.modules.jagged_rows import JaggedOffsets, dots, expand_rows, softmax_rows, weighted_sum
 
 Device = torch.device | str | None
@@ -64,8 +64,14 @@ class TargetAttention(nn.Module):
             offsets: (B + 1,) integers from 0 to T.
         Returns:
             (B, D).
+        Raises:
+            ShapeError: there are more or fewer queries than sequences.
         """
         sequences = JaggedOffsets(offsets, len(values))
+        if len(query) != offsets.numel() - 1:
+            raise ShapeError(
+                f"{len(query)} queries are no one for each of {offsets.numel() - 1} sequences."
+            )
         scores = self._scores(query, values, sequences)
         weights = softmax_rows(scores, sequences) if self.softmax else scores
         return weighted_sum(weights, values, sequences)

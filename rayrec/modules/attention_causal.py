@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.modules.attention_groups import JaggedGroups
+from rayrec.modules.attention_groups import JaggedGroups, check_heads
 
 
 def causal_attention(
@@ -33,8 +33,10 @@ def causal_attention(
     Returns:
         (T, D).
     Raises:
+        ConfigError: D is not divisible by `heads`.
         InputError: on CPU, a sequence is longer than max_length.
     """
+    check_heads(query.shape[1], heads)
     groups = JaggedGroups(offsets, len(query), max_length, query.shape[1])
     return attend_causal(query, key, value, groups, heads)
 

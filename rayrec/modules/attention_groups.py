@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
@@ -235,3 +235,13 @@ class _Unpad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Pad.apply(grad, ctx.places), None
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Check that the columns of a layer can be divided among its heads.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if heads < 1 or dim % heads:
+        raise ConfigError(f"dim={dim} cannot be divided among heads={heads}.")

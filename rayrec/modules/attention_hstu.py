@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from rayrec.modules.attention_groups import JaggedGroups
+from rayrec.modules.attention_groups import JaggedGroups, check_heads
 from rayrec.modules.attention_tiles import (
     HSTU_CALL_PAIRS,
     PaddedGroup,
@@ -60,10 +60,12 @@ def hstu_attention(
     Returns:
         (T, D).
     Raises:
+        ConfigError: D is not divisible by `heads`.
         InputError: on CPU, a sequence is longer than P or max_length.
     """
     places = len(position_bias)
     width = query.shape[1]
+    check_heads(width, heads)
     groups = JaggedGroups(offsets, len(query), max_length or places, width, HSTU_CALL_PAIRS)
     return attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from rayrec.errors import ConfigError, InputError
 from rayrec.modules import attention_tiles
 from rayrec.modules.attention_causal import attend_causal
-from rayrec.modules.attention_groups import CALL_PAIRS, JaggedGroups
+from rayrec.modules.attention_groups import CALL_PAIRS, JaggedGroups, check_heads
 from rayrec.modules.attention_hstu import attend_pointwise
 from rayrec.modules.jagged_dropout import JaggedDropout, value_keys
 
@@ -194,7 +194,7 @@ class HSTUEncoder(AttentionEncoder):
 class _CausalBlock(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float, layer: int, device: Device) -> None:
         super().__init__()
-        _check_heads(dim, heads)
+        check_heads(dim, heads)
         self.heads = heads
         self.attention_norm = nn.LayerNorm(dim, device=device)
         self.query_key_value = nn.Linear(dim, 3 * dim, device=device)
@@ -226,7 +226,7 @@ class _PointwiseBlock(nn.Module):
         device: Device,
     ) -> None:
         super().__init__()
-        _check_heads(dim, heads)
+        check_heads(dim, heads)
         self.heads = heads
         self.input_norm = nn.LayerNorm(dim, device=device)
         self.gate_value_query_key = nn.Linear(dim, 4 * dim, device=device)
@@ -245,8 +245,3 @@ class _PointwiseBlock(nn.Module):
         attended = attend_pointwise(query, key, value, context.groups, self.heads, *biases)
         added = self.output(self.output_norm(attended) * gate)
         return states + self.dropout(added, context.keys)
-
-
-def _check_heads(dim: int, heads: int) -> None:
-    if heads < 1 or dim % heads:
-        raise ConfigError(f"dim={dim} cannot be divided among heads={heads}.")

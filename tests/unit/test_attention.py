@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.modules import TargetAttention, attention_tiles, causal_attention, hstu_attention
 from rayrec.modules.attention_groups import JaggedGroups, LengthGroup, cut_lengths
 from rayrec.modules.jagged_rows import (
@@ -75,7 +76,7 @@ def test_causal_attention_equals_the_padded_one(seed):
 @pytest.mark.seeds(range(100))
 def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     # bounds that real batches would meet, so that there are many tiles, of one query too
-    bounds = attention_tiles.Bounds(
+    bounds = attention_tiles.TileBounds(
         tile=[1, 300, 1 << 19][seed % 3],
         queries=[64, 512][seed % 2],
         least=[1, 32, 512][seed // 2 % 3],
@@ -187,6 +188,16 @@ def test_a_longer_sequence_than_said_is_refused():
         hstu_attention(values, values, values, offsets, torch.zeros(6))
     with pytest.raises(ConfigError, match="hidden"):
         TargetAttention(4, (0,))
+
+
+def test_heads_and_queries_that_do_not_fit_are_refused():
+    values, offsets = torch.randn(3, 8), torch.tensor([0, 1, 3])
+    for attend in (causal_attention, partial(hstu_attention, position_bias=torch.zeros(6))):
+        for heads in (0, 3):
+            with pytest.raises(ConfigError, match=f"dim=8 .* heads={heads}"):
+                attend(values, values, values, offsets, heads=heads)
+    with pytest.raises(ShapeError, match="3 queries are no one for each of 2 sequences"):
+        TargetAttention(8)(values, values, offsets)
 
 
 @pytest.mark.parametrize("bounds", [attention_tiles.CPU_BOUNDS, attention_tiles.GPU_BOUNDS])
