@@ -147,7 +147,12 @@ class KeyFile:
 def _read(path: str) -> pa.Table:
     suffix = Path(path).suffix
     if suffix == _CSV:
-        return csv.read_csv(path)
+        found = csv.read_csv(path)
+        # what only looks like a date or a truth value is text
+        types = pa.types
+        texts = [f.name for f in found.schema if types.is_temporal(f.type) or f.type == pa.bool_()]
+        options = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
+        return csv.read_csv(path, convert_options=options) if texts else found
     if suffix in ParquetDataset.SUFFIXES:
         return parquet.read_table(path)
     if suffix in ArrowDataset.SUFFIXES:

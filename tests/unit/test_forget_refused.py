@@ -167,6 +167,10 @@ def test_keys_become_the_ids_that_they_were_in_training(tmp_path: Path) -> None:
         assert found.shared
     found = KeyFile(str(tmp_path / "numbers.feather")).ids([by_hash], [])["t_user"]
     assert found.ids.tolist() == [-(2**63), 7]
+    for words in (["true", "false"], ["2026-11-26", "2026-11-27"], ["12:30:00", "12:31:00"]):
+        (tmp_path / "odd.csv").write_text("\n".join(["user_id", *words]))
+        found = KeyFile(str(tmp_path / "odd.csv")).ids([by_hash], [])["t_user"]
+        assert found.ids.tolist() == sorted(scalar_id(word.encode()) for word in words)
 
 
 def test_schemas_that_read_a_column_differently_are_refused(tmp_path: Path) -> None:
