@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +65,9 @@ def room_for(
             )
         yield group
     finally:
-        remove_group(group)
+        # aside, since a head that is gone would not answer
+        head.aside(partial(remove_group, group))
+        head.settle()
 
 
 def places_of(group: Any, bundles: Iterable[int], check: Callable[[], None]) -> Places:
