@@ -38,9 +38,9 @@ def check_schema(model: NextItemModel, schema: FeatureSchema) -> None:
             raise ConfigError(
                 f"{option}={name!r} is no sequence of the schema, which has {sequences}."
             )
+    _check_lengths(model, schema)
     if model.seen is not None and model.seen == model.times:
         raise ConfigError(f"seen={model.seen!r} holds times, as times says; name one with items.")
-    _check_lengths(model, schema)
 
 
 def _check_lengths(model: NextItemModel, schema: FeatureSchema) -> None:

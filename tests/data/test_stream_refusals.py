@@ -193,9 +193,9 @@ def test_a_row_group_is_read_once_for_many_windows(
     reads: list[list[int]] = []
     real = pq.ParquetFile.read_row_groups
 
-    def counted(file: pq.ParquetFile, groups: list[int]) -> pa.Table:
+    def counted(file: pq.ParquetFile, groups: list[int], **options: bool) -> pa.Table:
         reads.append(groups)
-        return real(file, groups)
+        return real(file, groups, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
     cutter = cutter_of(run, config_of(incoming, rows=5))
