@@ -97,5 +97,5 @@ def broken_file(path: str, kind: str, error: Exception) -> InputError:
     cause = str(error).strip().split("\n")[0]
     return InputError(
         f"cannot read {path!r} as {kind}: {cause}. It may be truncated or of another "
-        "format; write it again."
+        "format; write it again, or bring a copy back."
     )
