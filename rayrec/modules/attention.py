@@ -70,7 +70,7 @@ class TargetAttention(nn.Module):
         sequences = JaggedOffsets(offsets, len(values))
         if len(query) != offsets.numel() - 1:
             raise ShapeError(
-                f"{len(query)} queries are no one for each of {offsets.numel() - 1} sequences."
+                f"{len(query)} queries for {offsets.numel() - 1} sequences; give one for each."
             )
         scores = self._scores(query, values, sequences)
         weights = softmax_rows(scores, sequences) if self.softmax else scores

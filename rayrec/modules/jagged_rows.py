@@ -36,8 +36,9 @@ class JaggedOffsets:
 
     def __init__(self, offsets: Tensor, num_values: int) -> None:
         self.offsets, self.num_values = offsets.long(), num_values
-        # on a GPU the host would wait for them
-        if self.offsets.device.type == "cpu":
+        # on a GPU the host would wait for them; while a program is traced there are no numbers
+        traced = torch.compiler.is_compiling() or type(self.offsets) is not Tensor
+        if self.offsets.device.type == "cpu" and not traced:
             own = self.offsets.numpy()  # a check of some microseconds
             if not len(own) or own[0] or own[-1] != num_values or (own[1:] < own[:-1]).any():
                 raise InputError(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.modules import TargetAttention, attention_tiles, causal_attention, hstu_attention
@@ -179,6 +180,17 @@ def test_offsets_that_are_not_those_of_the_values_are_refused(offsets):
             attend()
 
 
+def test_offsets_without_numbers_are_not_looked_at():
+    """Programs are traced with such: the attention of a candidate exports."""
+    values, offsets, attend = torch.randn(6, 8), torch.tensor([0, 2, 2, 6]), TargetAttention(8)
+    given = (torch.randn(3, 8), values, offsets)
+    with torch.no_grad():
+        program = torch.export.export(attend, given).module()
+        assert torch.equal(program(*given), attend(*given))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert attend(*(mode.from_tensor(one) for one in given)).shape == (3, 8)
+
+
 def test_a_longer_sequence_than_said_is_refused():
     offsets = torch.tensor([0, 2, 9])
     values = torch.randn(9, 4)
@@ -196,7 +208,7 @@ def test_heads_and_queries_that_do_not_fit_are_refused():
         for heads in (0, 3):
             with pytest.raises(ConfigError, match=f"dim=8 .* heads={heads}"):
                 attend(values, values, values, offsets, heads=heads)
-    with pytest.raises(ShapeError, match="3 queries are no one for each of 2 sequences"):
+    with pytest.raises(ShapeError, match="3 queries for 2 sequences; give one for each"):
         TargetAttention(8)(values, values, offsets)
 
 
