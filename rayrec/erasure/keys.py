@@ -115,8 +115,13 @@ class KeyFile:
                 (feature.hash_buckets, table.name)
                 for feature, table in _uses(schema)
                 if name in (feature.name, feature.column)
-                # by its table a key of buckets is the number of one, which no data hold
-                or (name == table.name and feature.hash_buckets is None)
+            }
+            # a table of that name is another's, as in `ids`; by its table a key of buckets is the
+            # number of one, which no data hold
+            ids = ids or {
+                (None, table.name)
+                for feature, table in _uses(schema)
+                if name == table.name and feature.hash_buckets is None
             }
             for feature in schema.features:
                 own = {(feature.hash_buckets, t.name) for f, t in _uses(schema) if f is feature}

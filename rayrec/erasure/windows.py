@@ -154,11 +154,14 @@ def _plain(values: pa.Array) -> pa.Array | None:
 def _together(schema: FeatureSchema, name: str) -> set[str]:
     """Return the columns of a feature, its weights, and what is aligned with it."""
     lists = [*schema.features, *schema.sequences]
-    group, size = {name}, 0
+    group, columns, size = {name}, set[str](), 0
     while len(group) > size:
         size = len(group)
         group |= {one.name for one in lists if one.aligned_with in group}
         group |= {one.aligned_with for one in lists if one.name in group and one.aligned_with}
-    columns = {one.column for one in lists if one.name in group}
-    columns |= {f.weights for f in schema.features if f.name in group and f.weights is not None}
+        columns |= {one.column for one in lists if one.name in group}
+        columns |= {f.weights for f in schema.features if f.name in group and f.weights is not None}
+        # other features may read these columns, too, beside weights and lists of their own
+        group |= {one.name for one in lists if one.column in columns}
+        group |= {f.name for f in schema.features if f.weights in columns}
     return columns

@@ -153,6 +153,54 @@ def test_a_key_goes_from_all_features_of_its_table(name: str, tmp_path: Path) ->
     assert not any(3 in (one or ()) for one in now["items"].to_pylist())
 
 
+def test_what_reads_a_forgotten_column_beside_lists_of_its_own_loses_them_too(
+    tmp_path: Path,
+) -> None:
+    names = ("key", "weighed", "timed")
+    schema = FeatureSchema(
+        label="label",
+        features=(
+            Feature(name="key", column="items"),
+            Feature(name="weighed", column="items", weights="weights"),
+            Feature(name="timed", column="items"),
+        ),
+        sequences=(SequenceColumn(name="times", column="times", aligned_with="timed"),),
+        tables=tuple(EmbeddingBagConfig(64, 4, f"t_{one}", feature_names=[one]) for one in names),
+    )
+    rows = pa.table(
+        {
+            "label": [0, 1],
+            "items": [[1, 2], [3]],
+            "weights": [[0.5, 1.5], [2.5]],
+            "times": [[7, 8], [9]],
+        }
+    )
+    (tmp_path / "stream").mkdir()
+    pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
+    pq.write_table(pa.table({"key": [2]}), tmp_path / "keys.parquet")
+    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
+    assert now.to_pylist()[0] == {"label": 0, "items": None, "weights": None, "times": None}
+    assert now.to_pylist()[1] == rows.to_pylist()[1]
+    assert len(to_batch(now, schema).labels) == 2
+
+
+def test_a_key_of_a_feature_is_none_of_a_table_that_has_its_name(tmp_path: Path) -> None:
+    schema = FeatureSchema(
+        label="label",
+        features=(Feature(name="user", column="u"), Feature(name="item", column="i")),
+        tables=(
+            EmbeddingBagConfig(64, 4, "user", feature_names=["item"]),
+            EmbeddingBagConfig(64, 4, "other", feature_names=["user"]),
+        ),
+    )
+    pq.write_table(pa.table({"user": [1]}), tmp_path / "keys.parquet")
+    keys = KeyFile(str(tmp_path / "keys.parquet"))
+    assert set(keys.ids([schema], [])) == {"other"}
+    assert [feature.name for feature, _ in keys.of_features(schema)] == ["user"]
+
+
 @pytest.mark.parametrize("users", [[7, 8, 9], ["7", "8", "9"]])
 def test_rows_whose_group_is_forgotten_are_one_group(users: list[object], tmp_path: Path) -> None:
     feature = Feature(name="user", column="user_id")
