@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from pyarrow import csv, parquet
 from torch import Tensor
@@ -152,12 +153,7 @@ class KeyFile:
 def _read(path: str) -> pa.Table:
     suffix = Path(path).suffix
     if suffix == _CSV:
-        found = csv.read_csv(path)
-        # what only looks like a date or a truth value is text
-        types = pa.types
-        texts = [f.name for f in found.schema if types.is_temporal(f.type) or f.type == pa.bool_()]
-        options = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
-        return csv.read_csv(path, convert_options=options) if texts else found
+        return _read_csv(path)
     if suffix in ParquetDataset.SUFFIXES:
         return parquet.read_table(path)
     if suffix in ArrowDataset.SUFFIXES:
@@ -165,6 +161,23 @@ def _read(path: str) -> pa.Table:
             return pa.ipc.open_file(file).read_all()
     kinds = ", ".join((_CSV, *ParquetDataset.SUFFIXES, *ArrowDataset.SUFFIXES))
     raise ConfigError(f"--keys {path} is of no known kind; its name has to end with {kinds}.")
+
+
+def _read_csv(path: str) -> pa.Table:
+    found = csv.read_csv(path)
+    # what only looks like a date or a truth value is text
+    types = pa.types
+    texts = [f.name for f in found.schema if types.is_temporal(f.type) or f.type == pa.bool_()]
+    if texts:
+        options = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
+        found = csv.read_csv(path, convert_options=options)
+    for place, field in enumerate(found.schema):
+        if types.is_string(field.type):
+            # empty cells are those of a column that has fewer keys than another
+            nothing = pa.scalar(None, field.type)
+            keys = pc.if_else(pc.equal(found[place], ""), nothing, found[place])
+            found = found.set_column(place, field, keys)
+    return found
 
 
 def _uses(schema: FeatureSchema) -> Iterator[tuple[Feature, BaseEmbeddingConfig]]:

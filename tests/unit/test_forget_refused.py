@@ -171,6 +171,11 @@ def test_keys_become_the_ids_that_they_were_in_training(tmp_path: Path) -> None:
         (tmp_path / "odd.csv").write_text("\n".join(["user_id", *words]))
         found = KeyFile(str(tmp_path / "odd.csv")).ids([by_hash], [])["t_user"]
         assert found.ids.tolist() == sorted(scalar_id(word.encode()) for word in words)
+    # an empty cell of a column that has fewer keys than another is no key
+    for text in ("user_id,t_user\nann,1\n,2\n", "user_id,t_user\n2026-11-26,1\n,2\n"):
+        (tmp_path / "odd.csv").write_text(text)
+        hashes = KeyFile(str(tmp_path / "odd.csv")).hashes("")
+        assert {name: len(keys) for name, keys in hashes.items()} == {"user_id": 1, "t_user": 2}
 
 
 def test_schemas_that_read_a_column_differently_are_refused(tmp_path: Path) -> None:
