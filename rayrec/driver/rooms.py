@@ -88,6 +88,16 @@ class PlacementGroups:
         name = self._name_of(ask.group)
         return placement_group(wanted, ask.strategy, name, **near)
 
+    def _made_again(self, ask: Ask) -> bool:
+        """Find or make a group whose call was lost; return False if that call came between."""
+        from ray.exceptions import RaySystemError
+
+        try:
+            self._groups[ask.group] = self._found(ask.group) or self._make(ask)
+        except RaySystemError:  # its name is taken
+            return False
+        return True
+
     def _remove(self, number: int) -> None:
         self._unwanted.add(number)
         self._asked.pop(number, None)
@@ -116,8 +126,8 @@ class PlacementGroups:
         for number in tuple(self._unwanted):
             self._remove(number)
         for number, ask in self._asked.items():
-            if number not in self._groups:
-                self._groups[number] = self._found(number) or self._make(ask)
+            if number not in self._groups and not self._made_again(ask):
+                continue
             state, given = bundles(self._groups[number])
             if number == BASE:
                 base = state

@@ -19,7 +19,7 @@ from rayrec.runs.reporting import (
     scores_lines,
     truth_beside,
 )
-from rayrec.watch.numbers import after_start, mean_scores
+from rayrec.watch.numbers import mean_of_windows
 
 if TYPE_CHECKING:
     from rayrec.data import FileDataset
@@ -168,10 +168,8 @@ def _told(
             scored.append((one, scores_beside_truth(one.scores, part)))
     lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:
-        later = after_start([(one.step, beside) for one, beside in scored])
-        told = f"mean of {len(scored)} windows"
-        told += ", the first left out" if len(later) < len(scored) else ""
-        lines += [f"{told}: {mean}" for mean in scores_lines(mean_scores(later))]
+        words, means = mean_of_windows([(one.step, beside) for one, beside in scored])
+        lines += [f"{words}: {mean}" for mean in scores_lines(means)]
     fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
         "eval": scores,

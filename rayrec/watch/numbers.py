@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 # told beside scores: how many rows were scored, and the bound of the error of an AUC
 BESIDE_SCORES = ("rows", "auc_error")
@@ -68,23 +66,24 @@ def only_scores(named: Mapping[str, Any]) -> dict[str, float]:
     return finite(scores)
 
 
-def after_start(scored: Sequence[tuple[int, T]]) -> list[T]:
-    """Return windows in time without the one that a new model was scored on, of which it knew
-    nothing; all, if there is no other.
+def mean_of_windows(
+    scored: Sequence[tuple[int, Mapping[str, Any]]],
+) -> tuple[str, dict[str, float]]:
+    """Return the words for the mean of windows in time, and the mean of each score.
+
+    The one that a new model was scored on, of which it knew nothing, is left out of several.
 
     Args:
-        scored: the step after which each was scored, and the window.
+        scored: the step after which each was scored, and its scores.
     """
-    return [one for step, one in scored if step] or [one for _, one in scored]
-
-
-def mean_scores(windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each score over windows in time."""
+    later = [scores for step, scores in scored if step] or [scores for _, scores in scored]
     told: dict[str, list[float]] = {}
-    for scores in windows:
+    for scores in later:
         for name, value in only_scores(scores).items():
             told.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in told.items()}
+    words = f"mean of {len(scored)} windows"
+    words += ", the first left out" if len(later) < len(scored) else ""
+    return words, {name: fmean(values) for name, values in told.items()}
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:

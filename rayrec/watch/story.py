@@ -9,7 +9,7 @@ from rayrec.layout.units import format_count
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Noticed, Recovered, Resized, StreamProgress
 from rayrec.watch.events import RunEvent, RunEvents
-from rayrec.watch.numbers import after_start, mean_scores, only_scores
+from rayrec.watch.numbers import mean_of_windows, only_scores
 
 # the driver says these on the terminal; the page says the same
 SAID = {"recovery": Recovered, "resize": Resized, "notice": Noticed, "stream": StreamProgress}
@@ -49,9 +49,9 @@ def facts_of(run: RunEvents) -> dict[str, str]:
     scored = {e.values["window"]: (e.step, e.values["scores"]) for e in run.of("evaluation")}
     scored.pop(None, None)
     if scored:
-        means = mean_scores(after_start([*scored.values()]))
+        words, means = mean_of_windows([*scored.values()])
         shown = [f"{name} {value:.4f}" for name, value in means.items()]
-        facts[f"mean of {len(scored)} windows"] = ", ".join(shown[:4])
+        facts[words] = ", ".join(shown[:4])
     if evaluations:
         scores = only_scores(evaluations[-1].values["scores"]).items()
         shown = [f"{score} {value:.4f}" for score, value in scores]

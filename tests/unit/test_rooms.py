@@ -115,6 +115,30 @@ def test_no_place_is_made_twice_or_kept_whatever_calls_are_lost(
     assert not there
 
 
+def test_a_lost_call_may_make_its_place_late(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.exceptions
+
+    asked, looked = (iter(one) for one in (["lost", "name taken"], ["none", "there"]))
+
+    def make(*args: object, **near: object) -> object:
+        if next(asked) == "lost":
+            raise ray.exceptions.RpcError("connection reset")
+        raise ray.exceptions.RaySystemError("its name already exists")
+
+    def get(name: str) -> str:
+        if next(looked) == "none":
+            raise ValueError("no such group")
+        return name
+
+    monkeypatch.setattr(module_of_places, "placement_group", make)
+    monkeypatch.setattr(module_of_places, "get_placement_group", get)
+    groups = PlacementGroups({"CPU": 1.0})
+    groups.ask(Ask(group=0))
+    for wanted in ({}, {Place(0, 0): "here"}):
+        rooms = groups.rooms(None)
+        assert rooms is not None and rooms.nodes == wanted
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_place_is_given_back_once_ray_is_not_placing_it(
     monkeypatch: pytest.MonkeyPatch, ends: bool
