@@ -82,20 +82,17 @@ def cluster(private_home: Path) -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def all_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a place, a process or a CPU of the shared cluster behind.
+    """Fails a file of tests that leaves a place, a process or a CPU of the shared cluster behind.
 
     What one test leaves, a later one would lack, and nobody could tell whose it was.
     """
-    is_shared = "cluster" in request.fixturenames
-    # a server that all tests of a file ask
-    before = held() if is_shared else []
     yield
+    if "cluster" not in request.fixturenames:
+        return
     deadline = time.monotonic() + GIVE_BACK_S
-    while (left := held() if is_shared else []) and time.monotonic() < deadline:
-        if left == before:
-            return
+    while (left := held()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, "left behind on the cluster: " + "; ".join(left)
 
