@@ -50,7 +50,11 @@ RESTARTS = 16
 
 @dataclass(slots=True)
 class NoRoom(Exception):
-    """Item `item` fits nowhere; `free_bytes` per rank are what the other items left."""
+    """Item `item` fits nowhere.
+
+    Attributes:
+        free_bytes: what the others left on every rank, less their buffers that have no place yet.
+    """
 
     item: int
     free_bytes: tuple[int, ...] = ()
@@ -278,7 +282,8 @@ def place(
     packing = Packing(topology, items, limits, by_bytes)
     failed = _place_all(packing, order, 0.0)
     if failed is not None:
-        raise NoRoom(failed, packing.free_bytes())
+        kept = packing.reserve - packing.least_home[failed]
+        raise NoRoom(failed, tuple(free - kept for free in packing.free_bytes()))
     return packing
 
 

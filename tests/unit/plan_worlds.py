@@ -27,10 +27,10 @@ from rayrec.planner.work import TableWork
 
 
 def memory_by_rank(
-    work: TableWork, layout: Layout, sparse_optimizer: str
+    work: TableWork, layout: Layout, sparse_optimizer: str, summed: int = 1
 ) -> tuple[RankMemory, ...]:
     """Bytes of one table on every rank of the world, as owner and as home."""
-    owners, home = layout_memory(work, layout, sparse_optimizer)
+    owners, home = layout_memory(work, layout, sparse_optimizer, summed)
     return tuple(home + owners.get(rank, RankMemory()) for rank in range(work.world_size))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,7 @@ from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints, manua
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
 from rayrec.planner.memory import RankMemory
+from rayrec.planner.work import summed_ranks
 from tests.unit.plan_worlds import (
     memory_by_rank,
     random_constraints,
@@ -44,12 +46,12 @@ def bag(
 def count_memory(
     planner: EmbeddingShardingPlanner, tables: list[BaseEmbeddingConfig], plan: ShardingPlan
 ) -> list[RankMemory]:
-    """Bytes per rank, from the layouts alone."""
-    out = [RankMemory()] * plan.world_size
+    """Bytes per rank, from the layouts alone; rows that a host sums have a place for every bag."""
+    out, hosts = [RankMemory()] * plan.world_size, planner.asked.topology.hosts
     for table, work in zip(tables, planner.request(tables).works(plan.tables), strict=True):
-        per_rank = memory_by_rank(
-            work, plan.tables[table.name].layout, planner.asked.sparse_optimizer
-        )
+        layout = plan.tables[table.name].layout
+        summed = summed_ranks(layout, hosts) if work.pooled else 1
+        per_rank = memory_by_rank(work, layout, planner.asked.sparse_optimizer, summed)
         out = [a + b for a, b in zip(out, per_rank, strict=True)]
     return out
 
@@ -97,6 +99,34 @@ def test_plans_fit_their_tables_and_every_ranks_memory(seed: int) -> None:
             assert min(b - a for a, b in itertools.pairwise(blocks.col_cuts)) >= least
     assert all(len(line) <= 100 for line in plan.report().splitlines())
     assert ShardingPlan.from_json(plan.to_json()).estimates == estimates
+
+
+@pytest.mark.seeds(range(20))
+def test_rows_that_hosts_sum_are_within_the_memory(seed: int) -> None:
+    """Where a host sums its rows, every bag has a place, however few have ids."""
+    rng = random.Random(seed)
+    tables = [replace(t, num_embeddings=1000 + t.num_embeddings) for t in random_tables(rng, 5)]
+    hosts, ranks = rng.choice([(2, 2), (2, 4), (3, 2)])
+    topology = replace(
+        Topology.local(hosts * ranks, memory_bytes=10**11, device=rng.choice(["cpu", "cuda"])),
+        hosts=tuple(tuple(range(i * ranks, (i + 1) * ranks)) for i in range(hosts)),
+    )
+    limits = {
+        table.name: ParameterConstraints(
+            pooling_factor=rng.choice([0.05, 0.5, 1.0, 3.0]), kinds=["table_row_wise"]
+        )
+        for table in tables
+    }
+    wire = random_wire(rng)
+    planner = EmbeddingShardingPlanner(topology, 512, limits, "adagrad", **wire)
+    for share in (1.001, 1.01, 1.1):
+        plan = planner.plan(tables)
+        counted = [memory.total for memory in count_memory(planner, tables, plan)]
+        assert plan.estimates is not None
+        assert [rank.memory_bytes for rank in plan.estimates.ranks] == counted
+        assert max(counted) <= planner.asked.topology.memory_bytes[0]
+        tight = replace(topology, memory_bytes=(int(share * max(counted)),) * topology.world_size)
+        planner = EmbeddingShardingPlanner(tight, 512, limits, "adagrad", **wire)
 
 
 @pytest.mark.seeds(range(60))
