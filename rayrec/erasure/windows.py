@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from rayrec.data import FeatureSchema
@@ -21,7 +22,7 @@ from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.staging import linked
 from rayrec.errors import InputError
 from rayrec.storage import one_line
-from rayrec.streams.kept import REFUSED, write_window
+from rayrec.streams.kept import ARROW, PARQUET, REFUSED, check_window, write_window
 
 
 class StoredWindows:
@@ -36,8 +37,8 @@ class StoredWindows:
 
     def clear_unfinished(self) -> None:
         """Delete files of rows that no record names, which a killed run has left."""
-        for path in self._folder.glob("*.parquet"):
-            record = path.with_name(f"{path.name[: len('window-00000000')]}.json")
+        for path in self._files():
+            record = _record_of(path)
             try:
                 named = json.loads(record.read_bytes()).get("file", path.name)
             except FileNotFoundError:
@@ -58,8 +59,8 @@ class StoredWindows:
             InputError: a file cannot be read.
         """
         found = {}
-        for path in sorted(self._folder.glob("*.parquet")):
-            masks = _masks(_read(path), keys, schemas)
+        for path in self._files():
+            masks = _masks(self._read(path.name)[0], keys, schemas)
             rows = pc.sum(_any(list(masks.values()))).as_py() if masks else 0
             if rows:
                 found[path.name] = int(rows)
@@ -78,25 +79,46 @@ class StoredWindows:
             if path.is_file() and path.name not in found:
                 linked(self._folder, out, path.name)
         for name in found:
-            rows = _read(self._folder / name)
+            # the order of the rows of an epoch depends on the groups
+            rows, group = self._read(name)
             for column, mask in _masks(rows, keys, schemas).items():
                 place = rows.schema.get_field_index(column)
-                empty = pa.scalar(None, rows.schema.field(column).type)
-                kept = pc.if_else(mask, empty, rows[column].combine_chunks())
+                kept = _emptied(rows[column].combine_chunks(), mask)
                 rows = rows.set_column(place, forgotten(rows.schema.field(column)), kept)
-            # the order of the rows of an epoch depends on the groups
-            group = pq.read_metadata(self._folder / name).row_group(0).num_rows
-            write_window(rows, str(out / name), group)
+            crc32 = write_window(rows, str(out / name), group)
+            if crc32 is not None:
+                record = _record_of(out / name)
+                told = json.loads(record.read_bytes()) | {"crc32": crc32}
+                record.unlink()  # it is a link to the old one
+                record.write_text(json.dumps(told))
+
+    def _files(self) -> list[Path]:
+        """Return the files of rows, in order."""
+        return sorted(p for p in self._folder.glob("window-*") if p.suffix in (ARROW, PARQUET))
+
+    def _read(self, name: str) -> tuple[pa.Table, int]:
+        """Return the rows of a file, and how many its first group has.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        path = self._folder / name
+        try:
+            if path.suffix == PARQUET:
+                rows = pq.read_table(path, page_checksum_verification=True)
+                return rows, pq.read_metadata(path).row_group(0).num_rows
+            check_window(str(path), json.loads(_record_of(path).read_bytes()).get("crc32"))
+            with ipc.open_file(path) as file:
+                return file.read_all(), file.get_batch(0).num_rows
+        except (OSError, ValueError, AttributeError, pa.ArrowException, InputError) as error:
+            raise InputError(
+                f"the window {path} cannot be read: {one_line(error)}. Delete it, and the "
+                "checkpoints that go on from it."
+            ) from error
 
 
-def _read(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path, page_checksum_verification=True)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"the window {path} cannot be read: {one_line(error)}. Delete it, and the checkpoints "
-            "that go on from it."
-        ) from error
+def _record_of(path: Path) -> Path:
+    return path.with_name(f"{path.name[: len('window-00000000')]}.json")
 
 
 def _masks(
@@ -113,6 +135,16 @@ def _masks(
                         both = [mask, *([found[column]] if column in found else [])]
                         found[column] = _any(both)
     return {column: mask for column, mask in found.items() if pc.any(mask).as_py()}
+
+
+def _emptied(column: pa.Array, mask: pa.BooleanArray) -> pa.Array:
+    """Return a column with null where the mask is True, and with nothing left below the nulls."""
+    kind = column.type
+    if pa.types.is_primitive(kind) or (is_text(kind) and kind.num_buffers == 3):
+        # their values stay below nulls, and those of other types are made anew
+        zeros = [None, pa.py_buffer(bytes(16)), pa.py_buffer(b"")][: kind.num_buffers]
+        column = pc.if_else(mask, pa.Array.from_buffers(kind, 1, zeros)[0], column)
+    return pc.if_else(mask, pa.scalar(None, kind), column)
 
 
 def _any(masks: list[pa.BooleanArray]) -> pa.BooleanArray:

@@ -267,7 +267,8 @@ class WindowCutter:
             times = times_of(rows[self._time].combine_chunks(), self._time, "row {}".format)
             late = 0 if newest is None else int((times < newest).sum())
             newest = max([int(times.max()), *([] if newest is None else [newest])])
-        lag, file = self._source.lag(growing.cursor), self._folder.write_rows(growing.number, rows)
+        lag = self._source.lag(growing.cursor)
+        file, crc32 = self._folder.write_rows(growing.number, rows)
         window = StreamWindow(
             number=growing.number,
             file=file,
@@ -281,6 +282,7 @@ class WindowCutter:
             lag_rows=lag.rows,
             lag_s=None if lag.seconds is None else round(lag.seconds, 3),
             best_auc=self._best_auc(rows),
+            crc32=crc32,
         )
         self._growing = None
         return self._folder.add(window, growing.refusals)

@@ -6,12 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from rayrec.data.files import ParquetDataset
+from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.rows import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.streams.config import StreamConfig
-from rayrec.streams.kept import StreamWindow, WindowFolder
+from rayrec.streams.kept import ARROW, StreamWindow, WindowFolder, check_window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +40,17 @@ class StreamDataset:
         if self.config.truth is not None:
             self.schema.one_label("a stream with data.stream.truth")
 
-    def window(self, run_path: str, window: StreamWindow) -> ParquetDataset:
+    def window(self, run_path: str, window: StreamWindow) -> FileDataset:
         """Return the rows of a window that has been cut.
 
         Raises:
             InputError: they are gone or damaged.
         """
         path = f"{WindowFolder(run_path).path}/{window.file}"
-        return ParquetDataset(path, self.schema, num_streams=self.num_streams)
+        if not window.file.endswith(ARROW):
+            return ParquetDataset(path, self.schema, num_streams=self.num_streams)
+        check_window(path, window.crc32)
+        return ArrowDataset(path, self.schema, num_streams=self.num_streams)
 
     def whole_columns(self) -> frozenset[str]:
         """Return the columns of ids and of times."""

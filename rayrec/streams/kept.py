@@ -3,21 +3,28 @@
 The rows of a window are written first, under a name of their own, and its record last: from then on
 every attempt of the run, with any number of ranks, reads these rows and no others. The folder has
 
-    window-00000012.json              the record
-    window-00000012-3f9a61c2.parquet  its rows
-    refused/window-00000012.json      what was left out while it was cut, and why
+    window-00000012.json            the record
+    window-00000012-3f9a61c2.arrow  its rows
+    refused/window-00000012.json    what was left out while it was cut, and why
+
+Rows on a disk are an Arrow IPC file, which ranks map into their memory, so that reading decodes
+nothing; its record has the checksum. Rows in an object store are a Parquet file, which is smaller
+and whose pages have checksums; and so are rows of types whose IPC files hold more than these rows,
+such as the whole dictionary of a column.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -30,6 +37,8 @@ from rayrec.streams.source import Refusal
 
 FOLDER, REFUSED = "stream", "refused"
 ROW_GROUPS = 16  # of a window: so many parts can be read beside each other
+ARROW, PARQUET = ".arrow", ".parquet"
+CRC_BYTES = 1 << 20  # that are read at once for a checksum
 REFUSED_WINDOWS = 1000  # so many newest windows keep what was refused, where windows are pruned
 
 
@@ -50,6 +59,7 @@ class StreamWindow:
         refused: rows, messages and files that were left out.
         lag_rows, lag_s: what waited in the source then, see `SourceLag`.
         best_auc: AUC of the true logits of its rows, where the stream has them.
+        crc32: checksum of an Arrow file of its rows; None of a Parquet file.
     """
 
     number: int
@@ -64,6 +74,7 @@ class StreamWindow:
     lag_s: float | None = None
     total_rows: int = 0
     best_auc: float | None = None
+    crc32: int | None = None
 
 
 class WindowFolder:
@@ -95,18 +106,20 @@ class WindowFolder:
         window: StreamWindow = of_json(StreamWindow, data, path, InputError)
         return window
 
-    def write_rows(self, number: int, rows: pa.Table) -> str:
-        """Write the rows of a window, and return the name of their file.
+    def write_rows(self, number: int, rows: pa.Table) -> tuple[str, int | None]:
+        """Write the rows of a window, and return the name of their file and its checksum.
 
         Raises:
             SaveError: they cannot be written.
         """
-        name = f"window-{number:08d}-{uuid.uuid4().hex[:8]}.parquet"
+        is_plain = all(map(_is_plain, rows.schema.types))
+        suffix = ARROW if is_plain and not is_uri(self.path) else PARQUET
+        name = f"window-{number:08d}-{uuid.uuid4().hex[:8]}{suffix}"
         filesystem, root = resolve(self.path)
         try:
             filesystem.create_dir(root, recursive=True)
             size = max(1024, -(-len(rows) // ROW_GROUPS))
-            write_window(rows, f"{root}/{name}", size, filesystem)
+            crc32 = write_window(rows, f"{root}/{name}", size, filesystem)
             if isinstance(filesystem, fs.LocalFileSystem):
                 # the record must not outlive the rows, should the machine lose its power
                 sync(f"{root}/{name}")
@@ -114,7 +127,7 @@ class WindowFolder:
             raise SaveError(
                 f"cannot write window {number} to {self.path}: {one_line(error)}."
             ) from error
-        return name
+        return name, crc32
 
     def refuse(self, number: int, refusals: Sequence[Refusal]) -> None:
         """Write what was left out while a window was cut.
@@ -161,11 +174,58 @@ class WindowFolder:
 
 def write_window(
     rows: pa.Table, path: str, group: int, filesystem: fs.FileSystem | None = None
-) -> None:
-    """Write the rows of a window in row groups of so many."""
-    options = {"use_dictionary": False, "compression": "lz4", "write_page_checksum": True}
+) -> int | None:
+    """Write the rows of a window in groups of so many, as the suffix of the path says.
+
+    Returns:
+        The checksum of an Arrow file.
+    """
     # a window is written once, read once or twice, and deleted: speed counts more than size
-    pq.write_table(rows, path, row_group_size=group, filesystem=filesystem, **options)
+    if path.endswith(PARQUET):
+        options = {"use_dictionary": False, "compression": "lz4", "write_page_checksum": True}
+        pq.write_table(rows, path, row_group_size=group, filesystem=filesystem, **options)
+        return None
+    whole = rows.combine_chunks()
+    with ipc.new_file(path, whole.schema) as file:
+        file.write_table(whole, max_chunksize=group)
+    return checksum(path)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Return True for types of which an IPC file holds the values of the rows and no others."""
+    types = pa.types
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if lists:
+        return _is_plain(kind.value_type)
+    text = types.is_string(kind) or types.is_large_string(kind)
+    text |= types.is_binary(kind) or types.is_large_binary(kind)
+    return bool(text or types.is_primitive(kind))
+
+
+def check_window(path: str, crc32: int | None) -> None:
+    """Check the bytes of a local Arrow file of rows.
+
+    Raises:
+        InputError: they are gone, or others than were written.
+    """
+    try:
+        found = checksum(path)
+    except OSError as error:
+        raise InputError(f"cannot read window {path}: {one_line(error)}.") from error
+    if found != crc32:
+        raise InputError(
+            f"window {path} is damaged: its checksum is {found}, and its record says {crc32}. "
+            "Put the file back, or begin a new run."
+        )
+
+
+def checksum(path: str) -> int:
+    """Return the CRC-32 of a local file."""
+    crc32 = 0
+    with open(path, "rb", buffering=0) as file:
+        while part := file.read(CRC_BYTES):
+            crc32 = zlib.crc32(part, crc32)
+    return crc32
 
 
 def _record_name(number: int) -> str:

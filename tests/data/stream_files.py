@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from rayrec.data import DenseColumn, Feature, FeatureSchema
@@ -64,5 +65,5 @@ def cut(cutter: WindowCutter, number: int, polls: int = 3) -> StreamWindow | Non
 
 
 def amounts(run: Path, window: StreamWindow) -> list[int]:
-    path = Path(WindowFolder(str(run)).path, window.file)
-    return [int(value) for value in pq.read_table(path)["amount"].to_pylist()]
+    with ipc.open_file(Path(WindowFolder(str(run)).path, window.file)) as file:
+        return [int(value) for value in file.read_all()["amount"].to_pylist()]

@@ -14,7 +14,7 @@ import pytest
 from rayrec.errors import ConfigError, InputError
 from rayrec.streams import StreamConfig, StreamDataset, StreamWindow, folder
 from rayrec.streams.folder import FolderSource
-from rayrec.streams.kept import WindowFolder
+from rayrec.streams.kept import WindowFolder, write_window
 from rayrec.streams.source import Cursor, StreamRows
 from tests.data.stream_files import SCHEMA, amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
@@ -236,7 +236,7 @@ def test_a_folder_that_is_not_there_and_a_damaged_record_are_errors(tmp_path: Pa
 
 @pytest.mark.seeds(range(20))
 def test_a_damaged_window_is_not_trained_on(seed: int, tmp_path: Path) -> None:
-    """A bit of its pages that flips gives an error, or leaves the rows as they are."""
+    """A bit that flips anywhere in the file is an error, and so is a file that is gone."""
     rng, run = random.Random(seed), tmp_path / "run"
     incoming = tmp_path / "in"
     incoming.mkdir()
@@ -246,14 +246,37 @@ def test_a_damaged_window_is_not_trained_on(seed: int, tmp_path: Path) -> None:
     window = cut(cutter, 0)
     cutter.close()
     assert window is not None
-    path, wanted = Path(WindowFolder(str(run)).path, window.file), list(range(500))
-    whole, refused = path.read_bytes(), 0
-    # the footer, whose length stands at the end, has no checksum
-    pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    path = Path(WindowFolder(str(run)).path, window.file)
+    whole = path.read_bytes()
     for _ in range(50):
-        at = rng.randrange(pages)
+        at = rng.randrange(len(whole))
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
         data = StreamDataset(config=config, schema=SCHEMA, num_streams=1)
+        with pytest.raises(InputError, match=f"window .*{window.file} is damaged"):
+            data.window(str(run), window)
+    path.write_bytes(whole)
+    rows = data.window(str(run), window)
+    with rows.loader(0, 1, 500, shuffle=False, threaded=False) as batches:
+        assert [int(v) for b in batches for v in b.dense_features[:, 0]] == list(range(500))
+    path.unlink()
+    with pytest.raises(InputError, match=f"cannot read window .*{window.file}"):
+        data.window(str(run), window)
+
+
+@pytest.mark.seeds(range(20))
+def test_a_damaged_page_of_a_parquet_window_is_not_trained_on(seed: int, tmp_path: Path) -> None:
+    """A bit of its pages that flips gives an error, or leaves the rows as they are."""
+    rng, run, config = random.Random(seed), tmp_path / "run", config_of(tmp_path)
+    (run / "stream").mkdir(parents=True)
+    path, refused = run / "stream" / "window.parquet", 0
+    assert write_window(rows_of(0, 500), str(path), 100) is None
+    window = StreamWindow(number=0, file=path.name, rows=500, after={}, cut_s=0.0)
+    data, whole = StreamDataset(config=config, schema=SCHEMA, num_streams=1), path.read_bytes()
+    # the footer, whose length stands at the end, has no checksum
+    pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for _ in range(20):
+        at = rng.randrange(pages)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
         try:
             rows = data.window(str(run), window)
             with rows.loader(0, 1, 500, shuffle=False, threaded=False) as batches:
@@ -261,8 +284,25 @@ def test_a_damaged_window_is_not_trained_on(seed: int, tmp_path: Path) -> None:
         except InputError:
             refused += 1
             continue
-        assert got == wanted, at
+        assert got == list(range(500)), at
     assert refused
+
+
+@pytest.mark.parametrize("kind", ["plain", "dictionary", "list view", "uri"])
+def test_a_window_holds_no_more_than_its_rows(kind: str, tmp_path: Path) -> None:
+    """What lies in an object store, or is more than its rows in an IPC file, is Parquet."""
+    rows = rows_of(0, 60)
+    if kind == "dictionary":
+        column = pa.array(["a key", "other"] * 30).dictionary_encode()
+        rows = rows.append_column("more", column).take(list(range(1, 60, 2)))
+    elif kind == "list view":
+        column = pa.array([["a key"], ["b"]] * 30, pa.list_view(pa.string()))
+        rows = rows.append_column("more", column).slice(59)
+    folder = WindowFolder(f"file://{tmp_path}" if kind == "uri" else str(tmp_path))
+    name, crc32 = folder.write_rows(0, rows)
+    assert name.endswith(".arrow" if kind == "plain" else ".parquet")
+    assert (crc32 is None) == (kind != "plain")
+    assert b"a key" not in (tmp_path / "stream" / name).read_bytes()
 
 
 def test_two_that_cut_one_window_agree(tmp_path: Path) -> None:

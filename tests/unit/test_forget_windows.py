@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,7 @@ from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.windows import StoredWindows
 from rayrec.errors import InputError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, EmbeddingConfig
+from rayrec.streams.kept import ARROW, PARQUET, check_window, write_window
 
 USER = 7_000_000_000_007
 SCHEMA = FeatureSchema(
@@ -50,14 +52,40 @@ def random_rows(rng: random.Random, count: int) -> pa.Table:
     )
 
 
+def put(folder: Path, rows: pa.Table, suffix: str, number: int = 0, group: int = 1000) -> str:
+    """Write a window as a run does, and return the name of its file."""
+    folder.mkdir(exist_ok=True)
+    name = f"window-{number:08d}-x{suffix}"
+    record = {
+        "file": name,
+        "rows": len(rows),
+        "crc32": write_window(rows, f"{folder}/{name}", group),
+    }
+    (folder / f"window-{number:08d}.json").write_text(json.dumps(record))
+    return name
+
+
+def read(folder: Path, name: str) -> tuple[pa.Table, list[int]]:
+    """Return the rows of a window, and how many each of its groups has."""
+    if name.endswith(PARQUET):
+        meta = pq.read_metadata(folder / name)
+        sizes = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+        return pq.read_table(folder / name), sizes
+    record = json.loads((folder / f"{name[:15]}.json").read_text())
+    check_window(str(folder / name), record["crc32"])
+    with ipc.open_file(folder / name) as file:
+        groups = range(file.num_record_batches)
+        return file.read_all(), [file.get_batch(g).num_rows for g in groups]
+
+
 @pytest.mark.seeds(range(60))
 def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     (tmp_path / "stream" / "refused").mkdir(parents=True)
-    windows = {f"window-{k:08d}-x.parquet": random_rows(rng, rng.randint(1, 40)) for k in range(3)}
-    for name, rows in windows.items():
-        pq.write_table(rows, tmp_path / "stream" / name, row_group_size=rng.randint(1, 50))
-        (tmp_path / "stream" / f"{name[:15]}.json").write_text("{}")
+    windows = {}
+    for k in range(3):
+        rows, suffix = random_rows(rng, rng.randint(1, 40)), rng.choice([ARROW, PARQUET])
+        windows[put(tmp_path / "stream", rows, suffix, k, rng.randint(1, 50))] = rows
     columns = {
         "user": [USER + rng.randrange(5)],
         "t_item": [rng.randrange(30)],
@@ -75,11 +103,10 @@ def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
     }
     user, item, word = (some.get(name, [None])[0] for name in ("user", "t_item", "word"))
     for name, before in windows.items():
-        after, touched = pq.read_table(out / name), 0
+        (after, groups), touched = read(out, name), 0
         assert after.schema == before.schema
-        groups = [pq.read_metadata(f / name) for f in (out, tmp_path / "stream")]
-        sizes = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in groups]
-        assert sizes[0] == sizes[1]
+        assert groups == read(tmp_path / "stream", name)[1]
+        assert json.loads((out / f"{name[:15]}.json").read_text())["rows"] == len(before)
         for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True):
             wanted = dict(was)
             if was["user_id"] == user:
@@ -97,6 +124,36 @@ def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
         assert len(to_batch(after, SCHEMA).labels) == len(before)
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([USER, 2**62 + 5, None]),
+        pa.array([[USER], None, [3, 2**62 + 5]]),
+        pa.array([[USER], None, [2**62 + 5]], pa.list_(pa.int64(), 1)),
+        pa.array(["a", "a key of many bytes"]),
+        pa.array(["a", "a key of many bytes"], pa.large_string()),
+        pa.array([b"0123456789012345678", b"a key of many bytes"], pa.binary(19)),
+    ],
+)
+def test_no_byte_of_a_key_is_left_below_a_null(column: pa.Array, tmp_path: Path) -> None:
+    feature = Feature(name="user", column="user_id")
+    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
+    schema = FeatureSchema(label="label", features=(feature,), tables=(table,))
+    key = pa.array([2**62 + 5 if "int64" in str(column.type) else "a key of many bytes"])
+    told = (
+        b"a key of many bytes"
+        if pa.types.is_string(key.type)
+        else (2**62 + 5).to_bytes(8, "little")
+    )
+    name = put(tmp_path / "stream", pa.table({"user_id": column}), ARROW)
+    assert told in (tmp_path / "stream" / name).read_bytes()
+    pq.write_table(pa.table({"user": key}), tmp_path / "keys.parquet")
+    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    assert told not in (tmp_path / "out" / name).read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [ARROW, PARQUET])
 @pytest.mark.parametrize(
     ("column", "keys", "left"),
     [
@@ -119,7 +176,7 @@ def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
     ],
 )
 def test_keys_are_found_in_all_types_of_columns(
-    column: pa.Array, keys: pa.Array, left: object, tmp_path: Path
+    column: pa.Array, keys: pa.Array, left: object, suffix: str, tmp_path: Path
 ) -> None:
     left = {"edges": [None, None, [], None], "first": [["a"], None]}.get(str(left), left)
     feature = Feature(name="user", column="user_id")
@@ -127,15 +184,12 @@ def test_keys_are_found_in_all_types_of_columns(
     schema = FeatureSchema(label="label", features=(feature,), tables=(table,))
     # producers may say that a column has no nulls
     field = pa.field("user_id", column.type, nullable=bool(column.null_count))
-    (tmp_path / "stream").mkdir()
-    rows = pa.table([column], pa.schema([field]))
-    pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
+    name = put(tmp_path / "stream", pa.table([column], pa.schema([field])), suffix)
     pq.write_table(pa.table({"user": keys}), tmp_path / "keys.parquet")
     file, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
     found = stored.find(file, [schema])
     stored.rewrite(tmp_path / "out", file, [schema], found)
-    now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
-    assert now["user_id"].to_pylist() == left
+    assert read(tmp_path / "out", name)[0]["user_id"].to_pylist() == left
     assert sum(found.values()) == sum(a != b for a, b in zip(column.to_pylist(), left, strict=True))
 
 
@@ -271,14 +325,17 @@ def test_rows_of_a_window_that_was_not_finished_are_removed(tmp_path: Path) -> N
     rows = random_rows(random.Random(0), 5)
     for name in ("window-00000000-a", "window-00000000-b", "window-00000001-c"):
         pq.write_table(rows, tmp_path / f"{name}.parquet")
+    put(tmp_path, rows, ARROW, 5)
+    write_window(rows, f"{tmp_path}/window-00000005-y.arrow", 9)
     (tmp_path / "window-00000000.json").write_text('{"file": "window-00000000-a.parquet"}')
     (tmp_path / "window-00000001-d.parquet").write_bytes(b"PAR1")  # it was cut short
     for number, record in ((2, "{"), (3, "[]")):  # damaged, as the run will say
         pq.write_table(rows, tmp_path / f"window-0000000{number}-e.parquet")
         (tmp_path / f"window-0000000{number}.json").write_text(record)
     StoredWindows(tmp_path).clear_unfinished()
-    assert sorted(path.name for path in tmp_path.glob("*.parquet")) == [
+    assert sorted(path.name for path in tmp_path.glob("window-*-*")) == [
         "window-00000000-a.parquet",
         "window-00000002-e.parquet",
         "window-00000003-e.parquet",
+        "window-00000005-x.arrow",
     ]
