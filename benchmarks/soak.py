@@ -156,7 +156,7 @@ def asked() -> dict[str, float]:
 def measure(folder: Path, rate: float, minutes: float) -> dict[str, Any]:
     """Run everything and return the samples, and the figures of windows."""
     incoming, runs = folder / "in", folder / "runs"
-    incoming.mkdir()
+    incoming.mkdir(parents=True)
     Planted(WORLD).schema().save(folder / "schema.json")
     keys = [f"{key}={value}" for key, value in RUN.items()]
     keys += [f"data.schema={folder}/schema.json", f"data.stream.folder={incoming}"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from rayrec.data.column_types import forgotten, is_forgotten
 from rayrec.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,13 +22,17 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
     Raises:
         InputError: a column has types that do not join.
     """
+    lost = {field.name for one in tables for field in one.schema if is_forgotten(field)}
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        whole = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         cause = str(error).strip().split("\n")[0]
         raise InputError(
             f"columns differ in type between files: {cause}. Write all files with the same types."
         ) from error
+    # joining keeps what the first table says of a column
+    marked = [forgotten(one) if one.name in lost else one for one in whole.schema]
+    return whole.cast(pa.schema(marked, whole.schema.metadata)) if lost else whole
 
 
 def check_joins(data: RowDataset, order: SampleOrder, columns: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.data.batch import Batch, BatchPlace
+from rayrec.data.column_types import is_forgotten
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.convert import Part, assemble
 from rayrec.data.hashing import mix_int
@@ -127,7 +128,10 @@ def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
     first = pieces[0].schema
     if len(pieces) == 1:
         return pieces[0]
-    if all(piece.schema.equals(first) for piece in pieces):
+    alike = all(piece.schema.equals(first, check_metadata=True) for piece in pieces)
+    # files may tell other things of themselves, but for what was forgotten of a column
+    fields = [] if alike else [one for piece in pieces for one in piece.schema]
+    if alike or not (any(map(is_forgotten, fields)) or any(p.schema != first for p in pieces)):
         return pa.concat_batches(pieces)
     table = joined([pa.Table.from_batches([piece]) for piece in pieces])
     return table.combine_chunks().to_batches()[0]

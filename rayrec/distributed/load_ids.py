@@ -71,13 +71,18 @@ class IdRows:
                 f"table {table!r} is dynamic, so rows are of ids: give ids=, such as "
                 "torch.arange(rows) for those of a table of numbered rows."
             )
+        named = {"ids": self.ids, "ages": self.ages, "hits": self.hits, **self.optimizer}
+        for name, one in named.items():
+            if one is not None and not isinstance(one, Tensor):
+                kind = type(one).__name__
+                raise InputError(f"the {name} for table {table!r} are a {kind}; give a tensor.")
         number = self.ids.shape[0] if self.ids.dim() else 0
-        one: tuple[int, ...] = (number,)
+        row: tuple[int, ...] = (number,)
         each = number, width
         given = {"ids": self.ids, "ages": self.ages, "hits": self.hits}
-        wanted = [(name, tensor, [one]) for name, tensor in given.items() if tensor is not None]
+        wanted = [(name, tensor, [row]) for name, tensor in given.items() if tensor is not None]
         wanted.append(("rows", self.weight, [each]))
-        wanted += [(name, state, [one, each]) for name, state in self.optimizer.items()]
+        wanted += [(name, state, [row, each]) for name, state in self.optimizer.items()]
         for name, tensor, shapes in wanted:
             if tensor.shape not in shapes:
                 told = " or ".join(str(shape) for shape in shapes)

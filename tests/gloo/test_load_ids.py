@@ -242,6 +242,8 @@ def test_loaded_ids_train_on(ranks: RankPool) -> None:
         ({"ids": torch.tensor([1, 2, 3, 4, 4])}, InputError, "one of them twice"),
         ({"ids": torch.tensor([1, 2, 3, 4, -1])}, InputError, "hold -1, which is no id"),
         ({"ids": torch.arange(5, dtype=torch.int32)}, InputError, "torch.int32, not torch.int64"),
+        ({"ids": [1, 2, 3, 4, 5]}, InputError, "the ids for table 't' are a list; give a tensor"),
+        ({"optimizer": {"momentum1": [0.0]}}, InputError, "the momentum1 for table 't' are a list"),
         ({"ids": torch.arange(4)}, ShapeError, "the rows for table 't' have shape (5, 8), not (4"),
         ({"ages": torch.arange(4)}, ShapeError, "the ages for table 't' have shape (4,), not (5,)"),
         ({"ages": torch.arange(5) - 1}, InputError, "the ages for table 't' are not whole numbers"),

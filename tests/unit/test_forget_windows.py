@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli.main import main
-from rayrec.data import Feature, FeatureSchema, SequenceColumn, to_batch
+from rayrec.data import ArrowDataset, Feature, FeatureSchema, SequenceColumn, to_batch
 from rayrec.erasure.keys import KeyFile
 from rayrec.erasure.windows import StoredWindows
 from rayrec.errors import InputError
@@ -272,6 +272,26 @@ def test_rows_whose_group_is_forgotten_are_one_group(users: list[object], tmp_pa
     # of other rows a null is an error as ever
     with pytest.raises(InputError, match="group column 'user_id' holds null"):
         to_batch(now.replace_schema_metadata().cast(rows.schema), schema)
+
+
+@pytest.mark.parametrize("marked", [0, 1])
+def test_windows_that_are_read_together_keep_what_was_forgotten(
+    marked: int, tmp_path: Path
+) -> None:
+    """By hand, as no run reads them; the mark of one window is that of the rows of both."""
+    feature = Feature(name="user", column="user_id")
+    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
+    schema = FeatureSchema(label="label", features=(feature,), tables=(table,), groups=("user_id",))
+    rows = pa.table({"label": [0, 1], "user_id": [7 + marked, 8 + marked]})
+    put(tmp_path / "stream", rows, ARROW, marked)
+    put(tmp_path / "stream", pa.table({"label": [0], "user_id": [10]}), ARROW, 1 - marked)
+    pq.write_table(pa.table({"user": [7 + marked]}), tmp_path / "keys.parquet")
+    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
+    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    both = ArrowDataset(str(tmp_path / "out"), schema, num_streams=1)
+    with both.loader(0, 1, 3, shuffle=False, threaded=False) as batches:
+        (batch,) = list(batches)
+    assert len(set(batch.groups["user_id"].tolist())) == 3
 
 
 def test_a_stream_forgets_a_user_and_goes_on(
