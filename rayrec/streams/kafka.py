@@ -4,26 +4,24 @@ A partition is assigned, not subscribed to, and no offset is committed: the curs
 Rows are read in rounds. A round takes what each partition holds when the round begins, at most
 `ROUND` messages, partition after partition by their numbers. The cursor has where the round ends,
 so that it goes on alike in another process. A round costs one question to a broker per partition.
+The partitions whose turn is next are received meanwhile, by a client each.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections import deque
 from collections.abc import Collection
 
 from rayrec.errors import InputError
 from rayrec.storage import one_line
+from rayrec.streams.kafka_partition import REPLY_S, MessagesGone, PartitionReader
 from rayrec.streams.messages import Decoded, decode
-from rayrec.streams.objects import KafkaMessage, ObjectReader
+from rayrec.streams.objects import ObjectReader
 from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, library
 
 ROUND = 10_000  # messages of a partition at most
 READ = {"json": 2_000, "arrow": 32}  # messages at a time; one of Arrow has many rows
-REPLY_S = 3.0  # for a broker's answer
-POLL_S = 0.1
-FETCH_MS = 50  # for an answer while a partition has no more
+MOST_READERS = 8  # partitions that are received at a time
 Bounds = dict[int, tuple[int, int]]  # first offset of each partition, and one past its last
 
 
@@ -47,23 +45,10 @@ class KafkaSource(StreamSource):
         self._kafka, self._servers, self._topic, self._form = kafka, servers, topic, form
         self._objects = ObjectReader(whole) if form == "json" else None
         common = {"bootstrap.servers": servers, "log_level": 0}
-        # its questions do not wait behind a fetch, as those of the consumer do
         self._admin, self._spec = admin.AdminClient(common), admin.OffsetSpec
-        self._client = kafka.Consumer(
-            {
-                **common,
-                "group.id": "rayrec",  # the client wants one; nothing is committed to it
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": FETCH_MS,  # the next partition waits for it
-                "queued.max.messages.kbytes": 4096,  # is read again where a turn ends
-            }
-        )
-        self._queue: deque[KafkaMessage] = deque()  # of the partition that is assigned
-        self._place: tuple[int, int] | None = None  # that partition, and its offset of the cursor
-        self._past = 0  # the offset up to which the partition was received
+        # another client's question would make the topic
+        self._client = kafka.Consumer({**common, "group.id": "rayrec"})
+        self._readers = dict[int, PartitionReader]()  # by partition, the one read last at the end
         self._first: dict[int, int] = {}  # offsets of partitions when they were first seen
         self._begun: tuple[Cursor, Cursor] | None = None  # a cursor, and the round begun at it
         self._is_away = False
@@ -80,22 +65,28 @@ class KafkaSource(StreamSource):
     def read(self, cursor: Cursor, most: int) -> StreamRows | None:
         """Return rows of one partition; see `StreamSource.read`."""
         begun = self._in_round(cursor)
-        partition = None if begun is None else _turn(begun)
-        if begun is None or partition is None:
+        if begun is None:
             return None
+        partition = _turns(begun)[0]
         key = str(partition)
         first, end = begun["offsets"][key], begun["ends"][key]
         # of any number of rows, so that a reading of fewer refuses the same
         count, place = READ[self._form], f"{self._topic}[{partition}]"
-        self._assign(partition, first)
-        self._fetch(end, count)
-        held = [one for one in self._queue if one.offset < end]
-        if not held and self._past < end:
+        reader = self._reader(begun)
+        try:
+            why = reader.fetch(end, count)
+        except MessagesGone as gone:
+            bounds = (self._bounds() or {}).get(partition, (-1, -1))
+            raise self._gone(partition, gone.offset, *bounds) from None
+        if why:
+            self._wait(why)
+        held = [one for one in reader.queue if one.offset < end]
+        if not held and reader.past < end:
             return None
         found = Decoded(None, end, 0, ())
         if held:
             found = decode(self._objects, held[:count], begun["done"], most, place)
-            if found.offset > held[-1].offset and self._past >= end:
+            if found.offset > held[-1].offset and reader.past >= end:
                 # the last offsets of a partition may be no messages
                 found = found._replace(offset=end)
         offsets = {**begun["offsets"], key: found.offset}
@@ -115,7 +106,21 @@ class KafkaSource(StreamSource):
 
     def close(self) -> None:
         """Leave the brokers."""
-        self._client.close()
+        for one in (self._client, *self._readers.values()):
+            one.close()
+
+    def _reader(self, cursor: Cursor) -> PartitionReader:
+        """Return the reader of the partition whose turn it is; the next ones receive, too."""
+        turns = _turns(cursor)[:MOST_READERS]
+        for one in turns:
+            reader = self._readers.pop(one, None)
+            if reader is None and len(self._readers) >= MOST_READERS:
+                reader = self._readers.pop(next(k for k in self._readers if k not in turns))
+            if reader is None:
+                reader = PartitionReader(self._kafka, self._servers)
+            reader.go_to(self._topic, one, cursor["offsets"][str(one)])
+            self._readers[one] = reader
+        return self._readers[turns[0]]
 
     def _in_round(self, cursor: Cursor) -> Cursor | None:
         """Return the cursor in a round that has rows; None where none has, or no broker answers.
@@ -123,8 +128,8 @@ class KafkaSource(StreamSource):
         Raises:
             InputError: rows behind the cursor are gone.
         """
-        inside = _turn(cursor) is not None
-        if inside and self._place is not None:
+        inside = bool(_turns(cursor))
+        if inside and self._readers:
             return cursor
         if self._begun is not None and self._begun[0] == cursor:
             return self._begun[1]
@@ -145,7 +150,7 @@ class KafkaSource(StreamSource):
             "ends": {str(one): min(bounds[one][1], offsets[one] + ROUND) for one in offsets},
             "done": 0,
         }
-        if _turn(begun) is None:
+        if not _turns(begun):
             return None
         self._begun = cursor, begun
         return begun
@@ -190,46 +195,8 @@ class KafkaSource(StreamSource):
             warnings.warn(f"{self.name} does not answer, and is waited for: {why}", stacklevel=2)
         self._is_away = True
 
-    def _assign(self, partition: int, offset: int) -> None:
-        """Read a partition from an offset on, unless that is under way."""
-        if self._place is None or self._place[0] != partition or offset < self._place[1]:
-            place = self._kafka.TopicPartition(self._topic, partition, offset)
-            self._client.assign([place])
-            self._queue.clear()
-            self._past = offset
-        while self._queue and self._queue[0].offset < offset:
-            self._queue.popleft()
-        self._place = partition, offset
 
-    def _fetch(self, end: int, count: int) -> None:
-        """Receive messages up to an offset until so many are held, or no more come in time.
-
-        Raises:
-            InputError: they are gone.
-        """
-        since = time.monotonic()
-        while (missing := min(count - len(self._queue), end - self._past)) > 0:
-            for message in self._client.consume(missing, timeout=POLL_S):
-                error, codes = message.error(), self._kafka.KafkaError
-                if error is None:
-                    self._queue.append(KafkaMessage(message.offset(), message.value()))
-                    self._past, since = message.offset() + 1, time.monotonic()
-                elif error.code() == codes._PARTITION_EOF:
-                    self._past = max(self._past, message.offset())
-                elif error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
-                    assert self._place is not None
-                    one = self._place[0]
-                    raise self._gone(one, self._past, *(self._bounds() or {}).get(one, (-1, -1)))
-                else:
-                    self._wait(error.str())
-            if time.monotonic() - since > REPLY_S:
-                self._wait(f"no message behind offset {self._past} has come")
-                break
-
-
-def _turn(cursor: Cursor) -> int | None:
-    """Return the partition whose turn it is, or None where the round is over."""
+def _turns(cursor: Cursor) -> list[int]:
+    """Return the partitions that have messages left in the round, in its order."""
     offsets = cursor["offsets"]
-    return min(
-        (int(one) for one, end in cursor["ends"].items() if offsets[one] < end), default=None
-    )
+    return sorted(int(one) for one, end in cursor["ends"].items() if offsets[one] < end)
