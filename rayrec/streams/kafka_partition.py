@@ -10,7 +10,7 @@ from rayrec.streams.objects import KafkaMessage
 
 REPLY_S = 3.0  # for a broker's answer
 POLL_S = 0.1
-FETCH_MS = 50  # for an answer while a partition has no more
+FETCH_MS = 100  # for an answer while a partition has no more
 AHEAD_KB = 4096  # that the client receives of a partition before its turn
 FULL_MS = 10  # until it asks for more, once it had as much
 
