@@ -15,7 +15,29 @@ if TYPE_CHECKING:
 
 SOURCES = ("folder", "delta", "iceberg", "kafka")  # keys, of which one is given
 # in the names of properties that are no matter of a run file
-SECRETS = ("account-key", "connection-string", "credential", "password", "secret", "token")
+SECRETS = {
+    "account-key",
+    "connection-string",
+    "credential",
+    "key.pem",
+    "password",
+    "secret",
+    "token",
+}
+# properties of the client of Kafka that a source sets itself
+KAFKA_OWN = (
+    "auto.offset.reset",
+    "bootstrap.servers",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.partition.eof",
+    "fetch.queue.backoff.ms",
+    "fetch.wait.max.ms",
+    "group.id",
+    "log_level",
+    "metadata.broker.list",
+    "queued.max.messages.kbytes",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +85,8 @@ class IcebergConfig:
         check_fields(self)
         if not all(self.table.split(".")) or "." not in self.table:
             raise ConfigError(f"IcebergConfig has table={self.table!r}; give 'namespace.name'.")
-        for name, value in self.properties.items():
-            # run files are copied into the folders of runs
-            user = value.partition("://")[2].partition("/")[0].rpartition("@")[0]
-            if any(word in name for word in SECRETS) or ":" in user:
-                raise ConfigError(
-                    f"IcebergConfig has a secret in properties[{name!r}]; take it out, and give it "
-                    "by pyiceberg's configuration, ~/.pyiceberg.yaml or the environment."
-                )
+        by = "by pyiceberg's configuration, ~/.pyiceberg.yaml or the environment"
+        _check_secrets("IcebergConfig", self.properties, by)
         if self.after_snapshot is not None:
             whole_number("IcebergConfig has after_snapshot", self.after_snapshot)
 
@@ -83,21 +99,68 @@ class KafkaConfig:
         servers: brokers to begin with, as host:port and commas.
         topic: name of the topic.
         format: "json" for one object a message, "arrow" for streams of Arrow IPC.
+        starting_offsets: "earliest", or "latest" for a run that begins behind the messages that it
+            finds; partitions that are added later are read from their earliest message.
+        properties: properties of the client beside those that the source sets, by librdkafka's
+            names, such as security.protocol.
+        properties_file: file of further ones, such as passwords, with a line of name=value each;
+            rank 0 reads it on its host. None reads none.
     Raises:
-        ConfigError: the format is another one, or no broker or no topic is named.
+        ConfigError: the format or starting_offsets is another one, no broker or no topic is named,
+            or a property is a secret or the source's own.
     """
 
     servers: str
     topic: str
     format: str = "json"
+    starting_offsets: str = "earliest"
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    properties_file: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         for name, value in (("servers", self.servers), ("topic", self.topic)):
             if not value.strip():
                 raise ConfigError(f"KafkaConfig has {name}={value!r}; name one.")
-        if self.format not in ("arrow", "json"):
-            raise ConfigError(f"KafkaConfig has format={self.format!r}; give 'arrow' or 'json'.")
+        for name, either in (
+            ("format", ("arrow", "json")),
+            ("starting_offsets", ("earliest", "latest")),
+        ):
+            if getattr(self, name) not in either:
+                raise ConfigError(
+                    f"KafkaConfig has {name}={getattr(self, name)!r}; give {either[0]!r} or "
+                    f"{either[1]!r}."
+                )
+        for name in self.properties:
+            check_kafka_property(f"KafkaConfig has properties[{name!r}], which", name)
+        _check_secrets("KafkaConfig", self.properties, "in properties_file")
+        if self.properties_file is not None:
+            path = absolute_path("properties_file", self.properties_file)
+            object.__setattr__(self, "properties_file", path)
+
+
+def _check_secrets(kind: str, properties: Mapping[str, str], place: str) -> None:
+    """Check that no property is a secret, since run files are copied into the folders of runs.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for name, value in properties.items():
+        user = value.partition("://")[2].partition("/")[0].rpartition("@")[0]
+        if any(word in name for word in SECRETS) or ":" in user:
+            raise ConfigError(
+                f"{kind} has a secret in properties[{name!r}]; take it out, and give it {place}."
+            )
+
+
+def check_kafka_property(where: str, name: str) -> None:
+    """Check that a property of the client is not one of the source's own.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if name in KAFKA_OWN:
+        raise ConfigError(f"{where} sets {name}, as the source does itself; leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +244,7 @@ class StreamConfig:
         if self.kafka is not None:
             from rayrec.streams.kafka import KafkaSource
 
-            kafka = self.kafka
-            return KafkaSource(kafka.servers, kafka.topic, kafka.format, whole)
+            return KafkaSource(self.kafka, whole)
         from rayrec.streams.folder import FolderSource
 
         assert self.folder is not None

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from typing import Any
 
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
+from rayrec.streams.config import KafkaConfig
+from rayrec.streams.kafka_client import client_properties
 from rayrec.streams.kafka_partition import REPLY_S, MessagesGone, PartitionReader
 from rayrec.streams.messages import Decoded, decode
 from rayrec.streams.objects import ObjectReader
@@ -32,26 +35,33 @@ class KafkaSource(StreamSource):
     rows that are done of the first message of the partition whose turn it is.
 
     Args:
-        servers: brokers to begin with, as host:port and commas.
-        form: "arrow" for streams of Arrow IPC, "json" for one object a message.
         whole: columns of whole numbers.
     Raises:
-        ConfigError: confluent-kafka is not installed.
+        ConfigError: confluent-kafka is not installed, or refuses a property.
     """
 
-    def __init__(self, servers: str, topic: str, form: str, whole: Collection[str] = ()) -> None:
+    def __init__(self, config: KafkaConfig, whole: Collection[str] = ()) -> None:
         kafka = library("confluent_kafka", "kafka")
         admin = library("confluent_kafka.admin", "kafka")
-        self._kafka, self._servers, self._topic, self._form = kafka, servers, topic, form
-        self._objects = ObjectReader(whole) if form == "json" else None
-        common = {"bootstrap.servers": servers, "log_level": 0}
-        self._admin, self._spec = admin.AdminClient(common), admin.OffsetSpec
-        # another client's question would make the topic
-        self._client = kafka.Consumer({**common, "group.id": "rayrec"})
+        self._kafka, self._servers = kafka, config.servers
+        self._topic, self._form = config.topic, config.format
+        self._from_latest = config.starting_offsets == "latest"
+        self._objects = ObjectReader(whole) if self._form == "json" else None
+        self._common, self._spec = client_properties(config), admin.OffsetSpec
+        try:
+            self._admin = admin.AdminClient(self._common)
+            # another client's question would make the topic
+            asking = {**self._common, "group.id": "rayrec", "error_cb": self._hear}
+            self._client = kafka.Consumer(asking)
+        except kafka.KafkaException as error:
+            raise ConfigError(
+                f"the client of {self.name} refuses its properties: {one_line(error)}."
+            ) from error
         self._readers = dict[int, PartitionReader]()  # by partition, the one read last at the end
         self._first: dict[int, int] = {}  # offsets of partitions when they were first seen
         self._begun: tuple[Cursor, Cursor] | None = None  # a cursor, and the round begun at it
         self._is_away = False
+        self._trouble = ""  # what the client has told of the brokers since it was asked last
 
     @property
     def name(self) -> str:
@@ -117,7 +127,7 @@ class KafkaSource(StreamSource):
             if reader is None and len(self._readers) >= MOST_READERS:
                 reader = self._readers.pop(next(k for k in self._readers if k not in turns))
             if reader is None:
-                reader = PartitionReader(self._kafka, self._servers)
+                reader = PartitionReader(self._kafka, self._common)
             reader.go_to(self._topic, one, cursor["offsets"][str(one)])
             self._readers[one] = reader
         return self._readers[turns[0]]
@@ -143,8 +153,11 @@ class KafkaSource(StreamSource):
                 raise self._gone(one, offset, low, high)
         if inside:
             return cursor
-        for one, (low, _) in bounds.items():
-            offsets.setdefault(one, self._first.setdefault(one, low))
+        # partitions that come later may have messages that no look has seen
+        from_latest = self._from_latest and not offsets and not self._first
+        for one, (low, high) in bounds.items():
+            first = high if from_latest else low
+            offsets.setdefault(one, self._first.setdefault(one, first))
         begun = {
             "offsets": {str(one): offset for one, offset in sorted(offsets.items())},
             "ends": {str(one): min(bounds[one][1], offsets[one] + ROUND) for one in offsets},
@@ -168,26 +181,38 @@ class KafkaSource(StreamSource):
         Raises:
             InputError: there is no such topic.
         """
+        bounds, why = None, ""
         try:
-            found = self._client.list_topics(self._topic, timeout=REPLY_S).topics[self._topic]
-            if found.error is not None:
-                if found.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise InputError(f"there is no {self.name}; make it, or give another.")
-                raise self._kafka.KafkaException(found.error)
-            places = [self._kafka.TopicPartition(self._topic, one) for one in found.partitions]
-            low, high = (
-                self._admin.list_offsets(dict.fromkeys(places, end), request_timeout=REPLY_S)
-                for end in (self._spec.earliest(), self._spec.latest())
-            )
-            bounds = {
-                place.partition: (low[place].result().offset, high[place].result().offset)
-                for place in sorted(places, key=lambda place: int(place.partition))
-            }
+            bounds = self._ask()
         except self._kafka.KafkaException as error:
-            self._wait(one_line(error))
-            return None
-        self._is_away = False
+            why = one_line(error)
+        # calls `_hear`, also of one broker among others, of which the client keeps the news
+        self._client.poll(0)
+        if bounds is None:
+            self._wait(self._trouble or why)
+        self._is_away, self._trouble = bounds is None, ""
         return bounds
+
+    def _ask(self) -> Bounds:
+        found = self._client.list_topics(self._topic, timeout=REPLY_S).topics[self._topic]
+        if found.error is not None:
+            if found.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise InputError(f"there is no {self.name}; make it, or give another.")
+            raise self._kafka.KafkaException(found.error)
+        places = [self._kafka.TopicPartition(self._topic, one) for one in found.partitions]
+        low, high = (
+            self._admin.list_offsets(dict.fromkeys(places, end), request_timeout=REPLY_S)
+            for end in (self._spec.earliest(), self._spec.latest())
+        )
+        return {
+            place.partition: (low[place].result().offset, high[place].result().offset)
+            for place in sorted(places, key=lambda place: int(place.partition))
+        }
+
+    def _hear(self, error: Any) -> None:
+        """Keep what the client tells first; that all brokers are down says nothing of the cause."""
+        if error.code() != self._kafka.KafkaError._ALL_BROKERS_DOWN:
+            self._trouble = self._trouble or error.str()
 
     def _wait(self, why: str) -> None:
         """Tell once that the run waits for the brokers."""

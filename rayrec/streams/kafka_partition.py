@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from rayrec.streams.objects import KafkaMessage
@@ -13,6 +14,20 @@ POLL_S = 0.1
 FETCH_MS = 100  # for an answer while a partition has no more
 AHEAD_KB = 4096  # that the client receives of a partition before its turn
 FULL_MS = 10  # until it asks for more, once it had as much
+
+
+def own_properties() -> dict[str, Any]:
+    """Return the properties by which a client reads one partition by offsets."""
+    return {
+        "group.id": "rayrec",  # the client wants one; nothing is committed to it
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": FETCH_MS,  # another partition waits for it
+        "queued.max.messages.kbytes": AHEAD_KB,
+        "fetch.queue.backoff.ms": FULL_MS,
+    }
 
 
 class MessagesGone(Exception):
@@ -28,25 +43,12 @@ class PartitionReader:
 
     Args:
         kafka: module of the client.
-        servers: brokers to begin with.
+        common: properties that all clients of the topic have.
     """
 
-    def __init__(self, kafka: Any, servers: str) -> None:
+    def __init__(self, kafka: Any, common: Mapping[str, Any]) -> None:
         self._kafka = kafka
-        self._client = kafka.Consumer(
-            {
-                "bootstrap.servers": servers,
-                "log_level": 0,
-                "group.id": "rayrec",  # the client wants one; nothing is committed to it
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": FETCH_MS,  # another partition waits for it
-                "queued.max.messages.kbytes": AHEAD_KB,
-                "fetch.queue.backoff.ms": FULL_MS,
-            }
-        )
+        self._client = kafka.Consumer({**common, **own_properties()})
         self.queue: deque[KafkaMessage] = deque()
         self._place: tuple[str, int, int] | None = None  # topic, partition, offset of the cursor
         self.past = 0  # the offset up to which messages were received

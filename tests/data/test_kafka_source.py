@@ -236,6 +236,26 @@ def test_a_cluster_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
         away.close()
 
 
+def test_a_run_may_begin_behind_the_messages_that_it_finds() -> None:
+    with cluster() as (producer, servers):
+        send(producer, "clicks", [(k % 3, one) for k, one in enumerate(messages_of("json", 0, 9))])
+        topic = KafkaConfig(servers=servers, topic="clicks", starting_offsets="latest")
+        source = reading.KafkaSource(topic, {"item"})
+        assert numbers_behind(source, source.start())[0] == []
+        # also of the partition that was empty, and of those that wait for a second look
+        send(producer, "clicks", [(k, one) for k, one in enumerate(messages_of("json", 9, 4))])
+        got, cursor = numbers_behind(source, source.start())
+        assert got == [9, 10, 11, 12]
+        source.close()
+        # a run that goes on knows where; of a partition that is new to it no message is left out
+        source, known = reading.KafkaSource(topic, {"item"}), json.loads(json.dumps(cursor))
+        del known["offsets"]["0"]
+        known["ends"].pop("0", None)
+        assert numbers_behind(source, cursor)[0] == []
+        assert numbers_behind(source, known)[0] == [0, 3, 6, 9]
+        source.close()
+
+
 def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = KafkaConfig(servers="localhost:9092", topic="clicks")
     with pytest.raises(ConfigError, match="has two sources; give one of folder"):
@@ -248,6 +268,8 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         KafkaConfig(servers="localhost:9092", topic=" ")
     with pytest.raises(ConfigError, match="format='avro'; give 'arrow' or 'json'"):
         KafkaConfig(servers="localhost:9092", topic="clicks", format="avro")
+    with pytest.raises(ConfigError, match="starting_offsets='newest'; give 'earliest' or 'latest'"):
+        KafkaConfig(servers="localhost:9092", topic="clicks", starting_offsets="newest")
     with cluster() as (_, servers):
         source = source_of(servers)
         with pytest.raises(InputError, match=rf"there is no topic clicks of {servers}; make it"):
