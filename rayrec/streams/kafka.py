@@ -48,10 +48,11 @@ class KafkaSource(StreamSource):
         self._from_latest = config.starting_offsets == "latest"
         self._objects = ObjectReader(whole) if self._form == "json" else None
         self._common, self._spec = client_properties(config), admin.OffsetSpec
+        self._heard: list[Any] = []  # errors that the client has told since it was asked last
         try:
             self._admin = admin.AdminClient(self._common)
             # another client's question would make the topic
-            asking = {**self._common, "group.id": "rayrec", "error_cb": self._hear}
+            asking = {**self._common, "group.id": "rayrec", "error_cb": self._heard.append}
             self._client = kafka.Consumer(asking)
         except kafka.KafkaException as error:
             raise ConfigError(
@@ -61,7 +62,6 @@ class KafkaSource(StreamSource):
         self._first: dict[int, int] = {}  # offsets of partitions when they were first seen
         self._begun: tuple[Cursor, Cursor] | None = None  # a cursor, and the round begun at it
         self._is_away = False
-        self._trouble = ""  # what the client has told of the brokers since it was asked last
 
     @property
     def name(self) -> str:
@@ -186,11 +186,14 @@ class KafkaSource(StreamSource):
             bounds = self._ask()
         except self._kafka.KafkaException as error:
             why = one_line(error)
-        # calls `_hear`, also of one broker among others, of which the client keeps the news
+        # fills the list; the client keeps what is not asked for, also of one broker among others
         self._client.poll(0)
         if bounds is None:
-            self._wait(self._trouble or why)
-        self._is_away, self._trouble = bounds is None, ""
+            down = self._kafka.KafkaError._ALL_BROKERS_DOWN  # which says nothing of the cause
+            causes = [one.str() for one in self._heard if one.code() != down]
+            self._wait(causes[0] if causes else why)
+        self._is_away = bounds is None
+        self._heard.clear()
         return bounds
 
     def _ask(self) -> Bounds:
@@ -208,11 +211,6 @@ class KafkaSource(StreamSource):
             place.partition: (low[place].result().offset, high[place].result().offset)
             for place in sorted(places, key=lambda place: int(place.partition))
         }
-
-    def _hear(self, error: Any) -> None:
-        """Keep what the client tells first; that all brokers are down says nothing of the cause."""
-        if error.code() != self._kafka.KafkaError._ALL_BROKERS_DOWN:
-            self._trouble = self._trouble or error.str()
 
     def _wait(self, why: str) -> None:
         """Tell once that the run waits for the brokers."""

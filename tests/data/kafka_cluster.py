@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
+
+from rayrec.streams.source import Cursor, StreamRows, StreamSource
 
 kafka = pytest.importorskip("confluent_kafka")
 PARTITIONS = 4  # of every topic of the mock
@@ -47,6 +50,14 @@ def cluster_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield process, process.stdout.readline().strip()
         finally:
             process.kill()
+
+
+def awaited(source: StreamSource, cursor: Cursor, most: int = 1) -> StreamRows:
+    """Return the next rows, which a broker on a busy machine may give after a while."""
+    deadline = time.monotonic() + 60.0
+    while (found := source.read(cursor, most)) is None:
+        assert time.monotonic() < deadline
+    return found
 
 
 def send(producer: Any, topic: str, values: Sequence[tuple[int, bytes]]) -> None:

@@ -20,7 +20,7 @@ from rayrec.streams import StreamConfig
 from rayrec.streams.config import KAFKA_OWN, KafkaConfig
 from rayrec.streams.kafka import KafkaSource
 from rayrec.streams.kafka_partition import own_properties
-from tests.data.kafka_cluster import cluster, send
+from tests.data.kafka_cluster import awaited, cluster, send
 from tests.data.stream_files import rows_of
 
 PASSWORD = "of-the-key"
@@ -105,10 +105,9 @@ def test_brokers_that_ask_for_tls_and_a_certificate(certificate: Path) -> None:
         )
         source = StreamConfig(kafka=topic).open()
         cursor, got = source.start(), list[float]()
-        assert source.lag(cursor).rows == 9
         while len(got) < 9:
-            found = source.read(cursor, 9)
-            assert found is not None and found.rows is not None
+            found = awaited(source, cursor, 9)
+            assert found.rows is not None
             got += found.rows["amount"].to_pylist()
             cursor = found.cursor
         assert sorted(got) == list(range(9))
