@@ -126,15 +126,19 @@ class _Stream:
 def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
     """One record batch of all rows; see `joined`."""
     first = pieces[0].schema
-    if len(pieces) == 1:
-        return pieces[0]
-    alike = all(piece.schema.equals(first, check_metadata=True) for piece in pieces)
-    # files may tell other things of themselves, but for what was forgotten of a column
-    fields = [] if alike else [one for piece in pieces for one in piece.schema]
-    if alike or not (any(map(is_forgotten, fields)) or any(p.schema != first for p in pieces)):
-        return pa.concat_batches(pieces)
+    if all(_reads_as(piece.schema, first) for piece in pieces[1:]):
+        return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
     table = joined([pa.Table.from_batches([piece]) for piece in pieces])
     return table.combine_chunks().to_batches()[0]
+
+
+def _reads_as(own: pa.Schema, other: pa.Schema) -> bool:
+    """Return True for columns of the same types of which the same were forgotten; files may tell
+    other things of themselves.
+    """
+    if own.equals(other, check_metadata=True):
+        return True
+    return own.equals(other) and [*map(is_forgotten, own)] == [*map(is_forgotten, other)]
 
 
 def _where(

@@ -71,15 +71,14 @@ class IdRows:
                 f"table {table!r} is dynamic, so rows are of ids: give ids=, such as "
                 "torch.arange(rows) for those of a table of numbered rows."
             )
-        named = {"ids": self.ids, "ages": self.ages, "hits": self.hits, **self.optimizer}
-        for name, one in named.items():
+        given = {"ids": self.ids, "ages": self.ages, "hits": self.hits}
+        for name, one in {**given, **self.optimizer}.items():
             if one is not None and not isinstance(one, Tensor):
                 kind = type(one).__name__
                 raise InputError(f"the {name} for table {table!r} are a {kind}; give a tensor.")
         number = self.ids.shape[0] if self.ids.dim() else 0
         row: tuple[int, ...] = (number,)
         each = number, width
-        given = {"ids": self.ids, "ages": self.ages, "hits": self.hits}
         wanted = [(name, tensor, [row]) for name, tensor in given.items() if tensor is not None]
         wanted.append(("rows", self.weight, [each]))
         wanted += [(name, state, [row, each]) for name, state in self.optimizer.items()]

@@ -104,21 +104,23 @@ class JaggedGroups:
             return []
         if self._is_full:
             return [values.unflatten(0, self.groups[0])]
-        if self._order is None and values.dim() == 2 and values.element_size() < 8:
-            length = self.groups[0].length
-            return [jagged_to_padded_dense(values, self.sequences.offsets, length, 0.0)]
+        if self._order is None and values.dim() > 1 and values.element_size() < 8:
+            offsets, length = self.sequences.offsets, self.groups[0].length
+            padded = jagged_to_padded_dense(values.flatten(1), offsets, length, 0.0)
+            return [padded.unflatten(2, values.shape[1:])]
         sizes = [group.sequences * group.length for group in self.groups]
         # one split has one backward, where a slice per group would fill all places per group
         parts = _Pad.apply(values, self.places).split(sizes)
         return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
-        """Bring (n, L, D) of at least one group back to (T, D); the reverse of `pad`."""
+        """Bring (n, L, ...) of at least one group back to (T, ...); the reverse of `pad`."""
         if self._is_full:
             return parts[0].flatten(0, 1)
         if self._order is None and parts[0].element_size() < 8:
             offsets, count = [self.sequences.offsets], self.sequences.num_values
-            return torch.ops.fbgemm.dense_to_jagged(parts[0], offsets, count)[0]
+            flat = torch.ops.fbgemm.dense_to_jagged(parts[0].flatten(2), offsets, count)[0]
+            return flat.unflatten(1, parts[0].shape[2:])
         return _Unpad.apply(torch.cat([part.flatten(0, 1) for part in parts]), self.places)
 
     @property
