@@ -143,7 +143,7 @@ class RankActor:
             self._stop.clear()
             self._save.clear()
             self._going_to = 0
-        start_thread(lambda: self._run(task, seat), name=f"rank-{seat.rank}")
+        start_thread(lambda: self._run(task, seat), f"rank-{seat.rank}", huge_pages=True)
 
     def poll(self, seen: int = 0, wait_s: float = 0.0) -> RankPoll:
         """State, with the events after the first `seen`.

@@ -12,8 +12,10 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 
 from rayrec.data.batch import Batch
+from rayrec.machine.memory import start_thread
 
 _Queue = queue.Queue[Batch | BaseException | None]
 
@@ -33,11 +35,10 @@ class BatchLoader(Iterator[Batch]):
         self._stop = threading.Event()
         # where there is no thread, batches are made by whoever asks for them
         self._made = None if threaded else made
-        args = (made, self._queue, self._stop)
-        thread = threading.Thread(target=_produce, args=args, name="rayrec-loader", daemon=True)
-        self._close = weakref.finalize(self, _end, thread, self._queue, self._stop)
-        if threaded:
-            thread.start()
+        parts = self._queue, self._stop
+        produce = partial(_produce, made, *parts)  # without the loader
+        thread = start_thread(produce, "rayrec-loader") if threaded else None
+        self._close = weakref.finalize(self, _end, thread, *parts)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -84,9 +85,9 @@ def _produce(made: Iterator[Batch], out: _Queue, stop: threading.Event) -> None:
     out.put(last)
 
 
-def _end(thread: threading.Thread, out: _Queue, stop: threading.Event) -> None:
+def _end(thread: threading.Thread | None, out: _Queue, stop: threading.Event) -> None:
     stop.set()
-    while thread.is_alive() and thread is not threading.current_thread():
+    while thread is not None and thread.is_alive() and thread is not threading.current_thread():
         try:
             # frees a producer that waits for room
             out.get_nowait()

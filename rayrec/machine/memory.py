@@ -23,6 +23,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 # names of mallopt(3)
@@ -86,14 +87,22 @@ def give_back() -> None:
         _tuned[0].malloc_trim(0)
 
 
-def start_thread(run: Callable[[], None], name: str) -> None:
-    """Start a daemon thread; after `tune_malloc` one of the main arena, where one is to be had."""
+def start_thread(
+    run: Callable[[], object], name: str, huge_pages: bool = False
+) -> threading.Thread:
+    """Start a daemon thread; after `tune_malloc` one of the main arena, where one is to be had.
+
+    Threads that come and go else leave something in each arena that they get in turn.
+
+    Args:
+        huge_pages: its buffers are large and stay, so they are to lie on huge pages.
+    """
     free: threading.Event = threading.Event()
     answers: SimpleQueue[bool] = SimpleQueue()
 
     def attempt(last: bool) -> None:
         fits = not _tuned or _on_main_arena(_tuned[0])
-        if fits:
+        if fits and huge_pages:
             _advise_huge_pages()
         answers.put(fits)
         if fits or last:
@@ -105,11 +114,29 @@ def start_thread(run: Callable[[], None], name: str) -> None:
     try:
         for i in range(_MOST_ARENAS):
             last = i == _MOST_ARENAS - 1
-            threading.Thread(target=attempt, args=(last,), name=name, daemon=True).start()
+            thread = threading.Thread(target=attempt, args=(last,), name=name, daemon=True)
+            thread.start()
             if answers.get():
                 break
     finally:
         free.set()
+    return thread
+
+
+def one_thread(name: str) -> ThreadPoolExecutor:
+    """Return a pool of one thread, which is of the main arena as those of `start_thread` are."""
+    others: list[ThreadPoolExecutor] = []
+    try:
+        while True:
+            pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+            if not _tuned or len(others) + 1 == _MOST_ARENAS:
+                return pool
+            if pool.submit(_on_main_arena, _tuned[0]).result():
+                return pool
+            others.append(pool)
+    finally:
+        for other in others:
+            other.shutdown(wait=False)
 
 
 def _on_main_arena(libc: ctypes.CDLL) -> bool:

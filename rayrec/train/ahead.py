@@ -24,6 +24,7 @@ from torch import nn
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.errors import ConfigError
+from rayrec.machine.memory import one_thread
 from rayrec.observe.timer import StepTimer, span
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -159,7 +160,7 @@ class Reader:
     def _read_on(self, timer: StepTimer | None) -> None:
         assert self._source is not None
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rayrec-reader")
+            self._pool = one_thread("rayrec-reader")
         pin = self._copies is not None
         while len(self._reading) < self._ahead:
             self._reading.append(self._pool.submit(_read, self._source, pin, timer))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from rayrec.comm import plain
 from rayrec.comm.process_group import new_group, shutdown_sockets
+from rayrec.machine.memory import start_thread
 
 # how long a rank that leaves its world waits for its thread to notice
 _LEAVE_S = 5.0
@@ -60,8 +61,7 @@ class SaveThread:
             except BaseException as error:
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name="save", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(run, "save")
 
     def finish(self) -> None:
         """Wait for the save under way, if there is one.

@@ -123,8 +123,8 @@ def test_reused_buffers_cost_no_page_faults(where: str) -> None:
 
 
 AMONG_THREADS = """
-import threading, torch
-from rayrec.machine.memory import start_thread, tune_malloc
+import sys, threading, torch
+from rayrec.machine.memory import one_thread, start_thread, tune_malloc
 more = threading.Event()
 for _ in range(5):  # each makes an arena of its own
     threading.Thread(target=lambda: (torch.empty(9000), more.wait()), daemon=True).start()
@@ -138,7 +138,10 @@ def run():
     print(int(in_heap(kept)), int(marked), heap("AnonHugePages:") - huge)
     done.set()
 done = threading.Event()
-start_thread(run, "rank")
+if sys.argv[1:] == ["pool"]:
+    one_thread("read").submit(run)
+else:
+    start_thread(run, "rank", huge_pages=True)
 assert done.wait(60)
 more.set()
 for thread in threading.enumerate()[1:]:
@@ -149,6 +152,10 @@ for thread in threading.enumerate()[1:]:
 def test_a_rank_s_thread_allocates_from_the_main_arena_which_asks_for_huge_pages() -> None:
     in_heap, marked, _ = run(HEAP + AMONG_THREADS)
     assert in_heap and marked
+
+
+def test_a_pool_s_thread_allocates_from_the_main_arena() -> None:
+    assert run(HEAP + AMONG_THREADS, "pool")[0]
 
 
 @pytest.mark.slow
