@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from rayrec.data.convert import to_batch
 from rayrec.data.numeric import times_of
-from rayrec.data.synthetic import bayes_scores
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
-from rayrec.streams.event_columns import UNKNOWN, known_seconds, logits_of
+from rayrec.streams.event_columns import UNKNOWN, best_auc, known_seconds, logits_of
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
 MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
+LOOK_S = 1.0  # a look takes what is there for at least so long
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class WindowCutter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._task: Future[StreamWindow | None] | None = None
         self._growing: _Growing | None = None
+        self._is_closing = False
         # when rows were seen last, and when the last look that saw none began
         self._seen = self._looked = time.monotonic()
 
@@ -115,6 +116,7 @@ class WindowCutter:
 
     def close(self) -> None:
         """End thread and source; what is being filled is read again from its cursor."""
+        self._is_closing = True
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._source.close()
 
@@ -128,7 +130,7 @@ class WindowCutter:
         most, is_full = config.rows, False
         if config.stop_after_rows is not None:
             most = min(most, config.stop_after_rows - growing.total)
-        while growing.rows < most and not is_full:
+        while growing.rows < most and not is_full and not self._is_closing:
             found = self._source.read(growing.cursor, most - growing.rows)
             if found is None:
                 self._looked = began
@@ -148,8 +150,12 @@ class WindowCutter:
             if is_full and not growing.rows:
                 # all were refused, so the time of the window follows from the next row
                 is_full, growing.end = False, None
-        if growing.since is None and (growing.rows or growing.refusals[growing.told :]):
-            growing.since = time.monotonic()
+            now = time.monotonic()
+            if growing.since is None and (growing.rows or growing.refusals[growing.told :]):
+                growing.since = now
+            # a source that always has more does not hold up a window
+            if now - max(began, growing.since or began) >= max(config.seconds, LOOK_S):
+                break
         if not (is_full or growing.rows >= most or self._is_due(growing)):
             return None
         if growing.rows:
@@ -281,16 +287,8 @@ class WindowCutter:
             refused=sum(max(1, one.rows) for one in growing.refusals),
             lag_rows=lag.rows,
             lag_s=None if lag.seconds is None else round(lag.seconds, 3),
-            best_auc=self._best_auc(rows),
+            best_auc=best_auc(rows, self._schema.labels[0], self._config.truth),
             crc32=crc32,
         )
         self._growing = None
         return self._folder.add(window, growing.refusals)
-
-    def _best_auc(self, rows: pa.Table) -> float | None:
-        truth = self._config.truth
-        if truth is None:
-            return None
-        labels = np.asarray(rows[self._schema.labels[0]]) != 0
-        best = bayes_scores(logits_of(rows, truth), labels)["bayes_auc"]
-        return float(best) if np.isfinite(best) else None

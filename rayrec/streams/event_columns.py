@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.synthetic import bayes_scores
 from rayrec.errors import InputError
 from rayrec.layout.dynamic import LATEST_S
 
@@ -32,3 +33,11 @@ def logits_of(rows: pa.Table, column: str) -> np.ndarray:
             "nulls; give a floating number to each row, or leave out data.stream.truth."
         )
     return np.asarray(pc.cast(values, pa.float64()))
+
+
+def best_auc(rows: pa.Table, label: str, truth: str | None) -> float | None:
+    """Return the AUC of the true logits of rows; None where there is no column of them."""
+    if truth is None:
+        return None
+    best = bayes_scores(logits_of(rows, truth), np.asarray(rows[label]) != 0)["bayes_auc"]
+    return float(best) if np.isfinite(best) else None
