@@ -54,7 +54,7 @@ class KafkaSource(StreamSource):
             # another client's question would make the topic
             asking = {**self._common, "group.id": "rayrec", "error_cb": self._heard.append}
             self._client = kafka.Consumer(asking)
-        except kafka.KafkaException as error:
+        except (kafka.KafkaException, TypeError, ValueError) as error:  # a callback is no text
             raise ConfigError(
                 f"the client of {self.name} refuses its properties: {one_line(error)}."
             ) from error
@@ -148,7 +148,7 @@ class KafkaSource(StreamSource):
             return None
         offsets = {int(one): int(offset) for one, offset in cursor["offsets"].items()}
         for one, offset in offsets.items():
-            low, high = bounds.get(one, (0, 0))
+            low, high = bounds.get(one, (-1, -1))  # where it was made anew with fewer partitions
             if not low <= offset <= high:
                 raise self._gone(one, offset, low, high)
         if inside:
@@ -156,8 +156,9 @@ class KafkaSource(StreamSource):
         # partitions that come later may have messages that no look has seen
         from_latest = self._from_latest and not offsets and not self._first
         for one, (low, high) in bounds.items():
-            first = high if from_latest else low
-            offsets.setdefault(one, self._first.setdefault(one, first))
+            first = self._first.setdefault(one, high if from_latest else low)
+            # retention may have gone on since a partition was seen
+            offsets.setdefault(one, max(first, low))
         begun = {
             "offsets": {str(one): offset for one, offset in sorted(offsets.items())},
             "ends": {str(one): min(bounds[one][1], offsets[one] + ROUND) for one in offsets},
@@ -199,7 +200,8 @@ class KafkaSource(StreamSource):
     def _ask(self) -> Bounds:
         found = self._client.list_topics(self._topic, timeout=REPLY_S).topics[self._topic]
         if found.error is not None:
-            if found.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            codes = self._kafka.KafkaError  # a name that no topic can have is an exception of it
+            if found.error.code() in (codes.UNKNOWN_TOPIC_OR_PART, codes.TOPIC_EXCEPTION):
                 raise InputError(f"there is no {self.name}; make it, or give another.")
             raise self._kafka.KafkaException(found.error)
         places = [self._kafka.TopicPartition(self._topic, one) for one in found.partitions]
