@@ -96,7 +96,12 @@ class DeltaSource(StreamSource):
                     place = f"version {version}, {path}"
                     return StreamRows(rows, self._cursor(table, *past), place, first=start)
                 first += part.rows
-        return None
+        if first_version > table.version():
+            return None
+        # told, so that no look reads their log again
+        passed = table.version()
+        place = f"version {passed}, which adds none"
+        return StreamRows(None, self._cursor(table, passed + 1, 0), place)
 
     def lag(self, cursor: Cursor) -> SourceLag:
         """Return the rows that the log counts behind the cursor, and the age of the first."""
