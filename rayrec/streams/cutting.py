@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,7 @@ from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
 MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
+MOST_PIECES = 256  # of the rows of a window; each reading walks over them
 LOOK_S = 1.0  # a look takes what is there for at least so long
 
 
@@ -225,6 +227,9 @@ class WindowCutter:
                 why = f"{count or 'no'} column{'s'[:count]} {name!r}; it has {rows.schema.names}"
                 growing.refusals.append(Refusal(place, why, len(rows)))
                 return
+        if growing.table is not None and growing.table[0].num_chunks > MOST_PIECES:
+            with suppress(pa.ArrowException):  # as of dictionaries with many values
+                growing.table = growing.table.combine_chunks()
         limit = len(growing.refusals) + MOST_REFUSALS
         for table in self._fitting(growing, rows.select(self._columns), place, first, limit):
             before = [] if growing.table is None else [growing.table]

@@ -59,6 +59,21 @@ def test_a_window_ends_by_its_seconds_while_rows_come(
     assert got == list(range(len(got)))
 
 
+def test_rows_that_come_one_by_one_are_held_in_few_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time of a window grows with the square of its rows."""
+    monkeypatch.setattr(cutting, "MOST_PIECES", 4)
+    cutter = cutter_of(tmp_path, Flow(), 60.0)
+    cutter.begin(0)
+    deadline = time.monotonic() + 30.0
+    while (growing := cutter._growing) is None or growing.rows < 20:
+        assert time.monotonic() < deadline
+        cutter.wait(0.01)
+    assert growing.table is not None and growing.table[0].num_chunks <= 6
+    cutter.close()
+
+
 def test_what_is_refused_is_told_while_more_of_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
