@@ -26,10 +26,11 @@ class LearningRates:
     def __init__(
         self, spec: TrainSpec, model: DistributedModelParallel, dense: torch.optim.Optimizer | None
     ) -> None:
-        self._spec, self._dense = spec, dense
+        self._spec, self._model, self._dense = spec, model, dense
         self._sparse_stages = stages_of(spec.sparse_schedule, spec.steps)
         self._dense_stages = stages_of(spec.dense_schedule, spec.steps)
         self._tables = model.fused_optimizer if self._sparse_stages else None
+        self._plan = model.plan
         groups = self._tables.param_groups if self._tables is not None else []
         self._base = [float(group["lr"]) for group in groups]
         self._dense_base = [float(group["lr"]) for group in dense.param_groups] if dense else []
@@ -39,7 +40,12 @@ class LearningRates:
         """Write the rates of the step that follows `step` finished ones."""
         if self._tables is not None:
             factor = learning_rate_at(step, 1.0, self._sparse_stages)
-            if factor != self._factors["sparse"]:
+            is_new = self._model.plan is not self._plan
+            if is_new:
+                # a table has grown, whose kernel is another one and begins with its own rate
+                self._tables, self._plan = self._model.fused_optimizer, self._model.plan
+                self._base = [float(group["lr"]) for group in self._tables.param_groups]
+            if is_new or factor != self._factors["sparse"]:
                 self._factors["sparse"] = factor
                 for group, base in zip(self._tables.param_groups, self._base, strict=True):
                     group["lr"] = base * factor

@@ -15,6 +15,7 @@ from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data import FeatureSchema
 from rayrec.driver.planning import find_tables
 from rayrec.layout import ShardingPlan, TablePlacement, column_wise
+from rayrec.optim import WarmupPolicy, WarmupStage
 from rayrec.runs.inputs import open_data
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
@@ -290,3 +291,25 @@ def test_no_table_grows_amid_a_sum_of_gradients(data: Path, tmp_path: Path) -> N
         trainer.begin()
         trainer.run()
     assert [rows_of(tmp_path / "run", step) for step in (3, 6, 9, 12)] == [16, 32, 32, 64]
+
+
+def test_the_rate_of_a_table_that_has_grown_follows_its_schedule(
+    data: Path, tmp_path: Path
+) -> None:
+    still = (WarmupStage(policy=WarmupPolicy.CONSTANT, value=0.0, max_iters=STEPS),)
+    whole = replace(saving(data, 1, tmp_path / "one"), sparse_schedule=still)
+    resumed = replace(
+        saving(data, 1, tmp_path / "two"),
+        sparse_schedule=still,
+        resume_from=(step_of(tmp_path / "one", 4),),
+    )
+    for spec_of_life in (whole, resumed):
+        with RankTrainer(spec_of_life) as trainer:
+            trainer.begin()
+            trainer.run()
+    before = known(tmp_path / "one", 1)
+    for run_path in (tmp_path / "one", tmp_path / "two"):
+        assert rows_of(run_path, STEPS) == GROWN[STEPS]
+        after = known(run_path)
+        same = before.keys() & after.keys()
+        assert same and all(after[key][2] == before[key][2] for key in same)
