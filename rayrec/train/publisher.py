@@ -86,6 +86,25 @@ class Publisher:
             self._publish(step)
             self._on_phase("training")
 
+    def after_wait(self, step: int, seconds: float) -> None:
+        """Publish what is due by time while no step is taken; raises as `after_window` does.
+
+        What was trained on is published already, unless a delta had to give way to a base.
+        """
+        if self.step != step:
+            self.after_window(step, seconds)
+            return
+        self._seconds += seconds
+        every_s = self._config.every.s
+        if every_s is None or self._seconds < every_s:
+            return
+        self._seconds = 0.0
+        self.finish()
+        if self._needs_base:
+            self._on_phase("publishing")
+            self._publish(step)
+            self._on_phase("training")
+
     def at_end(self, step: int) -> None:
         """Publish the end of a run, and wait until it is written; raises as `after_window` does."""
         if not step:

@@ -241,8 +241,8 @@ class RunLoop:
         self._waited_s += seconds
         if self.saves is not None:
             self.saves.after_wait(seconds)
-        if self.publisher is not None and self.publisher.step != live.step and live.step:
-            self.publisher.after_window(live.step, seconds)
+        if self.publisher is not None and live.step:
+            self.publisher.after_wait(live.step, seconds)
 
     def _next_end(self, profiler: Profiler | None) -> int:
         """Return the last step of the next window, where an act or a report is due."""

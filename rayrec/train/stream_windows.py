@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager, read_manifest
 from rayrec.data import TimeWindow
-from rayrec.errors import InputError
+from rayrec.errors import CheckpointError, InputError
 from rayrec.fields.json_text import of_json
 from rayrec.fields.writing import record_of
 from rayrec.machine.memory import give_back
@@ -96,15 +97,18 @@ class StreamWindows:
             return
         self._newest = newest
         if self._live.rank == 0:
-            manager = CheckpointManager(self._run_path)
-            kept = {step: self._epochs.get(step) for step in manager.steps()}
-            self._epochs = {
-                step: int(read_manifest(manager.path(step)).cursor["epoch"])
-                if epoch is None
-                else epoch
-                for step, epoch in kept.items()
-            }
-            self._folder.prune(min(self._epochs.values(), default=0))
+            # a save behind the training may delete a checkpoint between two looks at it
+            with suppress(CheckpointError):
+                self._prune()
+
+    def _prune(self) -> None:
+        manager = CheckpointManager(self._run_path)
+        kept = {step: self._epochs.get(step) for step in manager.steps()}
+        self._epochs = {
+            step: int(read_manifest(manager.path(step)).cursor["epoch"]) if epoch is None else epoch
+            for step, epoch in kept.items()
+        }
+        self._folder.prune(min(self._epochs.values(), default=0))
 
     def newest(self) -> tuple[int | None, float | None]:
         """Return the newest event time that was trained on, and when its window was cut."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.checkpoint import CheckpointManager
+from rayrec.checkpoint import CheckpointManager, Manifest, read_manifest
 from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
 from rayrec.serve.chain.folder import ChainFolder
+from rayrec.serve.chain.writer import ChainWriter, Moment
 from rayrec.streams import DeltaConfig, IcebergConfig, StreamConfig, StreamDataset
-from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
+from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec, stream_windows
 from rayrec.train.config import ENDLESS
 from rayrec.train.events import Evaluation, StreamProgress
 from tests.clicks import write_clicks
@@ -465,3 +468,52 @@ def test_what_does_not_go_with_a_stream_is_refused(
     words = [f"{key}={value}" for key, value in keys.items() if value is not None]
     assert main(["train", "--local", *(w for word in words for w in ("--set", word))]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_servers_get_the_last_rows_of_a_stream_that_falls_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delta that has to be a base is followed by one, though no step comes."""
+    write_stream(tmp_path)
+    publish_delta = ChainWriter.publish_delta
+
+    def gives_up(writer: ChainWriter, shards: Any, moment: Moment, gather: Any) -> bool:
+        return moment.step != 10 and publish_delta(writer, shards, moment, gather)
+
+    monkeypatch.setattr(ChainWriter, "publish_delta", gives_up)
+    spec = streamed(tmp_path, 1, "silent", stop_after_windows=None)
+    spec = replace(spec, publish=PublishConfig(every_s=1e-3))
+    published: list[int] = []
+    with RankTrainer(spec) as trainer:
+        chain = ChainFolder.of_run(tmp_path / "silent" / "published")
+
+        def stop() -> bool:
+            if trainer.step == 10:
+                published.append(chain.read(chain.places()[-1]).to_step)
+            return len(published) > 40 or published[-1:] == [10]
+
+        trainer.run(stop)
+    assert published[0] < 10 and published[-1] == 10
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the next save deletes old checkpoints while windows are looked through."""
+    write_stream(tmp_path)
+    looks: list[str] = []
+
+    def look(path: str) -> Manifest:
+        looks.append(path)
+        if len(looks) == 4:
+            shutil.rmtree(path)
+        return read_manifest(path)
+
+    monkeypatch.setattr(stream_windows, "read_manifest", look)
+    spec = streamed(tmp_path, 1, "raced")
+    config = CheckpointConfig(every_n_steps=1, num_to_keep=1)
+    with RankTrainer(replace(spec, checkpoint=config)) as trainer:
+        assert not trainer.run()
+    assert len(looks) > 4
+    kept = [path.name[:15] for path in (tmp_path / "raced" / "stream").glob("*.arrow")]
+    assert kept == ["window-00000003"], "later saves delete what that one left"
