@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rayrec.errors import ArtifactError
 from rayrec.modules import EmbeddingBagCollection, get_embedding_names_by_table
 from rayrec.serve.scorer import Scorer
+from rayrec.serve.traces import drop_symbols, dropped_sources
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 from rayrec.storage import one_line
 
@@ -89,7 +90,7 @@ def export_program(
     widths = [given.width for given in givens.values()]
     inputs = (torch.randn(rows, dense_columns), *(torch.randn(rows, width) for width in widths))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), dropped_sources():
             # once outside, so that what layers keep for later calls is made of real tensors
             wanted = part(*inputs)
             batch = torch.export.Dim("B", min=1, max=MAX_ROWS)
@@ -101,6 +102,7 @@ def export_program(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 torch.export.save(program, path)
+            drop_symbols(program)
     # whatever a model of the user's holds may refuse to be traced, and it is served all the same
     except Exception as error:
         path.unlink(missing_ok=True)
