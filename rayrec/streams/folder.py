@@ -81,7 +81,7 @@ class FolderSource(StreamSource):
                 key = (name, info.size)
                 try:
                     waiting[key] = self._rows.get(key) or self._open(name).metadata.num_rows
-                except (pa.ArrowException, OSError):
+                except (pa.ArrowException, OSError, UnicodeDecodeError):
                     continue
                 rows += waiting[key]
             if (behind or (rows and name == cursor["file"])) and info.mtime is not None:
@@ -100,12 +100,27 @@ class FolderSource(StreamSource):
                 f"stream {self.name} cannot be listed: {one_line(error)}. Make the folder, or give "
                 "its place in [data.stream] folder."
             ) from error
+        names = ((self._name_of(info), info) for info in found if info.is_file)
         files = {
-            info.base_name: info
-            for info in found
-            if info.is_file and info.base_name.endswith(SUFFIX) and info.base_name[0] not in "._"
+            name: info for name, info in names if name.endswith(SUFFIX) and name[0] not in "._"
         }
         return dict(sorted(files.items()))
+
+    def _name_of(self, info: fs.FileInfo) -> str:
+        """Return the name of a file; "" of one that is no Parquet file, and whose name is no text.
+
+        Raises:
+            InputError: a Parquet file has such a name, which no cursor can have.
+        """
+        try:
+            return str(info.base_name)
+        except UnicodeDecodeError as error:
+            name = error.object
+            if name.endswith(SUFFIX.encode()) and name[:1] not in b"._":
+                raise InputError(
+                    f"stream {self.name} has the file {name!r}, whose name is no UTF-8. Rename it."
+                ) from None
+            return ""
 
     def _out_of_order(self, files: dict[str, fs.FileInfo], cursor: Cursor) -> tuple[Refusal, ...]:
         """Return the files that have come with a name before all that the cursor knows."""
