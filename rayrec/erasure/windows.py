@@ -49,8 +49,10 @@ class StoredWindows:
                 path.unlink()
 
     def has_notes(self) -> bool:
-        """Return True if there are notes of refused rows, whose reasons may tell values."""
-        return any((self._folder / REFUSED).glob("*.json"))
+        """Return True if there are notes of refused rows, also unfinished ones, whose reasons may
+        tell values.
+        """
+        return any((self._folder / REFUSED).glob("*"))
 
     def find(self, keys: KeyFile, schemas: Sequence[FeatureSchema]) -> dict[str, int]:
         """Return the number of rows with a key by file, of files that have any.
@@ -85,9 +87,8 @@ class StoredWindows:
                 place = rows.schema.get_field_index(column)
                 kept = _emptied(rows[column].combine_chunks(), mask)
                 rows = rows.set_column(place, forgotten(rows.schema.field(column)), kept)
-            crc32 = write_window(rows, str(out / name), group)
-            if crc32 is not None:
-                record = _record_of(out / name)
+            crc32, record = write_window(rows, str(out / name), group), _record_of(out / name)
+            if _crc32_in(record) is not None:
                 told = json.loads(record.read_bytes()) | {"crc32": crc32}
                 record.unlink()  # it is a link to the old one
                 record.write_text(json.dumps(told))
@@ -104,21 +105,32 @@ class StoredWindows:
         """
         path = self._folder / name
         try:
+            crc32 = _crc32_in(_record_of(path))
+            if path.suffix == ARROW or crc32 is not None:
+                check_window(str(path), crc32)
             if path.suffix == PARQUET:
                 rows = pq.read_table(path, page_checksum_verification=True)
                 return rows, pq.read_metadata(path).row_group(0).num_rows
-            check_window(str(path), json.loads(_record_of(path).read_bytes()).get("crc32"))
             with ipc.open_file(path) as file:
                 return file.read_all(), file.get_batch(0).num_rows
         except (OSError, ValueError, AttributeError, pa.ArrowException, InputError) as error:
             raise InputError(
-                f"the window {path} cannot be read: {one_line(error)}. Delete it, and the "
-                "checkpoints that go on from it."
+                f"the window {path} cannot be read: {one_line(error).rstrip('.')}. Delete it, and "
+                "the checkpoints that go on from it."
             ) from error
 
 
 def _record_of(path: Path) -> Path:
     return path.with_name(f"{path.name[: len('window-00000000')]}.json")
+
+
+def _crc32_in(record: Path) -> int | None:
+    """Return the checksum that a record has; None where it has none, or is not there."""
+    try:
+        crc32: int | None = json.loads(record.read_bytes()).get("crc32")
+    except FileNotFoundError:
+        return None
+    return crc32
 
 
 def _masks(

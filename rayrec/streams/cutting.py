@@ -22,7 +22,7 @@ from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
-from rayrec.streams.event_columns import UNKNOWN, best_auc, known_seconds, logits_of
+from rayrec.streams.event_columns import best_auc, known_seconds, logits_of
 from rayrec.streams.kept import StreamWindow, WindowFolder
 from rayrec.streams.source import Cursor, Refusal, StreamSource
 
@@ -184,23 +184,33 @@ class WindowCutter:
 
     def _fitting_in_time(self, growing: _Growing, rows: pa.Table | None) -> int | None:
         """Return the number of rows before the first that is past the window's event time, or None
-        if all of them belong to the window.
+        if all of them belong to the window. Rows that will be refused begin and end no window.
         """
         size = self._config.event_seconds
-        if size is None or rows is None or rows.schema.names.count(self._time) != 1:
+        if size is None or rows is None or not len(rows):
+            return None
+        if any(rows.schema.names.count(name) != 1 for name in self._columns):
             return None
         times = known_seconds(rows[self._time])
-        if times is None or not len(times):
+        if times is None or not (growing.end is None or (times >= growing.end).any()):
             return None
-        if growing.end is None:
-            first = int(times[np.argmax(times > UNKNOWN)])
+        fit = self._which_fit(rows.select(self._columns))
+        if growing.end is None and len(fit):
+            first = int(times[fit[0]])
             newest = first if growing.newest is None else max(first, growing.newest)
             growing.end = (newest // size + 1) * size
-        past = np.flatnonzero(times >= growing.end)
+        past = fit if growing.end is None else fit[times[fit] >= growing.end]
         return int(past[0]) if len(past) else None
+
+    def _which_fit(self, rows: pa.Table) -> np.ndarray:
+        """Return the numbers of the rows that training can read."""
+        apart, numbered = _Growing(0, {}, None), rows.append_column("", [np.arange(len(rows))])
+        fitting = self._fitting(apart, numbered, "", 0, MOST_REFUSALS)
+        return np.concatenate([np.zeros(0, np.int64), *(table[""] for table in fitting)])
 
     def _begun(self, number: int) -> _Growing:
         if self._growing is None or self._growing.number != number:
+            self._folder.check_cut(number, is_begun=False)
             before = self._folder.read(number - 1) if number else None
             if number and before is None:
                 raise InputError(
@@ -294,6 +304,7 @@ class WindowCutter:
             lag_s=None if lag.seconds is None else round(lag.seconds, 3),
             best_auc=best_auc(rows, self._schema.labels[0], self._config.truth),
             crc32=crc32,
+            source=self._config.source_name,
         )
         self._growing = None
         return self._folder.add(window, growing.refusals)

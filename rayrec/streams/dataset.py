@@ -10,6 +10,7 @@ from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.rows import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.storage import resolve
 from rayrec.streams.config import StreamConfig
 from rayrec.streams.kept import ARROW, StreamWindow, WindowFolder, check_window
 
@@ -47,10 +48,11 @@ class StreamDataset:
             InputError: they are gone or damaged.
         """
         path = f"{WindowFolder(run_path).path}/{window.file}"
-        if not window.file.endswith(ARROW):
-            return ParquetDataset(path, self.schema, num_streams=self.num_streams)
-        check_window(path, window.crc32)
-        return ArrowDataset(path, self.schema, num_streams=self.num_streams)
+        is_arrow = window.file.endswith(ARROW)
+        if is_arrow or window.crc32 is not None:
+            check_window(resolve(path)[1], window.crc32)
+        kind = ArrowDataset if is_arrow else ParquetDataset
+        return kind(path, self.schema, num_streams=self.num_streams)
 
     def whole_columns(self) -> frozenset[str]:
         """Return the columns of ids and of times."""

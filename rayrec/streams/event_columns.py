@@ -36,7 +36,7 @@ def logits_of(rows: pa.Table, column: str) -> np.ndarray:
 
 
 def best_auc(rows: pa.Table, label: str, truth: str | None) -> float | None:
-    """Return the AUC of the true logits of rows; None where there is no column of them."""
+    """Return the AUC of the true logits of rows; None without a column of them, or of one class."""
     if truth is None:
         return None
     best = bayes_scores(logits_of(rows, truth), np.asarray(rows[label]) != 0)["bayes_auc"]

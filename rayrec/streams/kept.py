@@ -8,9 +8,9 @@ every attempt of the run, with any number of ranks, reads these rows and no othe
     refused/window-00000012.json    what was left out while it was cut, and why
 
 Rows on a disk are an Arrow IPC file, which ranks map into their memory, so that reading decodes
-nothing; its record has the checksum. Rows in an object store are a Parquet file, which is smaller
-and whose pages have checksums; and so are rows of types whose IPC files hold more than these rows,
-such as the whole dictionary of a column.
+nothing. Rows in an object store are a Parquet file, which is smaller and whose pages have
+checksums; and so are rows of types whose IPC files hold more than these rows, such as the whole
+dictionary of a column. The record of a file on a disk has its checksum.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class StreamWindow:
         refused: rows, messages and files that were left out.
         lag_rows, lag_s: what waited in the source then, see `SourceLag`.
         best_auc: AUC of the true logits of its rows, where the stream has them.
-        crc32: checksum of an Arrow file of its rows; None of a Parquet file.
+        crc32: checksum of the file of its rows; None of one in an object store.
+        source: name of what its rows were read from.
     """
 
     number: int
@@ -75,6 +76,7 @@ class StreamWindow:
     total_rows: int = 0
     best_auc: float | None = None
     crc32: int | None = None
+    source: str | None = None
 
 
 class WindowFolder:
@@ -82,16 +84,17 @@ class WindowFolder:
 
     Args:
         run_path: absolute folder or URI of the run.
+        source: name of what the windows are read from; None where that does not matter.
     """
 
-    def __init__(self, run_path: str) -> None:
-        self.path = f"{run_path}/{FOLDER}"
+    def __init__(self, run_path: str, source: str | None = None) -> None:
+        self.path, self._source = f"{run_path}/{FOLDER}", source
 
     def read(self, number: int) -> StreamWindow | None:
         """Return a window, or None where it has not been cut.
 
         Raises:
-            InputError: its record is damaged.
+            InputError: its record is damaged, or that of another window or source.
         """
         path = f"{self.path}/{_record_name(number)}"
         filesystem, where = resolve(path)
@@ -101,10 +104,39 @@ class WindowFolder:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeError, pa.ArrowException) as error:
-            raise InputError(f"window {path} cannot be read: {one_line(error)}.") from error
-        data = json_object(text, path, InputError)
-        window: StreamWindow = of_json(StreamWindow, data, path, InputError)
+            raise InputError(
+                f"window {path} cannot be read: {one_line(error)}. Put the record back, or begin a "
+                "new run."
+            ) from error
+        try:
+            data = json_object(text, path, InputError)
+            window: StreamWindow = of_json(StreamWindow, data, path, InputError)
+            if window.number != number:
+                raise InputError(f"{path} is the record of window {window.number}.")
+        except InputError as error:
+            raise InputError(f"{error} Put the record back, or begin a new run.") from None
+        if self._source is not None and window.source not in (None, self._source):
+            raise InputError(
+                f"{path} was cut from {window.source}, and this run reads {self._source}. Give the "
+                "source that it was cut from, or give the run another name or storage_path."
+            )
         return window
+
+    def check_cut(self, number: int, is_begun: bool) -> None:
+        """Check that a window without a record was not cut before, since it would be another one.
+
+        Args:
+            is_begun: it was trained on.
+        Raises:
+            InputError: it was.
+        """
+        # another process may have cut both just now, so the first is looked for last
+        was_cut = is_begun or self.read(number + 1) is not None
+        if was_cut and self.read(number) is None:
+            raise InputError(
+                f"{self.path}/{_record_name(number)} is gone, the record of a window that was cut. "
+                "Put it back, resume a checkpoint whose windows are kept, or begin a new run."
+            )
 
     def write_rows(self, number: int, rows: pa.Table) -> tuple[str, int | None]:
         """Write the rows of a window, and return the name of their file and its checksum.
@@ -124,10 +156,13 @@ class WindowFolder:
                 # the record must not outlive the rows, should the machine lose its power
                 sync(f"{root}/{name}")
         except (OSError, pa.ArrowException) as error:
+            # what is there of them would fill the disk
+            with suppress(OSError, pa.ArrowException):
+                filesystem.delete_file(f"{root}/{name}")
             raise SaveError(
                 f"cannot write window {number} to {self.path}: {one_line(error)}."
             ) from error
-        return name, crc32
+        return name, None if is_uri(self.path) else crc32
 
     def refuse(self, number: int, refusals: Sequence[Refusal]) -> None:
         """Write what was left out while a window was cut.
@@ -178,13 +213,14 @@ def write_window(
     """Write the rows of a window in groups of so many, as the suffix of the path says.
 
     Returns:
-        The checksum of an Arrow file.
+        The checksum of a local file; None of another one.
     """
     # a window is written once, read once or twice, and deleted: speed counts more than size
     if path.endswith(PARQUET):
         options = {"use_dictionary": False, "compression": "lz4", "write_page_checksum": True}
         pq.write_table(rows, path, row_group_size=group, filesystem=filesystem, **options)
-        return None
+        is_local = filesystem is None or isinstance(filesystem, fs.LocalFileSystem)
+        return checksum(path) if is_local else None
     whole = rows.combine_chunks()
     with ipc.new_file(path, whole.schema) as file:
         file.write_table(whole, max_chunksize=group)
@@ -203,7 +239,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def check_window(path: str, crc32: int | None) -> None:
-    """Check the bytes of a local Arrow file of rows.
+    """Check the bytes of a local file of rows.
 
     Raises:
         InputError: they are gone, or others than were written.
@@ -211,7 +247,9 @@ def check_window(path: str, crc32: int | None) -> None:
     try:
         found = checksum(path)
     except OSError as error:
-        raise InputError(f"cannot read window {path}: {one_line(error)}.") from error
+        raise InputError(
+            f"cannot read window {path}: {one_line(error)}. Put the file back, or begin a new run."
+        ) from error
     if found != crc32:
         raise InputError(
             f"window {path} is damaged: its checksum is {found}, and its record says {crc32}. "

@@ -42,7 +42,7 @@ class StreamWindows:
     def __init__(self, live: LiveRun, data: StreamDataset) -> None:
         assert live.spec.run_path is not None, "the driver has checked it"
         self._live, self._data, self._run_path = live, data, live.spec.run_path
-        self._folder = WindowFolder(self._run_path)
+        self._folder = WindowFolder(self._run_path, data.config.source_name)
         self._cutter: WindowCutter | None = None
         self._rows: TimeWindow | None = None
         self._newest: str | None = None
@@ -66,6 +66,8 @@ class StreamWindows:
             on_wait: receives the seconds that have passed, every second or so of a wait.
         """
         cursor = self._live.cursor
+        if self.current is None and cursor.batch:
+            self._folder.check_cut(cursor.epoch, is_begun=True)
         while self.current is None or not cursor.left:
             number = cursor.epoch if self.current is None else cursor.epoch + 1
             if self._is_past(number):

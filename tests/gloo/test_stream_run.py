@@ -313,6 +313,31 @@ def resumed(rank: int, world_size: int, folder: Path, path: str) -> dict[str, to
         return whole_numbers(trainer)
 
 
+def damaged(rank: int, world_size: int, folder: Path) -> dict[str, torch.Tensor]:
+    """Go on from the newest checkpoint, beside an older one that is kept and damaged."""
+    spec = streamed(folder, world_size, "damaged")
+    spec = replace(spec, checkpoint=CheckpointConfig(every_n_steps=1, num_to_keep=3))
+    with RankTrainer(spec) as trainer:
+        trainer.begin()
+        trainer.run(lambda: trainer.step >= 6)
+        newest = (str(trainer.newest),)
+    manifest = folder / "damaged" / "step-00000005" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    with RankTrainer(replace(spec, resume_from=newest)) as trainer:
+        trainer.begin()
+        trainer.run()
+        return whole_numbers(trainer)
+
+
+def test_a_damaged_checkpoint_that_is_kept_ends_no_run(ranks: RankPool, tmp_path: Path) -> None:
+    write_stream(tmp_path)
+    _, wanted, _ = ranks.run(1, walked, tmp_path)[0]
+    found = ranks.run(1, damaged, tmp_path)[0]
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    left = sorted(path.name for path in (tmp_path / "damaged" / "stream").glob("window-*.json"))
+    assert left == ["window-00000001.json", "window-00000002.json", "window-00000003.json"]
+
+
 def idle(rank: int, world_size: int, folder: Path) -> tuple[bool, int, list[str], str | None]:
     """Wait for rows that do not come, and stop or save meanwhile."""
     phases: list[str] = []
