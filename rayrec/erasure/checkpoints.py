@@ -36,6 +36,7 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.modules.init import fill
 from rayrec.serve.recipes import recipe_in
 from rayrec.shards.state import IDS, WEIGHT
+from rayrec.streams.dataset import STREAM_SCHEMA
 
 
 class StoredCheckpoint:
@@ -60,6 +61,13 @@ class StoredCheckpoint:
             if isinstance(said, Mapping) and isinstance(said.get("schema"), str):
                 return FeatureSchema.from_json(said["schema"], f"the schema of {self._folder}")
         return None
+
+    def stream_schema(self) -> FeatureSchema | None:
+        """Return the schema of the stream that its run was fed by; None where it says none."""
+        text = self.manifest.extras.get(STREAM_SCHEMA)
+        if not isinstance(text, str):
+            return None
+        return FeatureSchema.from_json(text, f"the schema of the stream of {self._folder}")
 
     def tables(self) -> list[TableSize]:
         """Return its tables."""

@@ -66,6 +66,12 @@ class StoredFolders:
         """Return the schemas that are known."""
         return [schema for one in self._all() if (schema := one.schema()) is not None]
 
+    def window_schemas(self) -> list[FeatureSchema]:
+        """Return the schemas that windows may have, each once."""
+        found = self.schemas()
+        found += [s for one in self.checkpoints.values() if (s := one.stream_schema()) is not None]
+        return [schema for place, schema in enumerate(found) if schema not in found[:place]]
+
     def tables(self) -> set[TableSize]:
         """Return the tables that are stored."""
         return {table for one in self._all() for table in one.tables()}

@@ -148,7 +148,14 @@ class _Erasure:
 
     def _stage_windows(self) -> None:
         """Write the folders of windows anew that hold a key, or notes of refused rows."""
-        schemas = self._folders.schemas()
+        schemas = self._folders.window_schemas()
+        unnamed = self._keys.unnamed(schemas)
+        if self._folders.windows and unnamed is not None:
+            raise ConfigError(
+                f"{self._root} holds windows of a stream, and no checkpoint says which of their "
+                f"columns have the keys of {unnamed!r}. Resume the run until it saves one that "
+                "does, or begin a new run and delete this one."
+            )
         for path, windows in self._folders.windows.items():
             found = windows.find(self._keys, schemas)
             if found or windows.has_notes():
@@ -182,7 +189,7 @@ class _Erasure:
         for path in self._new:
             if path in self._folders.windows:
                 windows = StoredWindows(self._staging.new(path))
-                left.rows |= windows.find(self._keys, self._folders.schemas())
+                left.rows |= windows.find(self._keys, self._folders.window_schemas())
                 continue
             kind = StoredCheckpoint if path in self._folders.checkpoints else StoredArtifact
             left.include(kind(self._staging.new(path)).find(self._wanted))

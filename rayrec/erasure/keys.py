@@ -129,6 +129,12 @@ class KeyFile:
                 if own & ids and len(keys):
                     yield feature, keys
 
+    def unnamed(self, schemas: Sequence[FeatureSchema]) -> str | None:
+        """Return a column by which no feature or table of schemas is named; None if all are."""
+        named = {one for s in schemas for f in s.features for one in (f.name, f.column)}
+        named |= {table.name for s in schemas for table in s.tables}
+        return next((name for name in self._columns if name not in named), None)
+
     def _readings(
         self, name: str, schemas: Sequence[FeatureSchema], tables: Collection[TableSize]
     ) -> set[tuple[int | None, TableSize]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
 from rayrec.data.rows import RowDataset
@@ -13,6 +13,8 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import resolve
 from rayrec.streams.config import StreamConfig
 from rayrec.streams.kept import ARROW, StreamWindow, WindowFolder, check_window
+
+STREAM_SCHEMA = "stream_schema"  # among the extras of checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,13 @@ class StreamDataset:
         time = self.config.time or self.schema.time
         ids = [feature.source for feature in self.schema.features]
         return frozenset([*ids, *self.schema.groups, *([] if time is None else [time])])
+
+    def extras(self) -> dict[str, str]:
+        """Return what a checkpoint says of the columns of windows, so that keys can be forgotten
+        whatever the model is.
+        """
+        tables = tuple(replace(table, init_fn=None) for table in self.schema.tables)
+        return {STREAM_SCHEMA: replace(self.schema, tables=tables).to_json()}
 
     def fingerprint(self) -> str:
         """A short hash of what a place in the stream depends on, beside the windows of the run."""

@@ -15,6 +15,7 @@ from typing import Any
 from rayrec.checkpoint import CheckpointManager
 from rayrec.dynamic.clock import clock_extras
 from rayrec.errors import ConfigError
+from rayrec.streams import StreamDataset
 from rayrec.train.events import Evaluation, Saved
 from rayrec.train.every import Every
 from rayrec.train.run_state import LiveRun, RunState
@@ -159,6 +160,7 @@ class Checkpoints:
             **clock_extras(state.id_clocks),
             "trained": {"rows": state.rows, "seconds": state.seconds},
             **({} if state.best == Best() else {"best": state.best.to_json()}),
+            **(spec.data.extras() if isinstance(spec.data, StreamDataset) else {}),
             **spec.extras,
         }
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.ipc as ipc
 import pytest
 
 from rayrec.errors import InputError, SaveError
+from rayrec.layout import EmbeddingBagConfig
 from rayrec.streams import StreamConfig, StreamDataset, kept
 from rayrec.streams.kept import WindowFolder
 from tests.data.stream_files import SCHEMA, amounts, as_bytes, config_of, cut, cutter_of, rows_of
@@ -151,6 +153,19 @@ def test_a_record_names_its_source(incoming: Path, run: Path) -> None:
     config = config_of(incoming, rows=3)
     cut_all(run, config, 1)
     assert json.loads(record(run, 0).read_text())["source"] == f"folder {incoming}"
+
+
+def test_a_checkpoint_has_the_schema_of_the_stream() -> None:
+    """Also one whose tables are filled by a function, which is no JSON."""
+
+    def fill(rows: object) -> None:
+        """Leave the rows as they are."""
+
+    (table,) = SCHEMA.tables
+    assert isinstance(table, EmbeddingBagConfig)
+    filled = replace(SCHEMA, tables=(replace(table, init_fn=fill),))
+    data = StreamDataset(config=StreamConfig(folder="in"), schema=filled)
+    assert type(SCHEMA).from_json(data.extras()["stream_schema"]) == SCHEMA
 
 
 def test_a_name_that_is_no_text_ends_no_run_but_of_a_parquet_file(

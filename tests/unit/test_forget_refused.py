@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.checkpoint import CheckpointManager
+from rayrec.checkpoint.manifest import Manifest
 from rayrec.cli.main import main
 from rayrec.data import Feature, FeatureSchema
 from rayrec.driver.run_folder import held
 from rayrec.erasure.forget import forget
 from rayrec.erasure.keys import KeyFile, TableSize
+from rayrec.erasure.windows import StoredWindows
 from rayrec.errors import ConfigError, DamagedCheckpointError, InputError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig
 from tests.data.plain_hashes import scalar_hash, scalar_id
@@ -196,6 +199,13 @@ def test_notes_of_refused_rows_go_also_where_no_row_has_a_key(run: Path) -> None
     pq.write_table(pa.table({"other": [1]}), stream / "window-00000000-x.parquet")
     (stream / "window-00000000.json").write_text("{}")
     (stream / "refused" / "window-00000000.json").write_text("[]")
+    manifest = max(run.glob("step-*")) / "manifest.json"
+    now = Manifest.from_bytes(manifest.read_bytes(), str(manifest))
+    table = EmbeddingBagConfig(20, 4, "t", feature_names=["t"])
+    feature = Feature(name="t", column="key")
+    schema = FeatureSchema(label="label", features=(feature,), tables=(table,))
+    extras = {**now.extras, "stream_schema": schema.to_json()}
+    manifest.write_bytes(replace(now, extras=extras).to_bytes())
     receipt, _ = forget(run, run.parent / "keys.csv")
     assert sorted(path.name for path in stream.iterdir()) == [
         "window-00000000-x.parquet",
@@ -203,3 +213,10 @@ def test_notes_of_refused_rows_go_also_where_no_row_has_a_key(run: Path) -> None
     ]
     (note,) = (one for one in receipt.files if one.path.startswith("stream"))
     assert note.path == "stream/refused/window-00000000.json" and note.after is None
+
+
+def test_a_note_that_was_not_finished_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "refused").mkdir()
+    assert not StoredWindows(tmp_path).has_notes()
+    (tmp_path / "refused" / ".rayrec-x1").write_text("[")
+    assert StoredWindows(tmp_path).has_notes()
