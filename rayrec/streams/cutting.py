@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -23,31 +22,13 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.storage import one_line
 from rayrec.streams.config import StreamConfig
 from rayrec.streams.event_columns import best_auc, known_seconds, logits_of
+from rayrec.streams.growing import GrowingWindow
 from rayrec.streams.kept import StreamWindow, WindowFolder
-from rayrec.streams.source import Cursor, Refusal, StreamSource
+from rayrec.streams.source import Refusal, StreamSource
 
 MOST_REFUSALS = 100  # told one by one, of a piece; beyond them the rest of it goes as a whole
 MOST_PIECES = 256  # of the rows of a window; each reading walks over them
 LOOK_S = 1.0  # a look takes what is there for at least so long
-
-
-@dataclass(slots=True)
-class _Growing:
-    """A window that is being filled."""
-
-    number: int
-    cursor: Cursor
-    newest: int | None
-    total: int = 0  # rows of all windows before
-    end: int | None = None  # the event time that it ends before
-    table: pa.Table | None = None
-    refusals: list[Refusal] = field(default_factory=list)
-    told: int = 0  # refusals that are in the folder of refused rows
-    since: float | None = None  # when the first of its rows, or of what is not told, was seen
-
-    @property
-    def rows(self) -> int:
-        return 0 if self.table is None else len(self.table)
 
 
 class WindowCutter:
@@ -75,7 +56,7 @@ class WindowCutter:
                 self._columns.append(name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream")
         self._task: Future[StreamWindow | None] | None = None
-        self._growing: _Growing | None = None
+        self._growing: GrowingWindow | None = None
         self._is_closing = False
         # when rows were seen last, and when the last look that saw none began
         self._seen = self._looked = time.monotonic()
@@ -166,7 +147,7 @@ class WindowCutter:
             self._tell(growing)
         return None
 
-    def _tell(self, growing: _Growing) -> None:
+    def _tell(self, growing: GrowingWindow) -> None:
         """Tell what was refused while no row came that fits.
 
         Raises:
@@ -182,7 +163,7 @@ class WindowCutter:
             )
         growing.told, growing.since = len(growing.refusals), None
 
-    def _fitting_in_time(self, growing: _Growing, rows: pa.Table | None) -> int | None:
+    def _fitting_in_time(self, growing: GrowingWindow, rows: pa.Table | None) -> int | None:
         """Return the number of rows before the first that is past the window's event time, or None
         if all of them belong to the window. Rows that will be refused begin and end no window.
         """
@@ -204,11 +185,11 @@ class WindowCutter:
 
     def _which_fit(self, rows: pa.Table) -> np.ndarray:
         """Return the numbers of the rows that training can read."""
-        apart, numbered = _Growing(0, {}, None), rows.append_column("", [np.arange(len(rows))])
+        apart, numbered = GrowingWindow(0, {}, None), rows.append_column("", [np.arange(len(rows))])
         fitting = self._fitting(apart, numbered, "", 0, MOST_REFUSALS)
         return np.concatenate([np.zeros(0, np.int64), *(table[""] for table in fitting)])
 
-    def _begun(self, number: int) -> _Growing:
+    def _begun(self, number: int) -> GrowingWindow:
         if self._growing is None or self._growing.number != number:
             self._folder.check_cut(number, is_begun=False)
             before = self._folder.read(number - 1) if number else None
@@ -220,16 +201,16 @@ class WindowCutter:
             cursor = self._source.start() if before is None else before.after
             newest = None if before is None else before.newest_event
             total = 0 if before is None else before.total_rows
-            self._growing = _Growing(number, cursor, newest, total)
+            self._growing = GrowingWindow(number, cursor, newest, total)
         return self._growing
 
-    def _is_due(self, growing: _Growing) -> bool:
+    def _is_due(self, growing: GrowingWindow) -> bool:
         if growing.since is None:
             return False
         age, idle = time.monotonic() - growing.since, self._config.stop_when_idle_s
         return age >= self._config.seconds or (idle is not None and self._idle_s >= idle)
 
-    def _add(self, growing: _Growing, rows: pa.Table, place: str, first: int) -> None:
+    def _add(self, growing: GrowingWindow, rows: pa.Table, place: str, first: int) -> None:
         self._seen = time.monotonic()
         for name in self._columns:
             count = rows.schema.names.count(name)
@@ -251,7 +232,7 @@ class WindowCutter:
                 growing.refusals.append(Refusal(place, why, len(table)))
 
     def _fitting(
-        self, growing: _Growing, rows: pa.Table, place: str, first: int, limit: int
+        self, growing: GrowingWindow, rows: pa.Table, place: str, first: int, limit: int
     ) -> list[pa.Table]:
         """Return the rows that training can read, in order; each bad one is refused.
 
@@ -279,7 +260,7 @@ class WindowCutter:
         if self._config.truth is not None:
             logits_of(rows, self._config.truth)
 
-    def _closed(self, growing: _Growing) -> StreamWindow:
+    def _closed(self, growing: GrowingWindow) -> StreamWindow:
         """Write a window and its record."""
         rows = growing.table
         assert rows is not None

@@ -54,7 +54,8 @@ class KafkaSource(StreamSource):
             # another client's question would make the topic
             asking = {**self._common, "group.id": "rayrec", "error_cb": self._heard.append}
             self._client = kafka.Consumer(asking)
-        except (kafka.KafkaException, TypeError, ValueError) as error:  # a callback is no text
+        # the last three of names that are no text's, such as callbacks
+        except (kafka.KafkaException, AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the client of {self.name} refuses its properties: {one_line(error)}."
             ) from error
