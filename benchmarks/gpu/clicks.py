@@ -17,6 +17,7 @@ from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train import OptimizerConfig
 
 DENSE = 13
 
@@ -49,7 +50,7 @@ def whole_tables(tables: Sequence[EmbeddingBagConfig]) -> ShardingPlan:
 def dlrm(
     work: Workload, settings: Settings, prefetch: bool = False
 ) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
-    """A DLRM on this rank, and Adam for its dense layers."""
+    """A DLRM on this rank, and Adam for its dense layers, as runs have it."""
     torch.manual_seed(settings.seed)
     tables = tables_of(work)
     over = settings.choose([1024, 1024, 512, 256, 1], [256, 128, 1], [8, 1])
@@ -65,7 +66,7 @@ def dlrm(
         seed=settings.seed,
         prefetch=prefetch,
     )
-    return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+    return model, OptimizerConfig(name="adam", lr=1e-3).make_dense(list(model.parameters()))
 
 
 def batches_of(work: Workload, count: int, seed: int = 0) -> list[Batch]:

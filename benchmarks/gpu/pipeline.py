@@ -23,6 +23,7 @@ from rayrec.train import TrainPipelineBase, TrainPipelineSparseDist, train_step
 
 PIPELINES = {"base": TrainPipelineBase, "sparse": TrainPipelineSparseDist}
 Numbers = dict[str, Tensor]
+BUSY_CYCLES = 20_000_000  # of the GPU's clock: 10 ms at 2 GHz
 
 
 def run(settings: Settings, notes: Notes) -> None:
@@ -45,8 +46,12 @@ def run(settings: Settings, notes: Notes) -> None:
         settings.need_gpu("streams")
         overlap = _profiled(settings, batches)
         found |= overlap._asdict()
-        if overlap.copies_ms and not overlap.copies_beside_ms:
-            raise Differs("no copy of a batch ran beside a kernel of the step")
+        for what, ms, beside_ms in (
+            ("the copies of batches", overlap.copies_ms, overlap.copies_beside_ms),
+            ("the kernels of the exchange ahead", overlap.ahead_ms, overlap.ahead_beside_ms),
+        ):
+            if beside_ms < 0.5 * ms:
+                raise Differs(f"{beside_ms} of {ms} ms of {what} ran beside kernels of the steps")
         if overlap.other_streams < 2:
             raise Differs(f"{overlap.other_streams} streams beside the step's, of two")
 
@@ -115,7 +120,11 @@ def _assert_pinned(batch: Batch) -> None:
 
 
 def _profiled(settings: Settings, batches: list[Batch]) -> Overlap:
-    """Some steps of the sparse pipeline under the profiler."""
+    """Some steps of the sparse pipeline under the profiler.
+
+    Before each the GPU is kept busy for some milliseconds, so that the host is ahead of it, as with
+    a larger model: what then waits for the steps before runs alone.
+    """
     model, dense = dlrm(workload(settings), settings, prefetch=True)
     pipeline = TrainPipelineSparseDist(model, dense, settings.device)
     stream: Iterator[Batch] = (batches[i % len(batches)] for i in count())
@@ -124,6 +133,7 @@ def _profiled(settings: Settings, batches: list[Batch]) -> Overlap:
     synchronize(settings)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         for _ in range(5):
+            torch.cuda._sleep(BUSY_CYCLES)
             pipeline.advance(stream)
         synchronize(settings)
     with tempfile.TemporaryDirectory() as folder:

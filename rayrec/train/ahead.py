@@ -68,11 +68,13 @@ class AheadBatch:
     Attributes:
         batch: batch on the device.
         copied: event after the copy of the batch; None on CPU.
+        copies: stream of the copy; None on CPU.
         started: indices in `kjts` of those whose exchange is under way.
     """
 
     batch: Any
     copied: torch.cuda.Event | None = None
+    copies: torch.cuda.Stream | None = None
     started: set[int] = field(default_factory=set)
 
     @cached_property
@@ -176,7 +178,7 @@ class Reader:
         # beside the kernels of the step; who uses the batch waits for the event
         with torch.cuda.stream(self._copies):
             moved = batch.to(self.device, non_blocking=True)
-            return AheadBatch(moved, self._copies.record_event())
+            return AheadBatch(moved, self._copies.record_event(), self._copies)
 
 
 def _read(source: Iterator[Any], pin: bool, timer: StepTimer | None) -> Any:
@@ -219,13 +221,14 @@ class Prefetcher:
 
         Every rank calls it for the same batches in the same order.
         """
-        ahead.wait()
-        # in the same order on every rank, since exchanges are matched by their order
-        for place in sorted(self._places or ()):
-            if place in ahead.started or place >= len(ahead.kjts):
-                continue
-            if self._model.prefetch(ahead.kjts[place]):
-                ahead.started.add(place)
+        # what is started waits for the copy, and not for the steps that the GPU has still to do
+        with torch.cuda.stream(ahead.copies):
+            # in the same order on every rank, since exchanges are matched by their order
+            for place in sorted(self._places or ()):
+                if place in ahead.started or place >= len(ahead.kjts):
+                    continue
+                if self._model.prefetch(ahead.kjts[place]):
+                    ahead.started.add(place)
 
     @contextmanager
     def watching(self, ahead: AheadBatch) -> Iterator[None]:

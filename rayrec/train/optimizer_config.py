@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
-
+_IN_ONE_KERNEL = ("adam", "sgd")  # that torch has on GPUs, and takes when it is told
+_WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})  # of which one is chosen
 
 # torch's default rates for optimizers whose step is as long as the rate, whatever the gradient
 _RATES = {"adam": 1e-3, "partial_rowwise_adam": 1e-3, "lamb": 1e-3}
@@ -53,7 +54,7 @@ class OptimizerConfig:
         return cls(name=word, lr=base.lr if word == base.name else _RATES.get(word, base.lr))
 
     def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of dense parameters.
+        """Return torch's optimizer of dense parameters; on a GPU one kernel updates them all.
 
         Raises:
             ConfigError: torch has no such option, or refuses its value.
@@ -62,7 +63,10 @@ class OptimizerConfig:
 
         try:
             kind = getattr(torch.optim, DENSE_OPTIMIZERS[self.name])
-            return kind(parameters, lr=self.lr, **self.options)
+            options = dict(self.options)
+            if self.name in _IN_ONE_KERNEL and not _WAYS.intersection(options):
+                options["fused"] = all(parameter.is_cuda for parameter in parameters) or None
+            return kind(parameters, lr=self.lr, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
 

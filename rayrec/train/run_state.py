@@ -163,10 +163,9 @@ class LiveRun:
         """Fill the dense optimizer, which keeps the learning rate and options of this run."""
         if self.dense is None or state is None:
             return
-        options = [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in self.dense.param_groups
+        # they come first, since torch keeps the state as they ask for
+        groups = [
+            {**own, "params": saved["params"]}
+            for own, saved in zip(self.dense.param_groups, state["param_groups"], strict=True)
         ]
-        self.dense.load_state_dict(dict(state))
-        for group, own in zip(self.dense.param_groups, options, strict=True):
-            group.update(own)
+        self.dense.load_state_dict({**state, "param_groups": groups})

@@ -77,16 +77,17 @@ def test_reports_count_every_row(folder: Path) -> None:
         assert all(0 < report.loss < 2 for report in reports)
 
 
+@pytest.mark.parametrize("begins", ["cuda", "cpu"])
 @pytest.mark.parametrize("sparse", ["rowwise_adagrad", "adam"])
 def test_a_run_goes_on_from_its_checkpoint_on_either_device(
-    folder: Path, tmp_path: Path, sparse: str
+    folder: Path, tmp_path: Path, sparse: str, begins: str
 ) -> None:
     spec = spec_of(folder, sparse_optimizer=OptimizerConfig(name=sparse, lr=0.02))
     spec = replace(spec, dense_optimizer=OptimizerConfig(name="adam", lr=0.003))
-    with RankTrainer(spec, "cuda") as whole:
+    with RankTrainer(spec, begins) as whole:
         whole.run()
         wanted = numbers(whole.model)
-    with RankTrainer(replace(spec, steps=5), "cuda") as first:
+    with RankTrainer(replace(spec, steps=5), begins) as first:
         first.run()
         path = first.save(str(tmp_path / "checkpoint"))
     for device in ("cuda", "cpu"):
@@ -95,7 +96,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_either_device(
             assert second.step == 5
             second.run()
             got = numbers(second.model)
-        if device == "cuda":
+        if device == begins:
             assert not [name for name in wanted if not torch.equal(got[name], wanted[name])]
         else:
             for name, value in wanted.items():

@@ -188,11 +188,12 @@ def pack_payload(rows: SourceRows, send: SendPlan, rank: int, out: Tensor) -> Te
     """Fill `out`, (words,) int32, with ids, lengths, weights and padding of each destination but
     this rank, in one copy.
     """
+    others = [message for to, message in enumerate(send.messages) if to != rank]
+    if not others:
+        return out
     pad = torch.zeros(1, dtype=WORD, device=rows.parts[0].ids.device)
     buffer: list[Tensor] = []
-    for message in (
-        message for destination, message in enumerate(send.messages) if destination != rank
-    ):
+    for message in others:
         found = chain(
             rows.runs_of("ids", message.ids),
             rows.runs_of("lengths", message.lengths),
@@ -227,14 +228,16 @@ def route(
     Args:
         unpack: sorts what arrived for each lookup group.
         track: remember where weighted ids came from, for the gradient of their weights.
-        checked: raises when ids are out of range. It is called before any id is cut by rows or
-            sent, and not earlier: on a GPU the wait for the headers then is the one that it needs.
+        checked: raises when ids are out of range. It is called before any id is cut by rows, sent
+            or looked up, and not earlier: on a GPU the wait for the headers then is the one that it
+            needs, and a rank alone has launched all else before it waits.
     Raises:
         InputError: see `bucketize`.
         ShapeError: a header does not fit, so the ranks compiled different plans.
         CommError: a peer is gone.
     """
-    if checked is not None and send.bucketings:
+    checked = checked or _no_check
+    if send.bucketings:
         checked()
     rows = bucketize(kjt, send.bucketings, slots.weighted, track)
     me, mine = exchange.rank, slots.ranks[exchange.rank].pieces
@@ -246,7 +249,7 @@ def route(
         words_out.append(0 if rank == me else payload_words(slots_of_rank.pieces, sizes))
 
     def words_in(received: list[list[int]]) -> list[int]:
-        if checked is not None and not send.bucketings:
+        if exchange.world_size > 1 and not send.bucketings:
             checked()
         if any(min(header, default=0) < 0 for header in received):
             raise ShapeError(
@@ -266,4 +269,11 @@ def route(
         else:
             arrived.append(Arrived.of(message, sizes, mine))
     time = max(sizes.extents[-1] for sizes in got) + NO_TIME if slots.uses_time else NO_TIME
-    return RoutedIds(unpack(got, arrived), sent, got, rows, time)
+    routed = RoutedIds(unpack(got, arrived), sent, got, rows, time)
+    if exchange.world_size == 1 and not send.bucketings:
+        checked()
+    return routed
+
+
+def _no_check() -> None:
+    """Judge nothing: the ids are known to be in range, or nobody asked."""

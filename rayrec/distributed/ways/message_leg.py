@@ -83,13 +83,23 @@ class MessageLeg(Leg):
                 ids[group.key] = replace(ids[group.key], weights=weights)
         with span(step.timer, "lookup"):
             rows = [step.look_up(group.key, ids[group.key]) for group in self.groups]
+        if step.timer is not None:
+            for made in rows:
+                step.timer.follow("update", made)
+        if self._as_looked_up is not None and not step.bags:
+            by_key = {group.key: made for group, made in zip(self.groups, rows, strict=True)}
+            return tuple(by_key[key] for key in self._as_looked_up)
         with span(step.timer, "output"):
             outputs = Joined.apply(self, step, anchor, *rows)
         if step.timer is not None:
             step.timer.follow("gradient", outputs[0])
-            for made in rows:
-                step.timer.follow("update", made)
         return outputs
+
+    @property
+    def _as_looked_up(self) -> tuple[GroupKey, ...] | None:
+        """The kernels whose outputs are those of the collections; None where rows are joined."""
+        only_pooled = self.pooled is not None and len(self._parts) == 1
+        return self.pooled.as_looked_up if self.pooled is not None and only_pooled else None
 
     def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
         """Send rows home and join them there; `inputs` are the rows that the kernels found."""

@@ -13,6 +13,7 @@ gradient goes to every replica in the same order everywhere, so that all make th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,6 +70,23 @@ class Pooled(MessagePart):
         return ids
 
     # forward
+
+    @cached_property
+    def as_looked_up(self) -> tuple[GroupKey, ...] | None:
+        """Per collection the kernel whose output is that of the collection, if all have one.
+
+        It is so on a rank alone, where nothing is put together or sent.
+        """
+        keys = []
+        for collection in self.collections:
+            groups = [group for group in self.groups if group.key.collection == collection]
+            spans = self.plan.writes[collection]
+            if len(self.plan.owners) > 1 or len(groups) != 1 or len(spans) != 1 or spans[0].hop:
+                return None
+            if spans[0].width != groups[0].width:  # other row blocks are added
+                return None
+            keys.append(groups[0].key)
+        return tuple(keys)
 
     def rows_out(self, owner: int, sizes: Sizes) -> int:
         """Return the number of values of an owner's matrices, but for replicas and hops."""
