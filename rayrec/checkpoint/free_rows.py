@@ -49,7 +49,8 @@ def blank_free(chunk: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     blank = dict(chunk)
     for name, values in chunk.items():
         if name != ROW and not name.startswith(_OF_PLACES):
-            blank[name] = values.masked_fill(is_free if values.dim() == 1 else is_free[:, None], 0)
+            here = is_free.to(values.device)  # rows may be a GPU's, whose ids are the host's
+            blank[name] = values.masked_fill(here if values.dim() == 1 else here[:, None], 0)
     return blank
 
 

@@ -24,7 +24,7 @@ from rayrec.layout import (
     table_wise,
 )
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.optim import SGD, Adam
+from rayrec.optim import SGD, Adam, RowWiseAdagrad, SparseOptimizer
 from rayrec.planner import ParameterConstraints
 from rayrec.planner.constraints import storages_of
 from rayrec.shards.copies import copy_touched
@@ -73,18 +73,19 @@ def test_ids_come_and_go_as_on_cpu_ranks(seed: int) -> None:
             torch.testing.assert_close(pair, want, **CLOSE)
 
 
-def test_checkpoints_go_between_gpu_and_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), RowWiseAdagrad(lr=0.1)])
+def test_checkpoints_go_between_gpu_and_cpu(tmp_path: Path, optimizer: SparseOptimizer) -> None:
     rule = DynamicConfig(admission_threshold=2, blocks=2)
     table = EmbeddingBagConfig(16, 8, "t", feature_names=list(KEYS), dynamic=rule)
     plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
 
     def model_on(device: torch.device) -> tuple[torch.nn.Module, ShardedEmbeddings]:
         module = EmbeddingBagCollection([table], device="meta")
-        return shard_embeddings(module, plan, LocalExchange(), Adam(lr=0.1), device, SEED)
+        return shard_embeddings(module, plan, LocalExchange(), optimizer, device, SEED)
 
     batches = [{"f": [[5, 6], [7]], "g": [[5], [-9]]}, {"f": [[6, 7]], "g": [[-9, 8]]}] * 2
     module, engine = model_on(torch.device("cuda"))
-    for bags in batches:
+    for bags in [*batches, {"f": [[9], [10]], "g": [[], []]}]:
         module(kjt_of(bags).to(torch.device("cuda"))).values().sum().backward()
     (state,) = engine.shard_states()
     assert state.weight.is_cuda and (state.ids["id_key"] != -1).sum() == 5
