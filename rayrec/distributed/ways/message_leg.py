@@ -98,8 +98,7 @@ class MessageLeg(Leg):
     @property
     def _as_looked_up(self) -> tuple[GroupKey, ...] | None:
         """The kernels whose outputs are those of the collections; None where rows are joined."""
-        only_pooled = self.pooled is not None and len(self._parts) == 1
-        return self.pooled.as_looked_up if self.pooled is not None and only_pooled else None
+        return self.pooled.as_looked_up if self.pooled and len(self._parts) == 1 else None
 
     def join(self, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
         """Send rows home and join them there; `inputs` are the rows that the kernels found."""
