@@ -130,7 +130,8 @@ class Carried:
 
     def _from_host(self, tensor: Tensor) -> Tensor:
         if self._name.startswith(_INDEXED) and not tensor.is_floating_point():
-            return on_host(tensor.to("cuda")).clone()  # a copy that the host waits for
+            there = tensor.to("cuda")  # a copy that the host waits for
+            return on_host(there).clone()  # `there` lives on: its memory would be taken at once
         if tensor.dim():
             raise RuntimeError(
                 f"{self._name}: expected all tensors on one device, got a GPU's and a CPU tensor "

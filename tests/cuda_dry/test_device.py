@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -28,6 +30,22 @@ def test_operators_compute_as_on_the_cpu() -> None:
     out = torch.empty(0, device="cuda")
     torch.cat([y, y], out=out)
     assert out.shape == (8, 4) and torch.equal(out[4:], y)
+
+
+def test_an_index_of_the_host_is_read_before_another_thread_takes_its_memory() -> None:
+    rows = 4096
+
+    def choose(seed: int) -> int:
+        rng = torch.Generator().manual_seed(seed)
+        values = torch.arange(float(rows))
+        there, wrong = values.cuda(), 0
+        for _ in range(2000):
+            mask = torch.rand(rows, generator=rng) < 0.5
+            wrong += not torch.equal(there[mask].cpu(), values[mask])
+        return wrong
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(choose, range(4))) == 0
 
 
 def test_a_gradient_flows() -> None:
