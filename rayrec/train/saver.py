@@ -51,7 +51,8 @@ class Saver:
         self._config, self._model = config, model
         self._rank, self._writers = rank, writers
         self.thread = SaveThread() if config.asynchronous and keeps else None
-        self._parent: Parent | None = None
+        # the checkpoint that the next one may add to, and after how many calls of `rebase` it began
+        self._last: tuple[Parent | None, int] = (None, 0)
         self._saves, self._mark, self._bases = 0, 0, 0
 
     def save(
@@ -79,7 +80,7 @@ class Saver:
         shards = self._shards(increment, copied=behind is not None, apart=apart)
         parent = self._parent if increment else None
         if not apart:
-            self._parent = None  # until this one is complete
+            self._last = (None, self._bases)  # until this one is complete
         given_up = (lambda: False) if behind is None else behind.given_up
         gather = gather_objects if behind is None else behind.gather
         given = dict(content) if behind is None else copied(content)
@@ -102,8 +103,8 @@ class Saver:
                     **given,
                 )
                 saved = _parent_of(where, manifest)
-            if not apart and bases == self._bases:
-                self._parent = saved
+            if not apart:
+                self._last = (saved, bases)
             then()
 
         if behind is None:
@@ -113,7 +114,12 @@ class Saver:
 
     def rebase(self) -> None:
         """Make the next checkpoint a whole one, and one that is being written no parent."""
-        self._parent, self._bases = None, self._bases + 1
+        self._bases += 1
+
+    @property
+    def _parent(self) -> Parent | None:
+        parent, bases = self._last
+        return parent if bases == self._bases else None
 
     def _next_is_increment(self) -> bool:
         """Count the next checkpoint, and return True if it is an increment."""
