@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -91,6 +92,9 @@ class IcebergConfig:
             whole_number("IcebergConfig has after_snapshot", self.after_snapshot)
 
 
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")  # of Kafka's Topic.validate
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KafkaConfig:
     """Topic of Kafka that a stream reads.
@@ -122,6 +126,11 @@ class KafkaConfig:
         for name, value in (("servers", self.servers), ("topic", self.topic)):
             if not value.strip():
                 raise ConfigError(f"KafkaConfig has {name}={value!r}; name one.")
+        if not _TOPIC.fullmatch(self.topic) or self.topic in (".", ".."):
+            raise ConfigError(
+                f"KafkaConfig has topic={self.topic!r}; the name of a topic has at most 249 "
+                "letters, digits, '.', '_' and '-'."
+            )
         for name, either in (
             ("format", ("arrow", "json")),
             ("starting_offsets", ("earliest", "latest")),

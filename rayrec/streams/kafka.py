@@ -9,6 +9,7 @@ The partitions whose turn is next are received meanwhile, by a client each.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Collection
 from typing import Any
@@ -25,6 +26,7 @@ from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, l
 ROUND = 10_000  # messages of a partition at most
 READ = {"json": 2_000, "arrow": 32}  # messages at a time; one of Arrow has many rows
 MOST_READERS = 8  # partitions that are received at a time
+MISSING_S = 60.0  # a broker that has just come may not yet know a topic for so long
 Bounds = dict[int, tuple[int, int]]  # first offset of each partition, and one past its last
 
 
@@ -63,6 +65,7 @@ class KafkaSource(StreamSource):
         self._first: dict[int, int] = {}  # offsets of partitions when they were first seen
         self._begun: tuple[Cursor, Cursor] | None = None  # a cursor, and the round begun at it
         self._is_away = False
+        self._was_there, self._missing_since = False, 0.0
 
     @property
     def name(self) -> str:
@@ -144,6 +147,7 @@ class KafkaSource(StreamSource):
             return cursor
         if self._begun is not None and self._begun[0] == cursor:
             return self._begun[1]
+        self._was_there |= bool(cursor["offsets"])
         bounds = self._bounds()
         if bounds is None:
             return None
@@ -202,9 +206,11 @@ class KafkaSource(StreamSource):
         found = self._client.list_topics(self._topic, timeout=REPLY_S).topics[self._topic]
         if found.error is not None:
             codes = self._kafka.KafkaError  # a name that no topic can have is an exception of it
-            if found.error.code() in (codes.UNKNOWN_TOPIC_OR_PART, codes.TOPIC_EXCEPTION):
+            unknown = found.error.code() == codes.UNKNOWN_TOPIC_OR_PART
+            if found.error.code() == codes.TOPIC_EXCEPTION or (unknown and not self._may_come()):
                 raise InputError(f"there is no {self.name}; make it, or give another.")
             raise self._kafka.KafkaException(found.error)
+        self._was_there, self._missing_since = True, 0.0
         places = [self._kafka.TopicPartition(self._topic, one) for one in found.partitions]
         low, high = (
             self._admin.list_offsets(dict.fromkeys(places, end), request_timeout=REPLY_S)
@@ -214,6 +220,15 @@ class KafkaSource(StreamSource):
             place.partition: (low[place].result().offset, high[place].result().offset)
             for place in sorted(places, key=lambda place: int(place.partition))
         }
+
+    def _may_come(self) -> bool:
+        """Return True where a topic that was there is unknown for the first time, or not for long.
+
+        A broker that has just started answers before it knows all topics.
+        """
+        now = time.monotonic()
+        self._missing_since = self._missing_since or now
+        return self._was_there and now - self._missing_since < MISSING_S
 
     def _wait(self, why: str) -> None:
         """Tell once that the run waits for the brokers."""

@@ -260,6 +260,9 @@ def test_what_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         KafkaConfig(servers="", topic="clicks")
     with pytest.raises(ConfigError, match="KafkaConfig has topic=' '; name one"):
         KafkaConfig(servers="localhost:9092", topic=" ")
+    for name in ("a b", "a\0b", "..", "ä", "a/b", "a" * 250):
+        with pytest.raises(ConfigError, match="the name of a topic has at most 249 letters"):
+            KafkaConfig(servers="localhost:9092", topic=name)
     with pytest.raises(ConfigError, match="format='avro'; give 'arrow' or 'json'"):
         KafkaConfig(servers="localhost:9092", topic="clicks", format="avro")
     with pytest.raises(ConfigError, match="starting_offsets='newest'; give 'earliest' or 'latest'"):

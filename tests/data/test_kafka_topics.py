@@ -50,6 +50,24 @@ def test_a_topic_that_was_made_anew_with_fewer_partitions_is_an_error() -> None:
         source.close()
 
 
+def test_a_topic_that_was_there_may_be_unknown_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = {"offsets": {"0": 0}, "ends": {}, "done": 0}
+    with cluster() as (producer, servers):
+        source = source_of(servers)
+        with pytest.warns(UserWarning, match="is waited for: .*Unknown topic"):
+            assert source.read(begun, 1) is None
+        send(producer, "clicks", [(0, ROW)])
+        found = awaited(source, begun).rows
+        assert found is not None and found["amount"].to_pylist() == [7]
+        source.close()
+    with cluster() as (_, servers):
+        source = source_of(servers)
+        monkeypatch.setattr("rayrec.streams.kafka.MISSING_S", 0.0)
+        with pytest.raises(InputError, match="there is no topic clicks"):
+            source.read(begun, 1)
+        source.close()
+
+
 def test_a_name_that_no_topic_can_have_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster() as (_, servers):
         source = source_of(servers)
