@@ -173,7 +173,10 @@ class IcebergSource(StreamSource):
             is_there = behind[-1].sequence_number == cursor["sequence"] + 1
         if is_there:
             return table, [*([] if is_done else [known[at]]), *reversed(behind)]
-        if last in known or not behind:
+        # all that main still has may be later than the cursor's snapshot
+        number = cursor["sequence"] or 0
+        is_later = behind and 0 < number < behind[-1].sequence_number
+        if not behind or (last in known and not is_later):
             raise InputError(
                 f"stream {self.name}: snapshot {last}, where the run goes on, is not on main, "
                 "which was rolled back or moved; bring main back to it or to one that follows it, "

@@ -327,6 +327,21 @@ def test_what_is_left_of_a_history_is_not_taken_for_the_whole(
         source.read(source.start(), 10)
 
 
+@pytest.mark.parametrize("keeps_parents", [False, True])
+def test_an_expired_snapshot_behind_the_cursors_is_no_rollback(
+    tmp_path: Path, keeps_parents: bool
+) -> None:
+    table = table_of(tmp_path, 1)
+    source = source_of(tmp_path)
+    _, cursor = drain(source, source.start())
+    for first in (5, 10):
+        table.append(rows_of(first, 5))
+    _, second, third = (one.snapshot_id for one in table.snapshots())
+    expire(table, [second], keeps_parents)
+    with pytest.raises(InputError, match=rf"were expired .* = {third}, the oldest"):
+        source.read(cursor, 10)
+
+
 def test_a_branch_that_was_rolled_back_or_moved_is_refused(tmp_path: Path) -> None:
     table = table_of(tmp_path, 3)
     first, second, third = (one.snapshot_id for one in table.snapshots())
