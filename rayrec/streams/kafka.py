@@ -50,6 +50,9 @@ class KafkaSource(StreamSource):
         self._from_latest = config.starting_offsets == "latest"
         self._objects = ObjectReader(whole) if self._form == "json" else None
         self._common, self._spec = client_properties(config), admin.OffsetSpec
+        sees_all = self._common.get("isolation.level") == "read_uncommitted"
+        levels = kafka.IsolationLevel
+        self._level = levels.READ_UNCOMMITTED if sees_all else levels.READ_COMMITTED
         self._heard: list[Any] = []  # errors that the client has told since it was asked last
         try:
             self._admin = admin.AdminClient(self._common)
@@ -212,8 +215,10 @@ class KafkaSource(StreamSource):
             raise self._kafka.KafkaException(found.error)
         self._was_there, self._missing_since = True, 0.0
         places = [self._kafka.TopicPartition(self._topic, one) for one in found.partitions]
+        # a round ends before a transaction that is open, and waits for none
+        asking = {"isolation_level": self._level, "request_timeout": REPLY_S}
         low, high = (
-            self._admin.list_offsets(dict.fromkeys(places, end), request_timeout=REPLY_S)
+            self._admin.list_offsets(dict.fromkeys(places, end), **asking)
             for end in (self._spec.earliest(), self._spec.latest())
         )
         return {
