@@ -65,7 +65,8 @@ class KeyFile:
             if twice:
                 raise InputError(f"{path} has several columns {twice[0]!r}; leave one of them.")
             self._columns = {name: table[name].drop_null().unique() for name in table.column_names}
-        except (OSError, pa.ArrowException) as error:
+        # names of columns are no text before they are asked for
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise InputError(
                 f"the keys in {path} cannot be read: {one_line(error)}. Write one key a row, in "
                 "columns of numbers or text."

@@ -60,7 +60,8 @@ class Settings(NamedTuple):
         below = [said for changed, said in self.changes.items() if changed[: len(path)] == path]
         if self.file is not None and (path[0] in self.sections or not below):
             below.insert(0, self.file)
-        return " with ".join(below) or "the command line"
+        # an option that says several keys is named once
+        return " with ".join(dict.fromkeys(below)) or "the command line"
 
 
 def read_settings(

@@ -9,6 +9,7 @@ import pytest
 
 from rayrec.cli import values
 from rayrec.cli.values import count, named_choice
+from rayrec.runs.toml_tree import Option, read_settings
 
 TYPES: dict[str, tuple[click.ParamType, dict[str, Any], list[str]]] = {
     "whole": (count(), {"1": 1, "12": 12}, ["0", "-1", "1.5", "x", "", "nan", "1e3"]),
@@ -42,3 +43,9 @@ def test_an_option_takes_what_it_says(name: str) -> None:
         with pytest.raises(click.BadParameter) as refused:
             command.make_context("x", [f"--value={text}"])
         assert refused.value.format_message().startswith("Invalid value for '--value': ")
+
+
+def test_an_option_that_says_several_keys_is_named_once() -> None:
+    said = [Option("--folder", ("run", name), name) for name in ("storage_path", "name")]
+    settings = read_settings(None, ["run.steps=3"], said)
+    assert settings.source_of(("run",)) == "--folder with --set run.steps=3"

@@ -191,6 +191,9 @@ def test_schemas_that_read_a_column_differently_are_refused(tmp_path: Path) -> N
         file.ids([one, other], [])
     with pytest.raises(InputError, match=r"cannot be read"):
         KeyFile(str(tmp_path / "none.csv"))
+    (tmp_path / "latin.csv").write_bytes("größe\n3\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin.csv cannot be read: .*codec"):
+        KeyFile(str(tmp_path / "latin.csv"))
 
 
 def test_notes_of_refused_rows_go_also_where_no_row_has_a_key(run: Path) -> None:
