@@ -2,7 +2,8 @@
 
 Where a thread writes, training pauses for a copy of what is to be saved. An increment holds rows
 that were touched since the checkpoint before. The first checkpoint of a run is whole, and so is
-every `full_every`-th, and one after a save that failed. All ranks decide alike.
+every `full_every`-th, one after a save that failed, and one under another plan. All ranks decide
+alike.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rayrec.checkpoint import (
     watch_save,
 )
 from rayrec.distributed import DistributedModelParallel
+from rayrec.layout import ShardingPlan
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.save_thread import SaveThread
 from rayrec.train.window import gather_objects
@@ -51,8 +53,9 @@ class Saver:
         self._config, self._model = config, model
         self._rank, self._writers = rank, writers
         self.thread = SaveThread() if config.asynchronous and keeps else None
-        # the checkpoint that the next one may add to, and after how many calls of `rebase` it began
-        self._last: tuple[Parent | None, int] = (None, 0)
+        # the checkpoint that the next one may add to, its plan, and after how many calls of
+        # `rebase` it began
+        self._last: tuple[Parent | None, ShardingPlan, int] = (None, model.plan, 0)
         self._saves, self._mark, self._bases = 0, 0, 0
 
     def save(
@@ -79,12 +82,12 @@ class Saver:
         increment = not apart and self._next_is_increment()
         shards = self._shards(increment, copied=behind is not None, apart=apart)
         parent = self._parent if increment else None
+        plan, bases = self._model.plan, self._bases
         if not apart:
-            self._last = (None, self._bases)  # until this one is complete
+            self._last = (None, plan, bases)  # until this one is complete
         given_up = (lambda: False) if behind is None else behind.given_up
         gather = gather_objects if behind is None else behind.gather
         given = dict(content) if behind is None else copied(content)
-        bases = self._bases
 
         def write() -> None:
             if self._rank >= self._writers:
@@ -104,7 +107,7 @@ class Saver:
                 )
                 saved = _parent_of(where, manifest)
             if not apart:
-                self._last = (saved, bases)
+                self._last = (saved, plan, bases)
             then()
 
         if behind is None:
@@ -118,8 +121,10 @@ class Saver:
 
     @property
     def _parent(self) -> Parent | None:
-        parent, bases = self._last
-        return parent if bases == self._bases else None
+        parent, plan, bases = self._last
+        # a chain cuts its tables alike, and the user's own loop may change the plan
+        is_same = bases == self._bases and plan == self._model.plan
+        return parent if is_same else None
 
     def _next_is_increment(self) -> bool:
         """Count the next checkpoint, and return True if it is an increment."""

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.checkpoint import read_manifest
+from rayrec.checkpoint import CheckpointManager, check_whole, read_manifest
 from rayrec.errors import ConfigError
+from rayrec.layout import TableLayout, TablePlacement
 from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, TrainSpec
 from rayrec.train.events import Evaluation, ProgressReport, Saved
 from rayrec.train.own_loop import LoopTask
@@ -106,6 +107,34 @@ def test_an_own_loop_equals_the_ready_made_one(
     ranks: RankPool, data: Path, tmp_path: Path, world_size: int
 ) -> None:
     ranks.run(world_size, both, data, tmp_path)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_increments_after_a_new_plan_add_to_a_checkpoint_of_that_plan(
+    data: Path, tmp_path: Path, asynchronous: bool
+) -> None:
+    def replanning(context: LoopContext) -> None:
+        model = context.shard(context.build())
+        context.track(torch.optim.Adam([p for _, p in model.dense_parameters()]))
+        for batch in context.batches():
+            if context.step == 5:
+                halved = {
+                    name: TablePlacement(TableLayout((0, rows // 2, rows), (0, 4), ((0,), (0,))))
+                    for name, rows in model.plan.rows.items()
+                }
+                model.reshard(replace(model.plan, tables=halved))
+            loss, _ = model(batch)
+            (loss * context.loss_weight(batch)).backward()
+
+    config = CheckpointConfig(every_n_steps=2, incremental=True, asynchronous=asynchronous)
+    spec = replace(spec_of(data, 1), steps=8, run_path=str(tmp_path), checkpoint=config)
+    run(0, 1, spec, replanning)
+    manager, added = CheckpointManager(str(tmp_path)), {}
+    for step in manager.steps():
+        manifest = read_manifest(manager.path(step))
+        check_whole(manager.path(step), manifest)
+        added[step] = manifest.parent is not None
+    assert added == {2: False, 4: True, 6: False, 8: True}
 
 
 def test_an_own_loop_evaluates_and_gives_scores(data: Path) -> None:
