@@ -124,7 +124,7 @@ class Checkpoints:
         return where
 
     def rebase(self) -> None:
-        """Make the next checkpoint a whole one, since tables have other rows now."""
+        """Make the next checkpoint a whole one, since rows have changed outside of training."""
         self._saver.rebase()
 
     def finish(self) -> None:

@@ -169,6 +169,7 @@ class RankRun:
     def restore(self, path: str, *, weights_only: bool = False) -> None:
         """Resume a checkpoint of any number of ranks and any plan; see `starting.restore`."""
         self._loop.checkpoints.finish()
+        self._loop.checkpoints.rebase()
         if self.model.undo is not None:
             self.model.undo.forget()
         if self._loop.publisher is not None:

@@ -127,6 +127,20 @@ def test_a_run_goes_on_from_an_increment_and_pruning_leaves_its_chain(
             torch.testing.assert_close(tensor, alone[key], rtol=1e-4, atol=1e-5)
 
 
+def test_the_checkpoint_after_another_was_restored_holds_its_rows(
+    data: Path, tmp_path: Path
+) -> None:
+    other = spec_with(data, 1, tmp_path / "other", CheckpointConfig())
+    trained(other)
+    spec = spec_with(data, 1, tmp_path / "mine", replace(BEHIND, asynchronous=False))
+    with RankTrainer(replace(spec, steps=4)) as trainer:
+        trainer.begin()
+        trainer.run()
+        path = CheckpointManager(str(tmp_path / "other")).path(STEPS)
+        trainer.restore(path)
+        assert tables_at(trainer.save()) == tables_at(path)
+
+
 def dropped(rank: int, world_size: int, folder: Path, run: Path) -> None:
     """A model with dropout, in one go and in two."""
     spec = spec_with(folder, world_size, run, CheckpointConfig(every_n_steps=6))
