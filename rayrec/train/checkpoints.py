@@ -28,7 +28,8 @@ class Checkpoints:
     """Checkpoints of one rank of a run.
 
     Attributes:
-        newest: path of the newest checkpoint of the run, or None; it is not written again.
+        newest: path of the newest checkpoint of the run, or None; it is not written again. Those
+            that `save` was given a path for count where the run has no folder.
         ending: no step follows.
         note: receives a line for the user.
     """
@@ -40,6 +41,8 @@ class Checkpoints:
         self._every = self._config.every if self._keeps else Every()
         self._saver = Saver(self._config, live.model, live.rank, live.writers, self._keeps)
         self._saving: Saved | None = None
+        # path and step of the last that lies outside of the run's folder
+        self._apart: tuple[str, int] | None = None
         self._since_s, self.ending = 0.0, False
         self.newest: str | None = None
         self.note: Callable[[str], None] = lambda line: None
@@ -104,7 +107,7 @@ class Checkpoints:
         if not where:
             raise ConfigError("the run has no storage path; pass save(path) one.")
         best = live.schedule.best
-        if where != self.newest:
+        if where != self.newest and (where, live.step) != self._apart:
             live.model.sync()  # replicas have drifted apart, and one of each is saved
 
             def prune() -> None:
@@ -141,7 +144,11 @@ class Checkpoints:
             self.note(line)
         self._saver.finish()
         if saving is not None:
-            self.newest = saving.path
+            spec = self._live.spec
+            if spec.run_path and CheckpointManager(spec.run_path).step_of(saving.path) is None:
+                self._apart = saving.path, saving.step
+            else:
+                self.newest = saving.path
             self._live.announce(saving)
 
     def give_up(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import rayrec.train.saver as saver
 from rayrec.checkpoint import CheckpointManager, check_whole, load_table, read_manifest
 from rayrec.errors import SaveError
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
+from rayrec.train.callbacks import Callback
 from rayrec.train.events import Event, Saved
 from rayrec.train.save_thread import SaveThread
 from tests.gloo.shaped import whole_numbers, write_shaped
@@ -139,6 +140,30 @@ def test_the_checkpoint_after_another_was_restored_holds_its_rows(
         path = CheckpointManager(str(tmp_path / "other")).path(STEPS)
         trainer.restore(path)
         assert tables_at(trainer.save()) == tables_at(path)
+
+
+@dataclass(frozen=True)
+class Mirror(Callback):
+    """Saves elsewhere what the run has saved."""
+
+    folder: Path
+
+    def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
+        if str(self.folder) not in saved.path:
+            trainer.save(str(self.folder / str(saved.step)))
+
+
+def test_a_checkpoint_elsewhere_is_not_the_newest_of_the_run(data: Path, tmp_path: Path) -> None:
+    config = CheckpointConfig(every_n_steps=STEPS // 2)
+    spec = spec_with(data, 1, tmp_path / "mine", config)
+    spec = replace(spec, rank_callbacks=(Mirror(tmp_path / "mirror"),))
+    with RankTrainer(spec) as trainer:
+        trainer.begin()
+        trainer.run()  # and does not write its last one twice, at the end
+        mine = CheckpointManager(spec.run_path or "")
+        assert trainer.newest == mine.latest() and mine.steps() == (STEPS // 2, STEPS)
+        for step in mine.steps():
+            assert tables_at(mine.path(step)) == tables_at(str(tmp_path / "mirror" / str(step)))
 
 
 def dropped(rank: int, world_size: int, folder: Path, run: Path) -> None:
