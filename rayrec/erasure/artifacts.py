@@ -203,7 +203,11 @@ def held_in(
     """
     if keys is not None:
         return keys[torch.isin(keys, ids)]
-    places = ids if rows is None else torch.isin(rows, ids).nonzero(as_tuple=True)[0]
+    if rows is None:
+        # a later artifact of the table may be dynamic, and know more ids
+        places = ids[(ids >= 0) & (ids < len(packed))]
+    else:
+        (places,) = torch.isin(rows, ids).nonzero(as_tuple=True)
     differs = (torch.from_numpy(packed[places.numpy()]) != zeros(table)).any(1)
     return (places if rows is None else rows[places])[differs]
 

@@ -142,6 +142,15 @@ class KeyFile:
         """Return the buckets and the table of each feature that reads a column."""
         readings = [found for schema in schemas if (found := set(_features(name, schema)))]
         readings = readings or [{(None, table) for table in tables if table.name == name}]
+        # a dynamic table may have had other rows, or been none, and then had some of its ids
+        dynamic = {size.name for one in readings for _, size in one if size.is_dynamic}
+        readings = [
+            {
+                (buckets, TableSize(size.name, 1, True) if size.name in dynamic else size)
+                for buckets, size in one
+            }
+            for one in readings
+        ]
         if any(other != readings[0] for other in readings):
             raise ConfigError(
                 f"schemas in one folder read the column {name!r} differently; name the folder "
