@@ -48,14 +48,15 @@ class StoredChain:
         Raises:
             ArtifactError: a file is missing or damaged.
         """
-        found = {}
+        found, base = dict[str, Found](), self.base
         for publication in self.publications:
             if publication.kind == BASE:
-                found[publication.name] = self._base(publication).find(wanted)
+                base = self._base(publication)
+                found[publication.name] = base.find(wanted)
                 continue
             found[publication.name] = own = Found()
-            for path, change in self._changes(publication):
-                table = self.base.manifest.tables[change.number]
+            for path, change in self._changes(publication, base):
+                table = base.manifest.tables[change.number]
                 if table.name in wanted:
                     ids, values = wanted[table.name].ids, change.packed.numpy()
                     held = held_in(table.packed, change.rows, values, change.keys, ids)
@@ -82,7 +83,8 @@ class StoredChain:
         """
         head = self.publications[-1]
         key = key_for(self.folder / head.name, PUBLICATION, key)
-        changes = [change for delta in self._newest[1:] for _, change in self._changes(delta)]
+        deltas = self._newest[1:]
+        changes = [change for one in deltas for _, change in self._changes(one, self.base)]
         latest = None
         if head.dense is not None:
             latest = head.to_step, read_stored(self.folder / head.name, head.dense)
@@ -109,13 +111,17 @@ class StoredChain:
             raise ArtifactError(f"{artifact.folder} holds another artifact than was published.")
         return artifact
 
-    def _changes(self, delta: Publication) -> list[tuple[str, ChangedRows]]:
-        """Return the rows of each file of a delta, with its path."""
-        numbers = {table.name: number for number, table in enumerate(self.base.manifest.tables)}
+    def _changes(self, delta: Publication, base: StoredArtifact) -> list[tuple[str, ChangedRows]]:
+        """Return the rows of each file of a delta, with its path.
+
+        Args:
+            base: what it adds to, which says how its rows are packed.
+        """
+        numbers = {table.name: number for number, table in enumerate(base.manifest.tables)}
         changes = list[tuple[str, ChangedRows]]()
         for changed in delta.tables:
             number = numbers[changed.name]
-            packed = self.base.manifest.tables[number].packed
+            packed = base.manifest.tables[number].packed
             read = read_rows(self.folder / delta.name, changed, packed, number)
             changes += zip([file.path for file in changed.files], read, strict=True)
         return changes

@@ -79,3 +79,12 @@ def test_a_key_is_an_id_of_a_table_of_any_size(
     for life, table in enumerate(tables):
         path = live(tmp_path, life, table, None)
     check_forgotten(tmp_path, path)
+
+
+@pytest.mark.parametrize("tables", LIVES, ids=NAMES)
+def test_publications_are_read_by_the_base_that_they_add_to(
+    tmp_path: Path, tables: tuple[dict[str, Any], ...]
+) -> None:
+    for life, table in enumerate(tables):
+        path = live(tmp_path, life, table, ("int8", "fp16")[life])
+    check_forgotten(tmp_path, path)
