@@ -80,7 +80,9 @@ def there(run: Run, view: View) -> list[Place]:
     if run.rules.scaling.is_elastic:
         nodes = {p: node for p, node in nodes.items() if node not in view.rooms.draining}
     spares = {seat.place for seat in run.roster.of(Role.SPARE)}
-    return sorted(place for place in nodes if place not in spares)
+    # what the head told last may hold places that were given back since
+    groups = set(run.roster.groups)
+    return sorted(place for place in nodes if place.group in groups and place not in spares)
 
 
 def _begin(run: Run, view: View) -> Iterator[Command]:

@@ -549,6 +549,7 @@ class Simulation:
 
     def start(self, start: StartProcess) -> None:
         assert start.process not in self.processes
+        assert start.place.group in self.groups, "a place that was given back"
         there = [p.place for p in self.processes.values()]
         assert start.place not in there, "two processes at one place"
         born_at = self.now + self.draw.random() * 3
