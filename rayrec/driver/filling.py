@@ -54,7 +54,10 @@ def fill(run: Run, view: View) -> Iterator[Command]:
 
 
 def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
-    """Ask the cluster for places for `ranks` ranks in all, and give surplus places back."""
+    """Ask the cluster for places for `ranks` ranks in all, and give surplus places back.
+
+    Single places stand in for those that no rank can have.
+    """
     roster, rooms = run.roster, view.rooms
     single = [group for group in roster.groups if group != BASE]
     spares = {seat.place.group for seat in roster.of(Role.SPARE)}
@@ -62,7 +65,8 @@ def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
     nodes = rooms.nodes if rooms is not None else {}
     draining = {p.group for p, node in nodes.items() if rooms and node in rooms.draining}
     taken = [seat.place for seat in roster.of(Role.RANK, Role.LEAVER, Role.NEWCOMER)]
-    back, more = surplus(single, taken, draining, ranks - run.rules.scaling.least, MOST_ASKED)
+    wanted = ranks + _lacking(run, view) - run.rules.scaling.least
+    back, more = surplus(single, taken, draining, wanted, MOST_ASKED)
     for group in back:
         roster.groups.remove(group)
         yield GiveBack(group=group)
@@ -83,6 +87,19 @@ def there(run: Run, view: View) -> list[Place]:
     # what the head told last may hold places that were given back since
     groups = set(run.roster.groups)
     return sorted(place for place in nodes if place.group in groups and place not in spares)
+
+
+def _lacking(run: Run, view: View) -> int:
+    """Return the number of places, of the first group or of ranks, that no rank can have.
+
+    What the first group lost comes back together or not at all; single places come sooner.
+    """
+    scaling, rooms = run.rules.scaling, view.rooms
+    if not scaling.is_elastic or rooms is None:
+        return 0
+    places = there(run, view)
+    lacks = scaling.least - sum(place.group == BASE for place in places)
+    return lacks + sum(p.group != BASE and p in rooms.nodes and p not in places for p in run.places)
 
 
 def _begin(run: Run, view: View) -> Iterator[Command]:
@@ -162,10 +179,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         nodes = view.rooms.nodes if view.rooms is not None else {}
         given = sum(place.group == BASE for place in nodes)
         if scaling.is_elastic and (roster.ranks or given == scaling.least):
-            # what the first group lost comes back together or not at all; single places come sooner
-            lacks = scaling.least - sum(place.group == BASE for place in places)
-            lacks += sum(p.group != BASE and p in nodes and p not in places for p in run.places)
-            yield from ask(run, view, wanted + lacks)
+            yield from ask(run, view, wanted)
         yield from _wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)

@@ -125,7 +125,7 @@ def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Comm
     elsewhere = 0
     if scaling.is_elastic:
         # an autoscaler sees what is asked for, and brings another node meanwhile
-        yield from ask(run, view, run.sizing.wanted + sum(len(node.ranks) for node in nodes))
+        yield from ask(run, view, run.sizing.wanted)
         elsewhere = len(there(run, view))
     patience_s = scaling.shrink_after_s
     save = leave = False

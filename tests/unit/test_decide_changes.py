@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from rayrec.driver.commands import Ask, Command, GiveBack
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended
 from tests.unit.simulated_cluster import Node, Simulation
@@ -19,6 +20,22 @@ def elastic(most: int, **nodes: int) -> Simulation:
     return world
 
 
+def look_for(world: Simulation, seconds: float) -> list[Command]:
+    """Let a run go on for a while, and return the commands about places."""
+    asked: list[Command] = []
+    do = world.do
+
+    def record(commands: list[Command]) -> None:
+        asked.extend(c for c in commands if isinstance(c, Ask | GiveBack))
+        do(commands)
+
+    world.do, until = record, world.now + seconds  # type: ignore[method-assign, assignment]
+    while world.now < until and not world.run.has_ended:
+        world.look_once()
+    world.do = do  # type: ignore[method-assign]
+    return asked
+
+
 def test_a_place_that_is_given_back_gets_no_process() -> None:
     """The head has told of it in the very look in which fewer ranks are wished for."""
     world = elastic(3, a=1)
@@ -29,3 +46,20 @@ def test_a_place_that_is_given_back_gets_no_process() -> None:
         world.look_once()
     world.wish = 2
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+
+
+def test_a_run_grows_while_a_node_that_it_has_left_is_still_there() -> None:
+    """The first place lies there, and another one stands in for it."""
+    world = elastic(3, goes=1, stays=1)
+    world.nodes["goes"].draining = True
+    while len(world.run.roster.ranks) > 1:
+        world.look_once()
+    world.nodes["new"] = Node(slots=3)
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 3
+
+
+def test_a_place_for_a_rank_that_will_leave_is_asked_for_once() -> None:
+    """An autoscaler takes a while to answer, and a run that looks for more ranks must not wait."""
+    world = elastic(3, goes=1, stays=1)
+    world.nodes["goes"].draining, world.nodes["goes"].goes_at = True, world.now + 300.0
+    assert [type(command) for command in look_for(world, 12.0)] == [Ask]
