@@ -21,7 +21,7 @@ from rayrec.driver.failing import failed, gather
 from rayrec.driver.filling import fill
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.run import Run
-from rayrec.driver.running import hand_over, watch
+from rayrec.driver.running import hand_over, watch, without
 from rayrec.driver.sizing import LOOK_S
 from rayrec.driver.spares import lose
 from rayrec.driver.starting import start
@@ -95,11 +95,12 @@ def _hear(run: Run, view: View) -> Iterator[Command]:
             if seat.role is Role.RANK:
                 seat.stage = Stage.READY
         elif reply.verb == "warm" and seat.role in (Role.SPARE, Role.NEWCOMER):
-            if reply.cause and seat.role is Role.SPARE:
-                yield from lose(seat, view.now)
-            else:
-                # a newcomer that cannot import tells of it when it takes the task
+            if not reply.cause:
                 seat.stage, seat.deaths = Stage.READY, 0
+                continue
+            if seat.role is Role.NEWCOMER:
+                yield without(reply.cause)
+            yield from lose(seat, view.now)
 
 
 def _plan(run: Run, view: View) -> Iterator[Command]:

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 from rayrec.driver.blame import Observation
 from rayrec.driver.commands import Command, Stop, Tell
-from rayrec.driver.failing import dismiss, failed
+from rayrec.driver.failing import ailing, dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
 from rayrec.driver.policies import Decision, judge
@@ -190,25 +190,34 @@ def _goal(
     if state.growing is None:
         return 0
     goal, latest = state.growing
-    ready = yield from _newcomers(run, view)
-    if sizing.wanted < goal:
+    all_live = yield from _newcomers(run, view)
+    if sizing.wanted < goal or not all_live:
+        if not all_live:
+            sizing.put_off(now)
         state.growing = None
         yield from dismiss(run, Role.NEWCOMER)
-    elif ready or now > latest:
+        return 0
+    if now > latest or all(s.stage is Stage.READY for s in run.roster.of(Role.NEWCOMER)):
         state.growing = None
         return goal
     return 0
 
 
 def _newcomers(run: Run, view: View) -> Generator[Command, None, bool]:
-    """Have newcomers import what they need; return True once all are ready or dead."""
-    ready = True
-    for seat in run.roster.of(Role.NEWCOMER):
-        seen = view.processes.get(seat.process) if seat.process is not None else None
-        if seen is None or not seen.death:
-            yield from warm(run, seat)
-            ready = ready and seat.stage is Stage.READY
-    return ready
+    """Have newcomers import what they need; return False if one of them is lost."""
+    seats = run.roster.of(Role.NEWCOMER)
+    if lost := ailing(run, view, seats, (), "start"):
+        yield without(lost.cause)
+        return False
+    for seat in seats:
+        yield from warm(run, seat)
+    # one that could not import has no process any more
+    return all(seat.process is not None for seat in seats)
+
+
+def without(cause: str) -> Tell:
+    """Return the line about a new rank that is lost before any rank has paused for it."""
+    return Tell(event=f"a new rank could not start, and the run goes on without it: {cause}")
 
 
 def _tell_short(run: Run, view: View, room: int) -> Iterator[Command]:

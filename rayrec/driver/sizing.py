@@ -13,6 +13,8 @@ from rayrec.train.events import Began, Resized
 
 # between two looks at the places of the cluster, which needs a moment to make room
 LOOK_S = 1.0
+# bound on the factor by which a growth that was called off waits longer
+MOST_PUT_OFF = 64
 
 
 def seats(
@@ -60,6 +62,8 @@ class Sizing:
     # the room at the last look but those for what was asked, or 0
     _room: int = 0
     _paused_at: float | None = None
+    # growths that new ranks were lost for since training began
+    _missed: int = 0
 
     def ask(self, ranks: int) -> None:
         """Request a number of ranks between least and most; any thread may do so."""
@@ -88,6 +92,15 @@ class Sizing:
             self._room, self._next_look = room, now + self.grow_after_s
         return goal if goal > ranks and settled else ranks
 
+    def put_off(self, now: float) -> None:
+        """Record that a growth is called off, since new ranks were lost; it is tried again later.
+
+        Each one in a row doubles the seconds until then, up to `MOST_PUT_OFF` times.
+        """
+        later = self.grow_after_s * min(MOST_PUT_OFF, 2**self._missed)
+        self._missed += 1
+        self._next_look = self._next_asked = now + later
+
     def pause(self, now: float, *, leaving: bool = False) -> None:
         """Record that the ranks were asked to pause."""
         self.paused_since, self.leaving = now, leaving
@@ -114,7 +127,7 @@ class Sizing:
         """
         before, self._ranks = self._ranks, ranks
         since, self._paused_at = self._paused_at, None
-        self._room, self._next_look = 0, now + self.grow_after_s
+        self._room, self._next_look, self._missed = 0, now + self.grow_after_s, 0
         self.asked = self.asked and ranks != self.wanted
         if not before or before == ranks:
             return None

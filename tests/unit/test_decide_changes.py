@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 from rayrec.driver.commands import Ask, Command, GiveBack
+from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended
-from tests.unit.simulated_cluster import Node, Simulation
+from rayrec.driver.views import Verb
+from tests.unit.simulated_cluster import STEPS, Node, Simulation
 
 
 def elastic(most: int, **nodes: int) -> Simulation:
@@ -63,3 +67,45 @@ def test_a_place_for_a_rank_that_will_leave_is_asked_for_once() -> None:
     world = elastic(3, goes=1, stays=1)
     world.nodes["goes"].draining, world.nodes["goes"].goes_at = True, world.now + 300.0
     assert [type(command) for command in look_for(world, 12.0)] == [Ask]
+
+
+def growing(**rules: int) -> Simulation:
+    """A run of one rank beside which a second one starts."""
+    world = elastic(2, a=1)
+    world.run.rules = replace(world.run.rules, **rules)
+    world.nodes["b"] = Node(slots=1)
+    while not world.run.roster.of(Role.NEWCOMER):
+        world.look_once()
+    return world
+
+
+def test_a_new_rank_that_dies_beside_the_others_is_no_failure() -> None:
+    """No rank has paused for it, so no step is lost, and the run grows a little later."""
+    world = growing(max_failures=0)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    world.kill(world.processes[newcomer.process or 0])
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert world.run.recovery.past == [] and world.run.sizing.resizes == 1
+    assert [t for t in world.told if "goes on without it: its process died" in str(t)]
+
+
+def test_new_ranks_that_cannot_import_leave_the_others_alone() -> None:
+    """A node that lacks a package is tried less and less often."""
+    world = growing(max_failures=-1)
+    call, warmed = world.call, []
+
+    def imports(process: int, number: int, verb: Verb) -> None:
+        call(process, number, verb)
+        if verb == "warm":
+            at, reply = world.pending[-1]
+            world.pending[-1] = (at, replace(reply, cause="ModuleNotFoundError: x"))
+            warmed.append(world.now)
+
+    world.call = imports  # type: ignore[method-assign]
+    while world.run.progress.step < STEPS - 1:
+        world.look_once()
+        world.worlds[-1].next_step_at += 0.15
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 1
+    assert world.run.recovery.past == [] and world.run.generation == 1
+    pauses = [later - sooner for sooner, later in pairwise(warmed)]
+    assert len(pauses) > 1 and pauses == sorted(pauses) and pauses[-1] > 1.5 * pauses[0]
