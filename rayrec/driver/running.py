@@ -48,8 +48,10 @@ def watch(run: Run, view: View) -> Iterator[Command]:
     """Watch the ranks train, or do any other task."""
     state, now = run.state, view.now
     assert isinstance(state, Running)
-    if view.stops and (yield from _stop(run, state, view)):
-        return
+    if view.stops and state.stop_at is None:
+        state.stop_at = now
+        yield Tell(event="asked to stop; the ranks finish their window and save what the run keeps")
+        yield from _ask_to_stop(run, view, 0)
     ranks = run.observe(view, run.roster.ranks)
     yield from _tell(run, state, view)
     yield from run.progress.see(ranks)
@@ -59,7 +61,9 @@ def watch(run: Run, view: View) -> Iterator[Command]:
         _finish(run, view)
     elif verdict.failure is not None:
         yield from failed(run, view, verdict.failure)
-    elif run.rules.resizes and not view.stops:
+    elif state.stop_at is not None:
+        _end_late(run, state.stop_at, now)
+    elif run.rules.resizes:
         yield from _look_ahead(run, state, view, ranks)
 
 
@@ -74,18 +78,15 @@ def _verdict(
     return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)
 
 
-def _stop(run: Run, state: Running, view: View) -> Generator[Command, None, bool]:
-    """Ask the ranks to end, once; return True once they have not obeyed for too long."""
+def _end_late(run: Run, asked_at: float, now: float) -> None:
+    """End a run whose ranks have not obeyed for too long; those that have ended are judged first.
+
+    The driver may have slept, or run a callback for long, and they have saved meanwhile.
+    """
     limit_s = run.rules.stop_timeout_s
-    if state.stop_at is None:
-        state.stop_at = view.now
-        yield Tell(event="asked to stop; the ranks finish their window and save what the run keeps")
-        yield from _ask_to_stop(run, view, 0)
-    elif view.now - state.stop_at > limit_s:
+    if now - asked_at > limit_s:
         why = f"the ranks were asked to stop and did not in {limit_s:.0f} s; they were killed."
         run.state = Ended(error=TrainingFailed(why))
-        return True
-    return False
 
 
 def _ask_to_stop(run: Run, view: View, going_to: int) -> Iterator[Command]:

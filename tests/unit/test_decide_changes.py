@@ -11,7 +11,7 @@ from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended
 from rayrec.driver.views import Verb
-from tests.unit.simulated_cluster import STEPS, Node, Simulation
+from tests.unit.simulated_cluster import STEPS, TURN_S, Node, Simulation
 
 
 def elastic(most: int, **nodes: int) -> Simulation:
@@ -109,3 +109,14 @@ def test_new_ranks_that_cannot_import_leave_the_others_alone() -> None:
     assert world.run.recovery.past == [] and world.run.generation == 1
     pauses = [later - sooner for sooner, later in pairwise(warmed)]
     assert len(pauses) > 1 and pauses == sorted(pauses) and pauses[-1] > 1.5 * pauses[0]
+
+
+def test_ranks_that_have_stopped_and_saved_are_not_late_while_the_driver_slept() -> None:
+    world = elastic(2, a=2)
+    world.stops = True
+    world.look_once()
+    for _ in range(int(2 * world.run.rules.stop_timeout_s / TURN_S)):
+        world.pass_time(TURN_S)
+    world.draw.random = lambda: 1.0  # type: ignore[method-assign]
+    world.look_once()
+    assert world.run.state == Ended()
