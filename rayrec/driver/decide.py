@@ -120,7 +120,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         yield from failed(run, view, planned.failed)
     elif planned.refused:
         # the ranks are as they were, and their tables are still there
-        keeps = run.sizing.call_off() if run.former and not run.goes_back else 0
+        keeps = run.sizing.call_off(len(ranks)) if run.former and not run.goes_back else 0
         run.goes_back = bool(keeps)
         if keeps:
             why = f"cannot go on with {len(ranks)} ranks, and keeps its {keeps}: {planned.refused}"

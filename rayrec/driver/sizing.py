@@ -105,12 +105,12 @@ class Sizing:
         """Record that the ranks were asked to pause."""
         self.paused_since, self.leaving = now, leaving
 
-    def call_off(self) -> int:
-        """Cancel a change before the ranks train again, and return the number of ranks that stays.
+    def call_off(self, ranks: int) -> int:
+        """Cancel a change to `ranks` ranks, and return the number of ranks that stays.
 
         It is 0 where there is nothing to take back: nodes that will go are left in any case.
         """
-        if self.leaving or self.wanted == self._ranks:
+        if self.leaving or ranks == self._ranks:
             return 0
         self.wanted, self.asked = self._ranks, False
         return self._ranks

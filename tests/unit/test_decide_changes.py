@@ -6,11 +6,12 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-from rayrec.driver.commands import Ask, Command, GiveBack
+from rayrec.driver.commands import Ask, Command, GiveBack, Plan
 from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended
-from rayrec.driver.views import Verb
+from rayrec.driver.states import Ended, Planning
+from rayrec.driver.views import Planned, Verb
+from rayrec.errors import PlanError
 from tests.unit.simulated_cluster import STEPS, TURN_S, Node, Simulation
 
 
@@ -120,3 +121,22 @@ def test_ranks_that_have_stopped_and_saved_are_not_late_while_the_driver_slept()
     world.draw.random = lambda: 1.0  # type: ignore[method-assign]
     world.look_once()
     assert world.run.state == Ended()
+
+
+def test_a_change_is_called_off_also_where_it_was_taken_back_meanwhile() -> None:
+    """No plan fits two ranks, and one is wished for again before that is known."""
+    world = growing()
+    plan = world.plan
+
+    def refuse(command: Plan) -> None:
+        if len(command.processes) == 1:
+            plan(command)
+        else:
+            error = PlanError("the tables do not fit")
+            world.planned = Planned(refused=str(error), error=error)
+
+    world.plan = refuse  # type: ignore[method-assign]
+    while not isinstance(world.run.state, Planning) or len(world.run.roster.ranks) == 1:
+        world.look_once()
+    world.wish = 1
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 1

@@ -109,18 +109,18 @@ def test_ranks_keep_their_places_and_give_back_those_of_their_own_first() -> Non
 
 def test_a_change_is_called_off_once_and_not_tried_again() -> None:
     run = sizing()
-    assert run.call_off() == 0, "no rank has trained"
+    assert run.call_off(0) == 0, "no rank has trained"
     run.began(Began(step=0, path=None), 3, 0.0, lost=False)
     run.pause(1.0)
-    assert run.call_off() == 3 and run.wanted == 3
-    assert run.call_off() == 0, "with as many as before it fails as well"
+    assert run.call_off(4) == 3 and run.wanted == 3
+    assert run.call_off(3) == 0, "with as many as before it fails as well"
     run.start()
     assert run.began(Began(step=9, path=None), 3, 2.0, lost=False) is None
     assert not run.looks(3, 1e9) and run.resizes == 0
     run.ask(4)
     assert run.goal(3, 4, 3.0) == 4
     run.pause(4.0, leaving=True)
-    assert run.call_off() == 0, "a node that goes is left"
+    assert run.call_off(4) == 0, "a node that goes is left"
 
 
 def test_a_run_of_one_number_of_ranks_looks_for_no_more() -> None:
