@@ -102,7 +102,8 @@ def read_log(path: str) -> tuple[Rules, Iterator[Look]]:
     Raises:
         InputError: names the file and the line that cannot be read.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines(keepends=True)
     # a driver that was killed may have left half a line
     lines = [text for text in lines if text.endswith("\n")]
     if not lines:

@@ -145,6 +145,9 @@ def test_a_log_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_text("\n".join([lines[0], lines[1].replace('"now"', '"then"'), ""]))
     with pytest.raises(InputError, match=r"log.jsonl, line 2: .*then"):
         replay(str(path))
+    path.write_bytes(f"{lines[0]}\n".encode() + b'{"view\xff": 1}\n')
+    with pytest.raises(InputError, match=r"log.jsonl, line 2: "):
+        replay(str(path))
 
 
 def test_a_failure_is_answered_in_bounded_time() -> None:
