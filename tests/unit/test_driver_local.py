@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rayrec.driver import (
     OptimizerConfig,
     RunConfig,
     ScalingConfig,
+    run_folder,
 )
 from rayrec.driver.scaling_checks import check_run
 from rayrec.errors import (
@@ -35,12 +37,15 @@ from rayrec.errors import (
     ConfigError,
     DamagedCheckpointError,
     InputError,
+    RayrecError,
     RunInterrupted,
     TrainingFailed,
 )
 from rayrec.optim import Adam
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
+from rayrec.train.callbacks import Callback
+from rayrec.train.events import Saved
 from tests.clicks import TWELVE_STEPS, write_clicks, write_spoilt
 
 STEPS = 12
@@ -531,6 +536,24 @@ def test_a_folder_of_another_run_is_not_written_to(
         driver(clicks, copy.parent, init_from=str(whole / "step-00000008")).fit()
     with pytest.raises(ConfigError, match="already holds checkpoints"):
         driver(clicks, copy.parent, resume_from=str(whole / "step-00000008")).fit()
+
+
+def test_a_run_whose_folder_another_driver_has_taken_over_ends(
+    clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver elsewhere had not heard of this one for long, as of a machine that was asleep."""
+    monkeypatch.setattr(run_folder, "BEAT_S", 0.05)
+
+    class Thief(Callback):
+        def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
+            lock = tmp_path / "run" / run_folder.LOCK
+            owner = json.loads(lock.read_text())
+            lock.write_text(json.dumps({**owner, "token": "t", "pid": 7, "host": "h"}))
+            time.sleep(0.5)
+
+    with pytest.raises(RayrecError, match="was taken over by process 7 on h"):
+        driver(clicks, tmp_path, callbacks=(Thief(),)).fit()
+    assert CheckpointManager(str(tmp_path / "run")).steps() == (4,)
 
 
 def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(
