@@ -109,9 +109,12 @@ def _key(text: str, change: str) -> tuple[str, ...]:
     try:
         table: Any = tomllib.loads(f"{text} = 0")
     except tomllib.TOMLDecodeError:
-        raise ConfigError(f"--set {change}: {text!r} is no key of TOML.") from None
+        table = {}
     path = []
     while isinstance(table, dict):
+        # a comment has none
+        if not table:
+            raise ConfigError(f"--set {change}: {text!r} is no key of TOML.")
         ((name, table),) = table.items()
         path.append(name)
     return tuple(path)

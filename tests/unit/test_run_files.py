@@ -183,6 +183,7 @@ def test_what_is_printed_is_read_as_the_same_run(
         (["steps=5"], r"--set steps=5 must be SECTION\.KEY=VALUE"),
         (["run.steps"], r"--set run.steps must be SECTION\.KEY=VALUE"),
         (["run.a b=1"], r"'run\.a b' is no key of TOML"),
+        (["# run.steps=1"], r"'# run\.steps' is no key of TOML"),
         (['run.name="a'], r'^--set run.name="a has " without a second one'),
         (["run.name=a'"], r"has ' without a second one"),
         (["run.storage_path=s3:/b"], r"='s3:/b', a folder called 's3:'\. Write s3://b for a URI"),
