@@ -143,7 +143,7 @@ class RunConfig(RunOptions):
                 f"RunConfig has publish=... and storage_path={self.storage_path!r}; publications "
                 "lie in a local folder. Give PublishConfig(path=...)."
             )
-        if not self.name or "/" in self.name or self.name in (".", ".."):
+        if self.name in ("", ".", "..") or {"/", "\0"} & set(self.name):
             raise ConfigError(
                 f"RunConfig has name={self.name!r}; it must be the name of one folder."
             )

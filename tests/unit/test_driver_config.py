@@ -137,6 +137,7 @@ from rayrec.train.seat import RankAddress, places_on_machines
         (lambda: RunConfig(global_batch_size=8, steps=1, epochs=1), "exactly one"),
         (lambda: RunConfig(global_batch_size=0, steps=1), "global_batch_size=0"),
         (lambda: RunConfig(global_batch_size=8, steps=1, name="a/b"), "name='a/b'"),
+        (lambda: RunConfig(global_batch_size=8, steps=1, name="a\0b"), "name of one folder"),
         (
             lambda: RunConfig(
                 global_batch_size=8, steps=1, checkpoint=CheckpointConfig(every_n_steps=5)
