@@ -146,7 +146,10 @@ def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Comm
             account.told.add((node.node, answer))
             yield Tell(event=node.noticed(run.progress.step, answer))
             save = save or saves
-        if node.is_last_call and node.node not in account.last:
+        if not node.is_last_call:
+            # its deadline may have been put off
+            account.last.discard(node.node)
+        elif node.node not in account.last:
             # steps since the first save would be lost
             account.last.add(node.node)
             save = save or saves

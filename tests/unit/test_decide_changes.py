@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rayrec.driver.commands import Ask, Command, GiveBack, Plan
+from rayrec.driver.commands import Ask, Command, GiveBack, Plan, Save
+from rayrec.driver.preemption import LAST_S
 from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Planning
@@ -140,3 +142,26 @@ def test_a_change_is_called_off_also_where_it_was_taken_back_meanwhile() -> None
         world.look_once()
     world.wish = 1
     assert world.play() == Ended() and len(world.run.roster.ranks) == 1
+
+
+def test_a_deadline_that_moves_away_is_saved_before_again() -> None:
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=1), 0.0)
+    world.nodes = {"goes": Node(slots=1)}
+    saves: list[float] = []
+    do = world.do
+
+    def record(commands: Sequence[Command]) -> None:
+        saves.extend(world.now for c in commands if isinstance(c, Save))
+        do(commands)
+
+    world.do = record  # type: ignore[method-assign]
+    while world.run.progress.step < 3:
+        world.look_once()
+    node = world.nodes["goes"]
+    node.draining, node.goes_at = True, world.now + LAST_S
+    for until in (world.now + 2.0, world.now + LAST_S - 1.0):
+        while world.now < until:
+            world.look_once()
+        if len(saves) == 1:
+            node.goes_at += 10.0
+    assert len(saves) == 2 and node.goes_at - LAST_S <= saves[1] < node.goes_at - LAST_S + 2.0
