@@ -226,6 +226,14 @@ def of_nulls(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.null(), count, [None])
 
 
+def viewed(starts: list[int], sizes: list[int], count: int) -> bytes:
+    """A column of lists that are views of so many zeros."""
+    lists = pa.ListViewArray.from_arrays(
+        pa.array(starts, pa.int32()), pa.array(sizes, pa.int32()), pa.array(np.zeros(count, "i1"))
+    )
+    return request_bytes(pa.record_batch({"seen": lists}))
+
+
 def test_bytes_that_stand_for_much_memory_are_refused(server, asked):
     nulls = pa.record_batch(dict.fromkeys(asked.column_names, of_nulls(2**31 - 1)))
     offsets = pa.array([0, 2**31 - 1], pa.int32())
@@ -247,11 +255,21 @@ def test_bytes_that_stand_for_much_memory_are_refused(server, asked):
             (in_batches(["seen", "seen"], 2), "column 'seen' occurs 2 times"),
             (in_batches(["seen"], 257), "has 257 record batches and at most 256"),
             (with_delta(), "adds to a dictionary"),
+            # a list of each row, all of which are one
+            (viewed([0] * 400, [40_000] * 400, 40_000), "lists of column 'seen' of the request s"),
+            (viewed([4, 0, 2], [2, 3, 2], 8), "lists of column 'seen' of the request share values"),
             (b"", "is empty"),
         ):
             told = ask_bytes(channel, data)
             assert told.startswith("INVALID_ARGUMENT: ") and says in told
         assert ask_bytes(channel, request_bytes(asked)) == "OK"
+        lists = asked["seen"].combine_chunks()
+        views = pa.ListViewArray.from_arrays(
+            lists.offsets[:-1], lists.value_lengths(), lists.values
+        ).take(pa.array(np.arange(len(asked))[::-1]))
+        one = asked.take(pa.array(np.arange(len(asked))[::-1]))
+        one = one.set_column(one.schema.get_field_index("seen"), "seen", views)
+        assert ask_bytes(channel, request_bytes(one)) == "OK"
 
 
 def test_health_checks_do_not_wait_while_a_request_is_read(server, client, asked, monkeypatch):

@@ -3,20 +3,22 @@
 An Arrow stream says itself where its buffers begin and how long they are. Arrow checks that they
 lie inside of the message; offsets, text and dictionaries are checked here, in full, before anything
 reads them. A few bytes must not stand for a lot of memory either. So refused are compressed bodies,
-buffers that share bytes, columns that occur twice, types that repeat values, and dictionaries that
-grow; batches and rows have a bound. What a request takes is a small multiple of its bytes and rows.
+buffers that share bytes, lists that share values, columns that occur twice, types that repeat
+values, and dictionaries that grow; batches and rows have a bound. What a request takes is a small
+multiple of its bytes and rows.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rayrec.data.column_types import is_list, is_text, missing
+from rayrec.data.column_types import is_list, is_list_view, is_text, missing
 from rayrec.errors import InputError
 from rayrec.storage import one_line
 
@@ -33,10 +35,12 @@ class _Layout(NamedTuple):
     Attributes:
         at: indices of the columns to keep, in the wanted order; None keeps all as they are.
         of_nulls: indices of those among them that are lists of nulls.
+        of_views: indices of those whose lists say where each begins and ends.
     """
 
     at: list[int] | None
     of_nulls: list[int]
+    of_views: list[int]
 
 
 class RequestReader:
@@ -103,6 +107,8 @@ class RequestReader:
                     f"column {batch.schema.names[number]!r} has a null inside the list; leave null "
                     "elements out."
                 )
+        for number in layout.of_views:
+            _check_views(batch.schema.names[number], batch.column(number))
         return batch
 
     def check_rows(self, count: int) -> None:
@@ -138,8 +144,9 @@ class RequestReader:
             for number, field in enumerate(fields)
             if is_list(field.type) and pa.types.is_null(field.type.value_type)
         ]
+        of_views = [number for number, field in enumerate(fields) if is_list_view(field.type)]
         is_plain = at == list(range(len(schema))) and schema.metadata is None
-        layout = _Layout(None if is_plain else at, of_nulls)
+        layout = _Layout(None if is_plain else at, of_nulls, of_views)
         if len(key) <= _LARGEST_KEPT:
             if len(self._layouts) >= _MOST_KEPT:
                 self._layouts.clear()
@@ -189,14 +196,35 @@ def _check_buffers(message: pa.Message) -> None:
     # place and size of each; writers have them in order
     pairs = np.frombuffer(header, "<i8", count, listed + 4).reshape(-1, 2)
     pairs = pairs[pairs[:, 1] != 0]
-    starts, ends = pairs[:, 0], pairs.sum(1)
-    if bool((starts[1:] < ends[:-1]).any()):
-        order = starts.argsort()
-        if bool((starts[order][1:] < ends[order][:-1]).any()):
-            raise InputError(
-                "buffers of the request share bytes, so that it stands for more than it is; write "
-                "every column by itself."
-            )
+    if _overlap(pairs[:, 0], pairs.sum(1)):
+        raise InputError(
+            "buffers of the request share bytes, so that it stands for more than it is; write "
+            "every column by itself."
+        )
+
+
+def _check_views(name: str, lists: pa.Array) -> None:
+    """Check that no two lists of a column share values; all of them were validated.
+
+    Raises:
+        InputError: two do.
+    """
+    sizes = lists.sizes.to_numpy().astype(np.int64)
+    held = (sizes > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
+    starts = lists.offsets.to_numpy().astype(np.int64)[held]
+    if _overlap(starts, starts + sizes[held]):
+        raise InputError(
+            f"lists of column {name!r} of the request share values, so that it stands for more "
+            "than it is; write every list by itself."
+        )
+
+
+def _overlap(starts: NDArray[Any], ends: NDArray[Any]) -> bool:
+    """Return True if two of some stretches, none of which is empty, have a place in common."""
+    if not bool((starts[1:] < ends[:-1]).any()):
+        return False
+    order = starts.argsort()
+    return bool((starts[order][1:] < ends[order][:-1]).any())
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
