@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,6 +131,48 @@ def test_a_replica_without_file_descriptors_says_it_in_a_line(artifact):
         one.process.kill()
         rest = one.process.stderr.read()
         assert "Traceback" not in rest and rest.count("\n") < 10
+
+
+def test_a_server_outlives_a_start_that_the_system_refuses(artifact):
+    with replicated(artifact) as one, Load(one, Predictor.load(artifact)) as load:
+        victim, other = one.replicas()
+        used = resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (3, used[1]))
+        os.kill(victim, signal.SIGKILL)
+        assert f"(process {victim}) ended with code -9" in one.process.stderr.readline()
+        for wait_s in ("0.2", "0.4"):
+            assert one.process.stderr.readline() == (
+                "replica 0 cannot be started: [Errno 24] Too many open files; it is started again "
+                f"in {wait_s} s\n"
+            )
+        assert one.replicas() == [other]
+        right = load.right
+        wait_for(lambda: load.right > right + 100)
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, used)
+        wait_for(lambda: len(one.replicas()) == 2)
+        wait_for(lambda: re.search(rb"rayrec_serve_replicas.* 2.0\n", one.get("/metrics")))
+    assert not load.wrong
+
+
+def test_a_server_outlives_the_folder_of_its_numbers(artifact):
+    with replicated(artifact) as one, Load(one, Predictor.load(artifact)) as load:
+        wait_for(lambda: load.right > 100)
+        (folder,) = (
+            path
+            for path in artifact.parent.glob("rayrec-serve-*")
+            if f"counter_{one.replicas()[0]}.db" in os.listdir(path)
+        )
+        shutil.rmtree(folder)
+        victim, other = one.replicas()
+        os.kill(victim, signal.SIGKILL)
+        line = one.process.stderr.readline()
+        assert f"(process {victim}) ended with code -9; it is started again in 0.1 s" in line
+        wait_for(lambda: len(one.replicas()) == 2 and victim not in one.replicas())
+        assert other in one.replicas()
+        wait_for(lambda: re.search(rb"rayrec_serve_replicas.* 1.0\n", one.get("/metrics")))
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(200) == 0
+    assert not load.wrong and not folder.exists()
 
 
 def test_replicas_end_with_a_server_that_is_killed(artifact):

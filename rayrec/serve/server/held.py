@@ -9,12 +9,14 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from rayrec.errors import ConfigError
 from rayrec.serve.server.settings import METRICS_FOLDER, ServerSettings
 from rayrec.storage import one_line
+
+_LIVE = "livesum", "livemin", "livemax"  # modes of the gauges of `metrics`
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def _reserve(settings: ServerSettings, name: str) -> socket.socket:
 def metrics_folder() -> Iterator[None]:
     """Keep a folder for the metrics of the replicas inside the block."""
     before = os.environ.get(METRICS_FOLDER)
-    with tempfile.TemporaryDirectory(prefix="rayrec-serve-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rayrec-serve-", ignore_cleanup_errors=True) as folder:
         os.environ[METRICS_FOLDER] = folder
         try:
             yield
@@ -82,9 +84,18 @@ def metrics_folder() -> Iterator[None]:
                 os.environ[METRICS_FOLDER] = before
 
 
+def keep_folder() -> None:
+    """Make the folder of the metrics again where it is gone, as temporary folders may be.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    os.makedirs(os.environ[METRICS_FOLDER], 0o700, exist_ok=True)
+
+
 def forget_numbers(pid: int) -> None:
     """Drop the gauges of a dead process from the sums."""
-    folder = os.environ[METRICS_FOLDER]
-    for name in os.listdir(folder):
-        if name.startswith("gauge_live") and name.endswith(f"_{pid}.db"):
-            os.unlink(os.path.join(folder, name))
+    # by their names, which takes no file descriptor
+    for mode in _LIVE:
+        with suppress(OSError):
+            os.unlink(os.path.join(os.environ[METRICS_FOLDER], f"gauge_{mode}_{pid}.db"))

@@ -27,12 +27,13 @@ from rayrec.machine.memory import tune_malloc
 from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.forked import SIGNALS, run_forked, say
-from rayrec.serve.server.held import forget_numbers, metrics_folder, reserved
+from rayrec.serve.server.held import forget_numbers, keep_folder, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
 from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
+from rayrec.storage import one_line
 
 _SOUND_S = 30.0  # a replica that lived so long is started again without a longer wait
 _MOST_FAILED_STARTS = 3
@@ -131,6 +132,15 @@ class Supervisor:
         self._wake_writer.send(None)
 
     def _start(self, slot: _ProcessSlot) -> None:
+        """Start a replica; where the system refuses, the others go on and it is tried again."""
+        try:
+            keep_folder()
+            self._fork(slot)
+        except OSError as error:  # of memory, processes, file descriptors or the disk
+            slot.is_ready = False
+            self._again(slot, f"replica {slot.number} cannot be started: {one_line(error)}")
+
+    def _fork(self, slot: _ProcessSlot) -> None:
         slot.said, theirs = self._context.Pipe()
         slot.process = self._context.Process(
             target=run_forked,
@@ -243,23 +253,30 @@ class Supervisor:
         assert process is not None and process.pid is not None
         process.join()
         forget_numbers(process.pid)
+        if time.monotonic() - slot.started > _SOUND_S:
+            slot.ends = 0
+        if self._lead is not None:
+            self._lead.heard(slot.number)
+        what = f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}"
+        self._again(slot, what)
+
+    def _again(self, slot: _ProcessSlot, what: str) -> None:
+        """Say why a replica does not run, and start it again later.
+
+        Raises:
+            ServingError: none has run yet, and too many starts have failed.
+        """
         if not slot.is_ready:
             self._failed_starts += 1
             if not self._was_ready and self._failed_starts >= _MOST_FAILED_STARTS:
                 raise ServingError(
-                    f"no replica can start; {self._failed_starts} have failed, the last with code "
-                    f"{process.exitcode}. The lines above say why."
+                    f"no replica can start; {self._failed_starts} have failed, the last: {what}. "
+                    "The lines above say why."
                 )
-        was_sound = time.monotonic() - slot.started > _SOUND_S
-        slot.ends = 1 if was_sound else slot.ends + 1
-        say(
-            f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}; "
-            f"it is started again in {wait_before(slot.ends):.1f} s"
-        )
-        if self._lead is not None:
-            self._lead.heard(slot.number)
+        slot.ends += 1
         slot.process = slot.said = None
         slot.started = time.monotonic()
+        say(f"{what}; it is started again in {wait_before(slot.ends):.1f} s")
 
     def _due(self, slot: _ProcessSlot) -> float:
         return slot.started + wait_before(slot.ends)
