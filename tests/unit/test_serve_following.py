@@ -118,3 +118,24 @@ def test_what_is_damaged_or_forked_is_not_served(tmp_path):
         time.sleep(0.5)
         # while the files are exchanged, one of them may be read in part
         wait_for(lambda: all_say(server, "fork", served_now))
+
+
+def test_a_server_whose_log_nobody_reads_goes_on(tmp_path):
+    rng, world = random.Random(2), published_world(tmp_path / "chain", 2)
+    world.publish()
+    with following(world.folder) as server:
+        server.process.stdout.close()
+        server.process.stderr.close()
+        victim = server.replicas()[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: victim not in server.replicas())
+        wait_for(lambda: len(server.replicas()) == 2, 20)
+        world.train(rng)
+        world.publish()
+        served_now = world.writers[0].head.version
+        wait_for(lambda: all_say(server, "current", served_now))
+        world.train(rng)
+        flip(world.folder / world.publish() / DENSE)
+        wait_for(lambda: all_say(server, "damaged", served_now))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(200) == 0

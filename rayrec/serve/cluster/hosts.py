@@ -16,11 +16,11 @@ from typing import Any
 from rayrec.driver.rank_process import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.placing import NodePlace, kill_on, places_of, start_on
-from rayrec.serve.server.forked import say
 from rayrec.serve.server.hosted import HostedServer, HostReport
 from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_model
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
+from rayrec.serve.server.telling import say, tell
 from rayrec.storage import one_line
 
 _LOOK_S, _ANSWER_S = 0.25, 2.0
@@ -119,9 +119,9 @@ class Hosts:
         self._was_ready = True
         step = max(one.step for one in self.addresses)
         hosts = len(self._slots)
-        print(f"{self._path}: step {step}, {own.replicas} replicas on {hosts} hosts", flush=True)
+        tell(f"{self._path}: step {step}, {own.replicas} replicas on {hosts} hosts")
         if not own.is_local:
-            print(f"whoever reaches {own.host} can ask, and nothing is encrypted", flush=True)
+            tell(f"whoever reaches {own.host} can ask, and nothing is encrypted")
 
     def watch(self) -> None:
         """Ask all hosts once, and start lost servers again; takes a quarter of a second.
@@ -258,13 +258,12 @@ class Hosts:
         slot.pid, slot.failed = pid, 0
         slot.ports = status.settings.port, status.settings.http_port
         if before is None:
-            print(
+            tell(
                 f"{slot.name} (process {pid}): {len(slot.bundles)} replicas, gRPC at "
-                f"{status.grpc}, HTTP at {status.http}",
-                flush=True,
+                f"{status.grpc}, HTTP at {status.http}"
             )
         elif before.version != status.version:
-            print(f"{slot.name}: now at step {status.step}, version {status.version}", flush=True)
+            tell(f"{slot.name}: now at step {status.step}, version {status.version}")
 
     def _gone(self, slot: _HostSlot, error: RayrecError | None, tries: int) -> None:
         """Schedule another start of a server that has ended or is lost.

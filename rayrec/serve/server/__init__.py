@@ -15,6 +15,7 @@ replica        one process
 held           the ports and the folder of numbers that the replicas share
 pulse          how the supervisor sees that a replica hangs
 forked         what a process does that was forked to be a replica
+telling        lines of a server for its user
 supervisor     all of them: starts, watches, drains
 hosted         the same in a process of its own, for a program that may not be forked
 leading        how a parent and its replicas go from version to version of a chain

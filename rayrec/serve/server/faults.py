@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from typing import NamedTuple
 
 from rayrec.errors import (
@@ -56,6 +57,7 @@ def fault_of(error: Exception) -> ErrorReply:
         if isinstance(error, kind):
             text = " ".join(str(error).split())
             return ErrorReply(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
-    traceback.print_exception(error, file=sys.stderr)
+    with suppress(OSError):  # a log that is full or gone
+        traceback.print_exception(error, file=sys.stderr)
     text = f"the server failed with {type(error).__name__}; its log has the traceback."
     return ErrorReply("defect", "INTERNAL", 500, "ServingError", text)

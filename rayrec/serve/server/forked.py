@@ -16,15 +16,11 @@ from rayrec.serve.sealed_memory import populate
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.pulse import Pulses
 from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.telling import say
 from rayrec.storage import one_line
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _PARENT_DEATH_SIGNAL = 1  # prctl's name of it
-
-
-def say(line: str) -> None:
-    """Print a line about the replicas to standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def run_forked(
@@ -58,5 +54,6 @@ def run_forked(
     except RayrecError as error:
         say(f"replica {number}: {one_line(error)}")
         code = 1
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from rayrec.serve.chain.follower import Version
 from rayrec.serve.chain.following import FollowingPredictor
+from rayrec.serve.server.telling import say, tell
 
 if TYPE_CHECKING:
     # a parent may not import prometheus_client, which forked replicas do themselves
@@ -100,7 +100,7 @@ class Lead:
         if told == self._told:
             return
         if told.trouble and told.trouble != self._told.trouble:
-            print(f"{told.state}: {told.trouble}", file=sys.stderr, flush=True)
+            say(f"{told.state}: {told.trouble}")
         self._told = replace(told, version=None)
         for number, connection in replicas.items():
             if version is not None:
@@ -114,7 +114,7 @@ class Lead:
         file = self._dense[version.copy].fileno()
         os.ftruncate(file, 0)
         os.pwrite(file, version.dense, 0)
-        print(f"now at step {version.step}, version {version.name}", flush=True)
+        tell(f"now at step {version.step}, version {version.name}")
 
 
 class Following:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,6 +25,7 @@ from rayrec.serve.server.leading import Following, Lead
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.pulse import Pulses
 from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.telling import say
 from rayrec.storage import one_line
 
 _AGAIN_S = 10.0  # until an event loop says the same again
@@ -110,7 +110,7 @@ class Complaints:
             self._said.clear()
         self._said[message] = now + _AGAIN_S
         if isinstance(error, OSError):
-            print(f"{message}: {one_line(error)}", file=sys.stderr, flush=True)
+            say(f"{message}: {one_line(error)}")
         else:
             loop.default_exception_handler(context)
 

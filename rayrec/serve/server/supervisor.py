@@ -26,13 +26,14 @@ from rayrec.errors import ServingError
 from rayrec.machine.memory import tune_malloc
 from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.server.forked import SIGNALS, run_forked, say
+from rayrec.serve.server.forked import SIGNALS, run_forked
 from rayrec.serve.server.held import forget_numbers, keep_folder, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
 from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
+from rayrec.serve.server.telling import say, tell
 from rayrec.storage import one_line
 
 _SOUND_S = 30.0  # a replica that lived so long is started again without a longer wait
@@ -239,13 +240,12 @@ class Supervisor:
         if not self._was_ready and all(one.is_ready for one in self._slots):
             self._was_ready = True
             own, status = self._settings, self._status()
-            print(
+            tell(
                 f"{name}: step {status.step}, {own.replicas} replicas, gRPC at {status.grpc}, "
-                f"HTTP at {status.http}",
-                flush=True,
+                f"HTTP at {status.http}"
             )
             if not own.is_local:
-                print(f"whoever reaches {own.host} can ask, and nothing is encrypted", flush=True)
+                tell(f"whoever reaches {own.host} can ask, and nothing is encrypted")
 
     def _bury(self, slot: _ProcessSlot) -> None:
         """Report how a replica ended, and when it is restarted."""
