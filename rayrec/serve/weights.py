@@ -24,6 +24,7 @@ from rayrec.serve.program import MODEL, Program, load_program
 from rayrec.serve.recipes import Recipe, recipe_of
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
+from rayrec.serve.traces import dropped_sources
 from rayrec.storage import one_line
 
 Collections = Mapping[str, Packed]
@@ -199,7 +200,8 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def _with_dense(program: Program | None, dense: Mapping[str, Tensor], name: str) -> Program:
     """Return a copy of an exported dense part with other parameters."""
     assert isinstance(program, nn.Module)
-    twin: nn.Module = copy.deepcopy(program)
+    with dropped_sources():  # torch keeps the source of every copy
+        twin: nn.Module = copy.deepcopy(program)
     live = {
         key.removeprefix(MODEL): tensor.detach()
         for key, tensor in twin.state_dict(keep_vars=True).items()

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from rayrec.layout import EmbeddingBagConfig
 from rayrec.models import DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.serve.program import GivenBags, export_program, load_program
+from rayrec.serve.program import MODEL, GivenBags, export_program, load_program
 from rayrec.serve.scorer import Scorer
+from rayrec.serve.weights import _with_dense
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -29,7 +30,7 @@ class _Click(nn.Module):
         return logits
 
 
-def test_an_export_leaves_no_symbols_and_no_sources(tmp_path: Path) -> None:
+def test_exports_and_versions_leave_no_symbols_and_no_sources(tmp_path: Path) -> None:
     shapes = pytest.importorskip("torch.fx.experimental.symbolic_shapes")
     table = EmbeddingBagConfig(10, 2, "t", feature_names=["f"])
     given = GivenBags(EmbeddingBagCollection([table]))
@@ -43,3 +44,9 @@ def test_an_export_leaves_no_symbols_and_no_sources(tmp_path: Path) -> None:
     assert counts[-1] == counts[1], counts
     loaded = load_program((tmp_path / "program").read_bytes(), tmp_path / "program")
     assert loaded(torch.randn(7, 3), torch.randn(7, 2))[0].shape == (7,)
+    dense = {key.removeprefix(MODEL): one for key, one in loaded.state_dict().items()}
+    before = len(linecache.cache)
+    for number in range(4):
+        loaded = _with_dense(loaded, {key: one + 1 for key, one in dense.items()}, f"{number}")
+    assert loaded(torch.randn(7, 3), torch.randn(7, 2))[0].shape == (7,)
+    assert len(linecache.cache) == before
