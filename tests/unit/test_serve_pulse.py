@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -13,8 +14,11 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
+from rayrec.serve import Predictor
 from rayrec.serve.server import pulse
+from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.pulse import Pulses, core_wait_s
+from tests.unit.published_worlds import published_world
 from tests.unit.served_processes import wait_for
 
 FORK = multiprocessing.get_context("fork")
@@ -83,3 +87,18 @@ def test_time_in_which_nobody_looked_is_nobodys_silence(monkeypatch):
     pulses.begin(0)
     pulses._steps[0] += 1
     assert pulses.look({0: 2**22 + 1}) == {0: 0.0}
+
+
+def test_a_parent_rests_while_its_replicas_change_over(tmp_path):
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    lead = Lead(Predictor.follow(world.folder), 1e-6)
+    ours, theirs = multiprocessing.Pipe()
+    world.train(random.Random(0))
+    world.publish()
+    assert lead.timeout() == 0.0
+    lead.turn({0: ours})
+    assert theirs.recv().version.step == world.step
+    assert lead.timeout() > 10.0
+    lead.heard(0)
+    assert lead.timeout() == 0.0

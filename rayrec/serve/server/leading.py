@@ -73,8 +73,9 @@ class Lead:
 
     def timeout(self) -> float:
         """Return the seconds until `turn` or `late` has something to do."""
-        due = [self._next, *self._waited.values()]
-        return max(0.0, min(due) - time.monotonic())
+        # no version comes before all have changed over, each of which wakes the supervisor
+        due = min(self._waited.values(), default=self._next)
+        return max(0.0, due - time.monotonic())
 
     def heard(self, replica: int) -> None:
         """Record that a replica has changed over, or is gone."""
