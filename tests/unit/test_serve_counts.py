@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -87,3 +88,19 @@ def test_a_replica_that_lived_long_is_started_again_without_a_longer_wait(monkey
         parent._bury(slot)
     told = [line.rsplit(" in ", 1)[1] for line in capfd.readouterr().err.splitlines()]
     assert told == ["0.1 s", "0.2 s", "0.4 s", "0.1 s", "0.2 s"]
+
+
+def test_a_signal_reaches_the_replicas_at_once_and_once():
+    parent, told = supervisor.Supervisor(None, ServerSettings(replicas=2)), []
+    first, second = parent._slots
+    first.process = SimpleNamespace(
+        pid=7, exitcode=0, terminate=lambda: told.append(7), join=lambda seconds: None
+    )
+    second.process = SimpleNamespace(pid=None)  # about to be forked
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # in the middle of whatever the parent does, such as reading a base
+        parent._on_signal(number, None)
+        assert told == [7]
+    second.process = None
+    parent._drain()
+    assert told == [7]

@@ -14,6 +14,7 @@ answering      a request from its bytes to those of the answer, for both
 replica        one process
 held           the ports and the folder of numbers that the replicas share
 pulse          how the supervisor sees that a replica hangs
+process_slot   the place of one replica, whichever process it is
 forked         what a process does that was forked to be a replica
 telling        lines of a server for its user
 supervisor     all of them: starts, watches, drains

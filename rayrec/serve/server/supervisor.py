@@ -14,10 +14,8 @@ import multiprocessing
 import os
 import signal
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.forked import SIGNALS, run_forked
 from rayrec.serve.server.held import forget_numbers, keep_folder, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
+from rayrec.serve.server.process_slot import ProcessSlot
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
 from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_predictor
@@ -68,26 +67,6 @@ def serve(
             Supervisor(predictor, own, holder).run(path)
 
 
-@dataclass(slots=True, eq=False)
-class _ProcessSlot:
-    """State of one replica.
-
-    Attributes:
-        process: process of the replica; None while it waits to be restarted.
-        said: connection on which it reports that it is ready, and that it has changed over.
-        is_ready: it takes requests.
-        started: time of its last start, or of its end while it waits.
-        ends: number of ends in a row, each after a short life but for the first.
-    """
-
-    number: int
-    process: BaseProcess | None = None
-    said: Connection | None = None
-    is_ready: bool = False
-    started: float = 0.0
-    ends: int = 0
-
-
 class Supervisor:
     """Starts the replicas, restarts those that die, and ends all of them.
 
@@ -102,7 +81,7 @@ class Supervisor:
     ) -> None:
         self._predictor, self._settings, self._holder = predictor, settings, holder
         self._context: ForkContext = multiprocessing.get_context("fork")
-        self._slots = [_ProcessSlot(number) for number in range(settings.replicas)]
+        self._slots = [ProcessSlot(number) for number in range(settings.replicas)]
         self._pulses = Pulses(settings.replicas)
         self._lead: Lead | None = None
         if isinstance(predictor, FollowingPredictor):
@@ -130,9 +109,12 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._is_ending = True
+        # at once, since this process may read a base for minutes
+        for slot in self._slots:
+            slot.end()
         self._wake_writer.send(None)
 
-    def _start(self, slot: _ProcessSlot) -> None:
+    def _start(self, slot: ProcessSlot) -> None:
         """Start a replica; where the system refuses, the others go on and it is tried again."""
         try:
             keep_folder()
@@ -141,7 +123,7 @@ class Supervisor:
             slot.is_ready = False
             self._again(slot, f"replica {slot.number} cannot be started: {one_line(error)}")
 
-    def _fork(self, slot: _ProcessSlot) -> None:
+    def _fork(self, slot: ProcessSlot) -> None:
         slot.said, theirs = self._context.Pipe()
         slot.process = self._context.Process(
             target=run_forked,
@@ -151,6 +133,7 @@ class Supervisor:
             ),
             name=f"rayrec-serve-{slot.number}",
         )
+        slot.is_told = False
         self._pulses.begin(slot.number)
         # the child opens its ears itself
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -225,7 +208,7 @@ class Supervisor:
                 process.kill()
         lead.turn({slot.number: slot.said for slot in self._slots if slot.said is not None})
 
-    def _hear(self, slot: _ProcessSlot, name: str) -> None:
+    def _hear(self, slot: ProcessSlot, name: str) -> None:
         assert slot.said is not None
         try:
             message = slot.said.recv_bytes()
@@ -247,7 +230,7 @@ class Supervisor:
             if not own.is_local:
                 tell(f"whoever reaches {own.host} can ask, and nothing is encrypted")
 
-    def _bury(self, slot: _ProcessSlot) -> None:
+    def _bury(self, slot: ProcessSlot) -> None:
         """Report how a replica ended, and when it is restarted."""
         process = slot.process
         assert process is not None and process.pid is not None
@@ -260,7 +243,7 @@ class Supervisor:
         what = f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}"
         self._again(slot, what)
 
-    def _again(self, slot: _ProcessSlot, what: str) -> None:
+    def _again(self, slot: ProcessSlot, what: str) -> None:
         """Say why a replica does not run, and start it again later.
 
         Raises:
@@ -278,14 +261,14 @@ class Supervisor:
         slot.started = time.monotonic()
         say(f"{what}; it is started again in {wait_before(slot.ends):.1f} s")
 
-    def _due(self, slot: _ProcessSlot) -> float:
+    def _due(self, slot: ProcessSlot) -> float:
         return slot.started + wait_before(slot.ends)
 
     def _drain(self) -> None:
         """End all replicas, each after the answers to what it has."""
         alive = [slot.process for slot in self._slots if slot.process is not None]
-        for process in alive:
-            process.terminate()
+        for slot in self._slots:
+            slot.end()
         end = time.monotonic() + self._settings.end_s + 5
         for process in alive:
             process.join(max(0.0, end - time.monotonic()))
