@@ -9,6 +9,8 @@ import random
 import pytest
 
 from rayrec.serve import Predictor
+from rayrec.serve.chain import follower
+from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
 from tests.unit.checkpoint_worlds import random_plan
 from tests.unit.published_worlds import assert_equal, published_world
@@ -68,3 +70,19 @@ def test_a_folder_that_vanishes_is_told_until_it_is_back(tmp_path):
     world.train(random.Random(0))
     world.publish()
     assert following.refresh() == 1 and not following.trouble
+
+
+def test_a_base_that_is_pruned_while_it_is_read_has_a_newer_one_in_its_place(tmp_path, monkeypatch):
+    world, read = published_world(tmp_path / "chain", 0), follower.read_artifact
+    world.publish()
+
+    def goes_on(folder, *given, **options):
+        if folder.name == "base-00000001":
+            world.train(random.Random(0))
+            world.start_ranks(world.plan)
+            assert world.publish() == "base-00000002"
+            ChainFolder(world.folder).prune(1)
+        return read(folder, *given, **options)
+
+    monkeypatch.setattr(follower, "read_artifact", goes_on)
+    assert Predictor.follow(world.folder).step == world.step

@@ -68,13 +68,17 @@ class ChainFolder:
         Raises:
             ArtifactError: the error of the newest one where none can be read; or there is none.
         """
-        trouble: ArtifactError | None = None
-        for place in reversed(self.places()):
-            if place.kind in kinds:
+        while True:
+            trouble: ArtifactError | None = None
+            places = [place for place in self.places() if place.kind in kinds]
+            for place in reversed(places):
                 try:
                     return read(place)
                 except ArtifactError as error:
                     trouble = trouble or error
+            # what was pruned while it was read has a newer one in its place
+            if {place for place in self.places() if place.kind in kinds} <= set(places):
+                break
         raise trouble or ArtifactError(
             f"{self.path} holds no base to begin with; name the folder of a run that publishes, "
             "after its first publication."
