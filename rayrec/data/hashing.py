@@ -7,9 +7,9 @@ An integer i (two's complement, 64 bit) hashes to mix(i). A string of n bytes (U
 hashes to h after h = mix(n) and h = mix(h ^ w) for each of its little-endian 8-byte words w, the
 last padded with zeros. The bucket is the hash modulo the buckets. The id of a string in a dynamic
 table is its whole hash as a signed number, and -2 in place of -1, which is no id. Cost: one pass
-per 8 bytes of the longest string over the strings that are that long, and one padded copy of the
-bytes. The same mix makes the seeds and permutations of `order`. numpy's generators promise no fixed
-streams; this definition does.
+per 8 bytes of the longest string over the strings that are that long, or where few are long a step
+per 8 bytes of each, and one padded copy of the bytes. The same mix makes the seeds and permutations
+of `order`. numpy's generators promise no fixed streams; this definition does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 U64 = NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+# so few strings, beyond so many bytes of each, take fewer steps one by one
+_FEW, _LONG = 16, 1024
 
 
 def mix(x: U64) -> U64:
@@ -103,6 +105,13 @@ def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[Any]) -> U64:
     rows: NDArray[np.int64] | None = np.flatnonzero(lengths) if lengths.min() == 0 else None
     done = 0
     while True:
+        if done == _LONG and (lengths.size if rows is None else rows.size) <= _FEW:
+            for row in range(lengths.size) if rows is None else rows.tolist():
+                start, length = int(starts[row]), int(lengths[row])
+                text = data[low + start : low + start + length].tobytes()
+                whole = np.frombuffer(text + bytes(-length % 8), "<u8")
+                h[row] = mix_int(length, *whole.tolist())
+            return h
         at = starts if rows is None else starts[rows]
         left = (lengths if rows is None else lengths[rows]) - done
         word = words[at + done]

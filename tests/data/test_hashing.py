@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -14,12 +15,21 @@ from rayrec.data.hashing import hash_bytes, hash_integers, mix, mix_int, permuta
 @pytest.mark.seeds(range(20))
 def test_strings_hash_by_the_definition_wherever_they_lie(seed):
     rng = random.Random(seed)
-    longest = rng.choice((0, 3, 8, 9, 40))
+    longest = rng.choice((0, 3, 8, 9, 40, 1100))
     texts = [rng.randbytes(rng.randint(0, longest)) for _ in range(rng.randint(0, 60))]
     offsets = np.cumsum([5] + [len(t) for t in texts])  # 5 bytes of something else come first
     data = np.frombuffer(b"other" + b"".join(texts), np.uint8)
     got = hash_bytes(data, offsets.astype(rng.choice((np.int32, np.int64))))
     assert got.tolist() == [scalar_hash(t) for t in texts]
+
+
+def test_one_long_string_takes_no_call_for_each_of_its_words():
+    text = random.Random(0).randbytes(1 << 21)
+    data, start = np.frombuffer(b"abc" + text, np.uint8), time.thread_time()
+    got = hash_bytes(data, np.array([0, 3, 3 + len(text)]))
+    # a server takes requests of 4 MB, and those beside it wait
+    assert time.thread_time() - start < 1.5
+    assert got.tolist() == [scalar_hash(b"abc"), scalar_hash(text)]
 
 
 def test_zero_padding_does_not_make_strings_equal():
