@@ -553,7 +553,8 @@ def test_a_run_whose_folder_another_driver_has_taken_over_ends(
 
     with pytest.raises(RayrecError, match="was taken over by process 7 on h"):
         driver(clicks, tmp_path, callbacks=(Thief(),)).fit()
-    assert CheckpointManager(str(tmp_path / "run")).steps() == (4,)
+    # where the first save is slow, it is told of when the second one begins
+    assert CheckpointManager(str(tmp_path / "run")).steps() in ((4,), (4, 8))
 
 
 def test_a_storage_path_that_cannot_be_written_is_refused_and_nothing_is_left(
