@@ -19,15 +19,25 @@ class Growth:
 
     def __init__(self, live: LiveRun) -> None:
         self._live = live
+        # the step that was looked at last; None before the first window
+        self._looked: int | None = None
 
     def next_step(self, step: int) -> int | None:
         """Return the next step after which a table is looked at; None where none grows."""
         steps = [every.next_step(step) for every in self._tables().values()]
         return min((step for step in steps if step is not None), default=None)
 
-    def after_window(self) -> Mapping[str, int]:
-        """Double the tables that are due and filled; return the rows of each of them."""
-        due = [name for name, every in self._tables().items() if every.due(self._live.step)]
+    def begin(self) -> None:
+        """Begin a window, or go on from a checkpoint, whose step was looked at before."""
+        self._looked = self._live.step
+
+    def after_step(self) -> Mapping[str, int]:
+        """Double the tables that are due and filled, once after a step; return the rows of each."""
+        step = self._live.step
+        if self._looked in (None, step):
+            return {}
+        self._looked = step
+        due = [name for name, every in self._tables().items() if every.due(step)]
         return self._live.model.grow(due) if due else {}
 
     def _tables(self) -> dict[str, Every]:

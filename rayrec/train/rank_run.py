@@ -175,9 +175,15 @@ class RankRun:
         if self._loop.publisher is not None:
             self._loop.publisher.rebase()
         starting.restore(self._live, self._loop.checkpoints, path, weights_only=weights_only)
+        self._loop.growth.begin()
 
     def save(self, path: str | None = None) -> str:
-        """Write a checkpoint, and return its path; see `Checkpoints.save`."""
+        """Write a checkpoint, and return its path; see `Checkpoints.save`.
+
+        A callback may call it before its window ends, and who resumes it does not look at the
+        tables of that step again, so they grow before.
+        """
+        self._loop.grow()
         return self._loop.checkpoints.save(path)
 
     def id_lines(self) -> list[str]:

@@ -81,6 +81,7 @@ class RunLoop:
             window = Window(live.device, live.world_size, self._spec.tasks, live.model.module)
             window.end = self._next_end(profiler)
             window.before_s = max(0.0, before_s)
+            self.growth.begin()
             yield window  # the caller takes its steps
             merged = window.merge(
                 lambda: should_stop() or live.hooks.error is not None,
@@ -92,7 +93,7 @@ class RunLoop:
             if self.stream is not None:
                 self.stream.after_window()
             # before a checkpoint, so that who resumes it has the rows of who goes on
-            self._grow()
+            self.grow()
             if self.saves is not None:
                 self.saves.before_evaluation(merged)
             if schedule.due(live.step, merged.seconds) and not self.stopped:
@@ -107,9 +108,9 @@ class RunLoop:
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """Double the tables that are due and filled; what follows begins with all rows."""
-        grown = self.growth.after_window()
+        grown = self.growth.after_step()
         if not grown:
             return
         anew = ""
