@@ -69,12 +69,28 @@ def line(of: Rules | Look) -> str:
 
 @contextmanager
 def recording(run_path: str) -> Iterator[Callable[[Rules | Look], None]]:
-    """Yield a function that adds a line to a new log in the folder of a run."""
+    """Yield a function that adds a line to a new log in the folder of a run.
+
+    A log that finds no room on the disk ends there, and the run goes on.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = Path(run_path) / "logs" / f"{PREFIX}{stamp}-{os.getpid()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", buffering=1) as file:
-        yield lambda of: print(line(of), file=file)
+    is_full = False
+
+    def add(of: Rules | Look) -> None:
+        nonlocal is_full
+        if is_full:
+            return
+        text = f"{line(of)}\n".encode()
+        try:
+            is_full = file.write(text) != len(text)
+        except OSError:
+            is_full = True
+
+    # what waits in a buffer would fail again when the file is closed
+    with path.open("wb", buffering=0) as file:
+        yield add
 
 
 def timelines(run_path: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.driver.policies import GRACE_S
-from rayrec.driver.replay import line, read_log, replay
+from rayrec.driver.replay import line, read_log, recording, replay
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Gathering, Running, name_of
 from rayrec.errors import (
@@ -148,6 +149,23 @@ def test_a_log_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(f"{lines[0]}\n".encode() + b'{"view\xff": 1}\n')
     with pytest.raises(InputError, match=r"log.jsonl, line 2: "):
         replay(str(path))
+
+
+def test_a_log_that_finds_no_room_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrec.driver.replay.time.strftime", lambda *_: "now")
+    log = tmp_path / "logs" / f"decisions-now-{os.getpid()}.jsonl"
+    log.parent.mkdir()
+    log.symlink_to("/dev/full")
+    rules = simulation("fixed", random.Random(3)).run.rules
+    with recording(str(tmp_path)) as record:
+        record(rules)
+        record(rules)
+    log.unlink()
+    with recording(str(tmp_path)) as record:
+        record(rules)
+    assert read_log(str(log))[0] == rules
 
 
 def test_a_failure_is_answered_in_bounded_time() -> None:
