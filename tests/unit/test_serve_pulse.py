@@ -102,3 +102,18 @@ def test_a_parent_rests_while_its_replicas_change_over(tmp_path):
     assert lead.timeout() > 10.0
     lead.heard(0)
     assert lead.timeout() == 0.0
+
+
+def test_a_version_reaches_the_replicas_without_a_disk(tmp_path, monkeypatch):
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    predictor = Predictor.follow(world.folder)
+    world.train(random.Random(0))
+    world.publish()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    lead = Lead(predictor, 1e-6)
+    ours, theirs = multiprocessing.Pipe()
+    lead.turn({0: ours})
+    told = theirs.recv().version
+    assert told.step == world.step and not told.dense
+    assert lead.dense_of(told) == predictor.follower.version

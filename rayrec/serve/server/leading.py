@@ -3,14 +3,14 @@
 The parent alone reads the folder. It writes a version into the copy of the tables that nobody
 reads, tells the replicas, and looks for the next one when all of them have changed over. They share
 both copies, so a version is applied once for any number of replicas. The dense part passes through
-a file without a name, which they have inherited, so that the parent never waits for one of them.
+a file in memory, which they have inherited, so that the parent never waits for one of them, and no
+disk that is full cuts it off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -55,7 +55,8 @@ class Lead:
 
     def __init__(self, predictor: FollowingPredictor, poll_s: float) -> None:
         self.predictor, self._poll_s = predictor, poll_s
-        self._dense = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        files = [os.memfd_create("rayrec-dense") for _ in range(2)]
+        self._dense = [open(one, "r+b", buffering=0) for one in files]  # noqa: SIM115
         self._next = time.monotonic() + poll_s
         # replicas that have not changed over yet, and until when they have time
         self._waited: dict[int, float] = {}
