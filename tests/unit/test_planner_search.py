@@ -83,8 +83,8 @@ def test_more_memory_makes_no_plan_slower(seed: int) -> None:
     last = float("inf")
     for percent in (40, 60, 80, 90, 100, 120, 200, 400, 10_000):
         # in up to what the fastest plan needs, the last resort may have found a plan that no search
-        # finds; in more, a plan so near to the lower bound ends the search
-        slack = 0.1 if percent <= 120 else 0.01 if open_storage else search.NEAR_SMALL - 1
+        # finds; in more, a plan so near to the lower bound ends the search, as docs/planner.md says
+        slack = 0.1 if percent <= 120 else 0.01 if open_storage else search.NEAR - 1
         memory = tuple(int(peak * percent / 100 * part) for part in shape)
         try:
             found = seconds(
