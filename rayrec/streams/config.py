@@ -110,8 +110,8 @@ class KafkaConfig:
         properties_file: file of further ones, such as passwords, with a line of name=value each;
             rank 0 reads it on its host. None reads none.
     Raises:
-        ConfigError: the format or starting_offsets is another one, no broker or no topic is named,
-            or a property is a secret or the source's own.
+        ConfigError: the format or starting_offsets is another one, no broker is named, no topic
+            can have the name, or a property is a secret or the source's own.
     """
 
     servers: str
