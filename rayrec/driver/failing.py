@@ -7,7 +7,7 @@ process must leave the world that failed; one that does not is ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from rayrec.driver.blame import Blame, Kind, Observation
@@ -132,14 +132,23 @@ def ailing(
     return None
 
 
-def late(run: Run, seats: Sequence[Seat], waiting: Collection[int], what: str) -> Blame:
-    """Return the blame for the first process that did not answer in time.
+def late(
+    run: Run, seats: Sequence[Seat], waiting: Collection[int], what: str
+) -> Generator[Command, None, Blame]:
+    """End the processes that did not answer in time, and return the blame for the first.
+
+    One that still answers polls may hang in its call for good, and the next call would hang, too.
 
     Args:
         waiting: processes without an answer.
     """
     rank = next(rank for rank, seat in enumerate(seats) if seat.process in waiting)
-    return _blame(rank, seats[rank], "silent", f"no answer in {run.setup_s:.0f} s", what)
+    blame = _blame(rank, seats[rank], "silent", f"no answer in {run.setup_s:.0f} s", what)
+    for process, seat in numbered(seats):
+        if process in waiting:
+            seat.vacate()
+            yield EndProcess(process=process)
+    return blame
 
 
 def _blame(rank: int, seat: Seat, kind: Kind, cause: str, what: str) -> Blame:

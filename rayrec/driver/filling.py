@@ -225,7 +225,7 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
     blame = ailing(run, view, ranks, calls, "start")
     waiting = {seat.process for seat in ranks if not seat.is_up and seat.process is not None}
     if blame is None and waiting and view.now >= state.deadline:
-        blame = late(run, ranks, waiting, "start")
+        blame = yield from late(run, ranks, waiting, "start")
     if blame is not None:
         yield from failed(run, view, blame)
     elif not waiting:

@@ -41,7 +41,7 @@ def start(run: Run, view: View) -> Iterator[Command]:
             del state.calls[reply.call]
             port = reply.value if isinstance(reply.value, int) else 0
     if blame is None and state.calls and view.now >= state.deadline:
-        blame = late(run, world, set(state.calls.values()), _WHAT[state.verb])
+        blame = yield from late(run, world, set(state.calls.values()), _WHAT[state.verb])
     if blame is not None:
         yield from failed(run, view, blame)
     elif state.calls:

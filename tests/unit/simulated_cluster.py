@@ -74,7 +74,8 @@ class Group:
 class Process:
     """A process; `hears_at` is when it answers again, `view` what the driver saw last.
 
-    One that is `stopped` is known to be; another that does not answer may only be busy.
+    One that is `stopped` is known to be; another that does not answer may only be busy. One that
+    `hangs` answers polls, and never fetches a task.
     """
 
     number: int
@@ -85,6 +86,7 @@ class Process:
     died_at: float = math.inf
     hears_at: float = 0.0
     stopped: bool = False
+    hangs: bool = False
     state: str = "idle"
     step: int = 0
     error: RankError | None = None
@@ -566,7 +568,10 @@ class Simulation:
             at = max(at, asked.born_at)
         elif verb in ("warm", "take"):
             at = max(at, asked.born_at + 2.0)
-            if self.harms(2.0):
+            asked.hangs = asked.hangs or self.harms(0.5)
+            if asked.hangs:
+                at = math.inf
+            elif self.harms(2.0):
                 values["cause"] = f"ImportError: at {self.now:.1f}"
         elif verb == "store":
             values["value"] = 1000 + call
