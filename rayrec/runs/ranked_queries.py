@@ -49,7 +49,7 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
         with files.open_input_stream(where) as stream:
             told = json.loads(stream.read())
         return {name: np.array(told[name], dtype=np.int64) for name in (*PROTOCOLS, *told)}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(
             f"{path} does not hold the places of queries: {one_line(error)}."
         ) from error

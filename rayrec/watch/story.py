@@ -80,8 +80,11 @@ def words_of(event: RunEvent) -> str:
 
 
 def clock(at: float) -> str:
-    """Return seconds since 1970 as a date and a time."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Return seconds since 1970 as a date and a time, or as they are where no date is."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{at:g} s"
 
 
 def trained_s(run: RunEvents) -> float:

@@ -187,6 +187,13 @@ def test_trained_for_is_the_time_of_the_windows_and_took_is_all(tmp_path: Path, 
     assert facts(text)["trained for"] == ["4.0 s"] and facts(text)["took"] == ["1.8 min"]
 
 
+def test_a_clock_beyond_all_dates_hinders_no_page(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1e300)
+    tell(EventLog(tmp_path / "run"), 100)
+    text = Path(write_run_page([tmp_path / "run"], tmp_path / "page.html")).read_text()
+    assert facts(text)["began (UTC)"] == ["1e+300 s"]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_bars_of_few_ranks_are_no_blocks(ranks: int):
     text = stacks([[1.0]] * ranks, ["rank"] * ranks, ["resident"], str, width=530)

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from rayrec.serve import Predictor
-from rayrec.serve.server import pulse
+from rayrec.serve.server import leading, pulse
 from rayrec.serve.server.leading import Lead
 from rayrec.serve.server.pulse import Pulses, core_wait_s
 from tests.unit.published_worlds import published_world
@@ -102,6 +102,23 @@ def test_a_parent_rests_while_its_replicas_change_over(tmp_path):
     assert lead.timeout() > 10.0
     lead.heard(0)
     assert lead.timeout() == 0.0
+
+
+def test_a_replica_that_still_starts_has_longer_to_change_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(leading, "_LATE_S", 0.01)
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    lead = Lead(Predictor.follow(world.folder), 1e-6)
+    pipes = {number: multiprocessing.Pipe() for number in range(2)}
+    world.train(random.Random(0))
+    world.publish()
+    lead.turn({number: ours for number, (ours, _) in pipes.items()})
+    time.sleep(0.02)
+    assert lead.late(starting=[1]) == [0]
+    # none goes on until it has changed over, or is gone
+    assert lead.late(starting=[1]) == [] and [*lead._waited] == [1]
+    time.sleep(0.02)
+    assert lead.late(starting=[]) == [1]
 
 
 def test_a_version_reaches_the_replicas_without_a_disk(tmp_path, monkeypatch):

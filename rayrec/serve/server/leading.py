@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -82,13 +82,20 @@ class Lead:
         """Record that a replica has changed over, or is gone."""
         self._waited.pop(replica, None)
 
-    def late(self) -> list[int]:
-        """Return the replicas that did not change over in time; each is named once."""
+    def late(self, starting: Collection[int]) -> list[int]:
+        """Return the replicas that did not change over in time; each is named once.
+
+        Args:
+            starting: replicas that are not ready yet, which have as long again.
+        """
         now = time.monotonic()
         late = [replica for replica, end in self._waited.items() if end <= now]
         for replica in late:
-            del self._waited[replica]
-        return late
+            if replica in starting:
+                self._waited[replica] = now + _LATE_S
+            else:
+                del self._waited[replica]
+        return [replica for replica in late if replica not in starting]
 
     def turn(self, replicas: Mapping[int, Connection]) -> None:
         """Apply the next publication and tell the replicas, if that is due and all are ready."""

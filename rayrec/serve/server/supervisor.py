@@ -201,7 +201,8 @@ class Supervisor:
 
     def _follow(self, lead: Lead) -> None:
         """Bring the replicas to the next version, if there is one."""
-        for number in lead.late():
+        # whether one that starts hangs, its pulse tells
+        for number in lead.late([slot.number for slot in self._slots if not slot.is_ready]):
             process = self._slots[number].process
             if process is not None:
                 say(f"replica {number} does not change over; it is killed")
