@@ -39,6 +39,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "GRU4Rec, sampled softmax": ("model=gru4rec",),
     "SASRec, full softmax": ("model=sasrec", "loss=full"),
     "SASRec, sampled softmax": ("model=sasrec",),
+    "SASRec, sampled softmax, mixed": ("model=sasrec", "proposal=mixed"),
     "HSTU, sampled softmax": ("model=hstu", "times=times"),
 }
 MARKOV = "Markov chain, last 5 films"

@@ -46,7 +46,7 @@ class NextItemModel:
         dropout: share of the columns that are dropped.
         loss: "sampled" or "full": a softmax over negatives, or over all items.
         negatives: items of a sampled softmax, 512 unless given.
-        proposal: how negatives are drawn: "popularity", unless given, or "uniform".
+        proposal: how negatives are drawn: "popularity", unless given, "mixed" or "uniform".
         ks: lengths of the lists that are scored.
         init_bound: rows start within +- this, where the schema gives the table no bounds.
     Raises:
@@ -64,7 +64,7 @@ class NextItemModel:
     dropout: float = 0.3
     loss: Literal["sampled", "full"] = "sampled"
     negatives: int | None = None
-    proposal: Literal["popularity", "uniform"] | None = None
+    proposal: Literal["popularity", "mixed", "uniform"] | None = None
     ks: tuple[int, ...] = (10,)
     init_bound: float = 0.035
 
@@ -202,7 +202,7 @@ class NextItemRecipe:
         if self.model.loss == "full":
             return ItemSlices(num_items=items)
         proposal = self.model.proposal or "popularity"
-        counts = self.counts if proposal == "popularity" else None
+        counts = None if proposal == "uniform" else self.counts
         return SharedNegatives(
             count=self.model.negatives or 512, num_items=items, proposal=proposal, counts=counts
         )

@@ -61,7 +61,8 @@ class SharedNegatives:
     Attributes:
         count: items of a batch.
         num_items: number of the items.
-        proposal: "uniform", or "popularity": by `counts`.
+        proposal: "uniform"; "popularity": by `counts`; or "mixed": the first half uniformly, the
+            others by `counts`.
         counts: (num_items,) whole numbers of at least 0, such as how often each item is a target.
     Raises:
         ConfigError: counts are missing, too many, negative or all 0.
@@ -69,7 +70,7 @@ class SharedNegatives:
 
     count: int
     num_items: int
-    proposal: Literal["uniform", "popularity"] = "popularity"
+    proposal: Literal["uniform", "popularity", "mixed"] = "popularity"
     counts: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
@@ -81,10 +82,10 @@ class SharedNegatives:
             raise ConfigError(
                 f"SharedNegatives has counts={counts!r}; it must be an array of numbers, or None."
             )
-        if (self.proposal == "popularity") != (counts is not None):
+        if (self.proposal == "uniform") != (counts is None):
             raise ConfigError(
                 f"proposal={self.proposal!r} and counts={'given' if counts is not None else None}: "
-                "popularity draws by counts, and uniform needs none."
+                "popularity and mixed draw by counts, and uniform needs none."
             )
         if counts is None:
             return
@@ -98,20 +99,27 @@ class SharedNegatives:
         """Return the ids of the step."""
         bits = random_bits(mix_int(_NEGATIVES, seed, step), 0, self.count)
         uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        if self.counts is None:
-            return (uniform * self.num_items).astype(np.int64)
-        ends = np.cumsum(self.counts)
-        return np.searchsorted(ends, uniform * ends[-1], side="right").astype(np.int64)
+        drawn = (uniform * self.num_items).astype(np.int64)
+        if self.counts is not None:
+            first, ends = self._uniform_draws, np.cumsum(self.counts)
+            drawn[first:] = np.searchsorted(ends, uniform[first:] * ends[-1], side="right")
+        return drawn
 
     def log_q(self) -> NDArray[np.float32]:
-        """Return the log of the chance of each id in a draw, (num_items,).
+        """Return the log of the chance of each id in a draw, (num_items,): the mean over the draws.
 
         An id that cannot be drawn has the chance of half a count: it needs only a finite number.
         """
         if self.counts is None:
             return np.full(self.num_items, -np.log(self.num_items), dtype=np.float32)
-        shares = np.maximum(self.counts, 0.5) / self.counts.sum()
+        part, total = self._uniform_draws / self.count, self.counts.sum()
+        shares = part / self.num_items + (1.0 - part) * (self.counts / total)
+        shares[shares == 0.0] = 0.5 / total
         return np.log(shares).astype(np.float32)
+
+    @property
+    def _uniform_draws(self) -> int:
+        return self.count // 2 if self.proposal == "mixed" else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,15 +102,25 @@ def test_negatives_are_the_same_on_all_ranks_and_others_in_each_step() -> None:
 
 
 def test_negatives_come_up_as_often_as_their_chance_tells() -> None:
-    for proposal, counts in (("popularity", COUNTS), ("uniform", None)):
+    even, popular = np.ones(ITEMS) / ITEMS, COUNTS / COUNTS.sum()
+    for proposal, counts, chances in (
+        ("popularity", COUNTS, popular),
+        ("uniform", None, even),
+        ("mixed", COUNTS, (even + popular) / 2),
+    ):
         many = SharedNegatives(count=200_000, num_items=ITEMS, proposal=proposal, counts=counts)
         shares = np.bincount(many.ids(1, 0, 0, 1), minlength=ITEMS) / many.count
-        chances = np.ones(ITEMS) / ITEMS if counts is None else COUNTS / COUNTS.sum()
         # five standard deviations of the largest share
         assert np.abs(shares - chances).max() < 5 * (chances.max() / many.count) ** 0.5
         drawable = chances > 0
         assert np.allclose(many.log_q()[drawable], np.log(chances[drawable]))
         assert not shares[~drawable].any() and np.isfinite(many.log_q()).all()
+
+
+def test_one_draw_of_two_kinds_is_by_popularity() -> None:
+    one = SharedNegatives(count=1, num_items=ITEMS, proposal="mixed", counts=COUNTS)
+    alone = SharedNegatives(count=1, num_items=ITEMS, counts=COUNTS)
+    assert (one.log_q() == alone.log_q()).all() and one.ids(0, 1, 0, 1) == alone.ids(0, 1, 0, 1)
 
 
 def test_slices_hold_each_item_once() -> None:
@@ -120,8 +130,8 @@ def test_slices_hold_each_item_once() -> None:
 
 
 def test_draws_that_make_no_sense_are_refused() -> None:
-    for counts, proposal in ((None, "popularity"), (COUNTS, "uniform")):
-        with pytest.raises(ConfigError, match="popularity draws by counts"):
+    for counts, proposal in ((None, "popularity"), (None, "mixed"), (COUNTS, "uniform")):
+        with pytest.raises(ConfigError, match="popularity and mixed draw by counts"):
             SharedNegatives(count=1, num_items=ITEMS, proposal=proposal, counts=counts)
     for counts in (COUNTS[:3], 0 * COUNTS, COUNTS - 1):
         with pytest.raises(ConfigError, match="one number of at least 0 for each"):
