@@ -27,6 +27,7 @@ import pyarrow as pa
 from rayrec.data.converted import GROUP_ROWS, PartsWriter, new_data_set
 from rayrec.data.event_source import EventSource
 from rayrec.data.histories import first_rows
+from rayrec.data.numeric import PER_SECOND
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
@@ -124,11 +125,12 @@ def write_sorted(
     try:
         for bucket in buckets:
             table = bucket.sort_by([(user, "ascending"), (time, "ascending")]).combine_chunks()
-            if pa.types.is_timestamp(table.schema.field(time).type):
+            kind = table.schema.field(time).type
+            if pa.types.is_timestamp(kind):
+                # rounded down, also before 1970, so that the seconds ascend as the times do
+                seconds = table[time].cast(pa.int64()).to_numpy() // PER_SECOND[kind.unit]
                 place = table.schema.get_field_index(time)
-                unit = pa.timestamp("s", table.schema.field(time).type.tz)
-                seconds = table[time].cast(unit, safe=False).cast(pa.int64())
-                table = table.set_column(place, time, seconds)
+                table = table.set_column(place, time, pa.array(seconds))
             first = first_rows(table[user].combine_chunks())
             starts = np.flatnonzero(first == np.arange(len(first)))
             users += len(starts)

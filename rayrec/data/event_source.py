@@ -39,9 +39,10 @@ class EventSource:
         self._found, self._files = find_files(path, [ParquetReader, ArrowReader], None)
         self._user, self._time = user, time
         schemas = [self._found.open(f.path, dict(f.folders)).schema for f in self._files]
+        columns = dict.fromkeys(name for schema in schemas for name in schema.names)
         for file, schema in zip(self._files, schemas, strict=True):
             source = f"file {file.path!r}"
-            for name in (user, time, *schemas[0].names):
+            for name in (user, time, *columns):
                 if schema.names.count(name) != 1:
                     raise InputError(missing(name, schema, source))
             for name in reserved:
@@ -65,6 +66,8 @@ class EventSource:
                 f"columns differ in type between files: {error}. Write all files with the same "
                 "types."
             ) from error
+        for field in self._schema:
+            _refuse_unsortable(field)
 
     def buckets(self, most_rows: int, spare: Path) -> Iterator[pa.Table]:
         """Yield the events by ranges of users, in the order of the files within each.
@@ -80,9 +83,9 @@ class EventSource:
         writers = [ipc.new_file(str(path), self._schema) for path in paths]
         try:
             for file, first, piece in self._pieces(self._schema.names):
+                rows = _cast(piece, self._schema, file.path)
                 for name in (self._user, self._time):
-                    _refuse_null(piece.column(name), name, first, file.path)
-                rows = pa.Table.from_batches([piece]).cast(self._schema)
+                    _refuse_null(rows[name], name, first, file.path)
                 for number, own in enumerate(self._by_range(rows, last_users)):
                     for batch in own.combine_chunks().to_batches():
                         writers[number].write(batch)
@@ -122,8 +125,8 @@ class EventSource:
         key = self._schema.field(self._user)
         counts = pa.table({self._user: pa.array([], key.type), "rows": pa.array([], pa.int64())})
         waiting: list[pa.Table] = []
-        for _, _, piece in self._pieces([self._user]):
-            users = pa.table({self._user: piece.column(self._user)}).cast(pa.schema([key]))
+        for file, _, piece in self._pieces([self._user]):
+            users = _cast(piece, pa.schema([key]), file.path)
             own = users.group_by(self._user).aggregate([([], "count_all")])
             waiting.append(own.rename_columns(counts.column_names))
             if sum(map(len, waiting)) > max(len(counts), _COUNTED_ROWS):
@@ -156,7 +159,36 @@ def _plain(schema: pa.Schema) -> pa.Schema:
     return schema.remove_metadata()
 
 
-def _refuse_null(values: pa.Array, column: str, first: int, path: str) -> None:
+def _cast(rows: pa.RecordBatch, schema: pa.Schema, path: str) -> pa.Table:
+    """Return rows with the columns of a schema, in its order and of its types.
+
+    Raises:
+        InputError: a value does not fit into the type that all files share; names column and file.
+    """
+    columns = []
+    for field in schema:
+        try:
+            columns.append(rows.column(field.name).cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"column {field.name!r} of {path!r} does not fit {field.type}, which holds it for "
+                f"all files: {error}. Write all files with the same types."
+            ) from error
+    return pa.table(columns, schema=schema)
+
+
+def _refuse_unsortable(field: pa.Field) -> None:
+    """Refuse a column whose values Arrow cannot put into another order."""
+    try:
+        pa.array([], field.type).take(pa.array([], pa.int64()))
+    except pa.ArrowNotImplementedError:
+        raise InputError(
+            f"column {field.name!r} has type {field.type}, which cannot be sorted by user; cast it "
+            "to string or to another plain type, or leave it out."
+        ) from None
+
+
+def _refuse_null(values: pa.ChunkedArray, column: str, first: int, path: str) -> None:
     if values.null_count:
         row = first + first_true(mask(values.is_null()))
         raise InputError(

@@ -22,7 +22,7 @@ from rayrec.layout.dynamic import LATEST_S, time_problem
 from rayrec.layout.schema import FeatureSchema
 
 _FLOAT32 = pa.float32()
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EXACT_32, _EXACT_64 = 2**24, 2**53  # whole numbers up to these are exact in floats
 Labels = NDArray[np.float32] | NDArray[np.float64]
 
@@ -121,7 +121,7 @@ def times_of(array: pa.Array, column: str, where: Where) -> NDArray[np.int64]:
         )
     per_second = 1
     if pa.types.is_timestamp(array.type):
-        per_second = _PER_SECOND[array.type.unit]
+        per_second = PER_SECOND[array.type.unit]
         array = array.view(pa.int64())
     times = array.to_numpy() // per_second
     beyond = (times < 0) | (times > LATEST_S)

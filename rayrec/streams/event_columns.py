@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.numeric import PER_SECOND
 from rayrec.data.synthetic import bayes_scores
 from rayrec.errors import InputError
 from rayrec.layout.dynamic import LATEST_S
@@ -15,11 +16,12 @@ UNKNOWN = np.iinfo(np.int64).min  # in place of an event time that is null
 
 def known_seconds(column: pa.ChunkedArray) -> np.ndarray | None:
     """Return event times as int64 seconds since 1970; None where the column has no times."""
-    if pa.types.is_timestamp(column.type):
-        column = pc.cast(column, pa.timestamp("s", column.type.tz), safe=False)
-    elif not pa.types.is_integer(column.type):
+    is_stamp = pa.types.is_timestamp(column.type)
+    if not is_stamp and not pa.types.is_integer(column.type):
         return None
     times = np.asarray(pc.fill_null(pc.cast(column, pa.int64(), safe=False), UNKNOWN))
+    if is_stamp:  # rounded down, as the loader does: a moment before 1970 is refused
+        times = times // PER_SECOND[column.type.unit]
     # what is no time is refused with its row, and ends no window
     return np.where((times < 0) | (times > LATEST_S), UNKNOWN, times)
 

@@ -54,6 +54,14 @@ def write_source(folder: Path, events: list[dict], rng: random.Random) -> None:
                 to.write_table(table, max_chunksize=chunk)
 
 
+def write_arrow(path: Path, columns: dict) -> None:
+    """Write columns to a file of their own."""
+    path.parent.mkdir(exist_ok=True)
+    table = pa.table(columns)
+    with ipc.new_file(path, table.schema) as to:
+        to.write_table(table)
+
+
 def plain_split(events: list[dict], split: EventSplit) -> list[str]:
     """The part of each event of a sorted log, user by user."""
     out = []
@@ -121,6 +129,74 @@ def test_timestamps_become_seconds_and_keep_their_finer_order(tmp_path):
     written = pq.read_table(log.path)
     assert written["item"].to_pylist() == [1, 2, 3]
     assert written["at"].to_pylist() == [int(times[0].timestamp())] * 3
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_seconds_before_1970_are_rounded_down(tmp_path, unit):
+    moments = pa.array([-1500, -1, 0, 1999, -2000], pa.timestamp("ms")).cast(pa.timestamp(unit))
+    pq.write_table(pa.table({"user": [1] * 5, "at": moments}), tmp_path / "log.parquet")
+    split = EventSplit(test_from=0)
+    log = write_event_log(
+        str(tmp_path / "log.parquet"), tmp_path / "out", user="user", time="at", split=split
+    )
+    written = pq.read_table(log.path)
+    assert written["at"].to_pylist() == [-2, -2, -1, 0, 1]
+    assert written["split"].to_pylist() == ["train"] * 3 + ["test"] * 2
+
+
+def test_files_may_have_their_columns_in_any_order(tmp_path):
+    first = {"user": [1, 2], "time": [1, 1], "item": [5, 6]}
+    second = {"item": [7, 8, 9], "time": [2, 3, 2], "user": [1, 1, 2]}
+    write_arrow(tmp_path / "log" / "a.arrow", first)
+    write_arrow(tmp_path / "log" / "b.arrow", second)
+    log = write_event_log(str(tmp_path / "log"), tmp_path / "out", user="user", time="time")
+    assert pq.read_table(log.path)["item"].to_pylist() == [5, 7, 8, 6, 9]
+
+
+# what the second of two files has, beside a first one of whole numbers
+BESIDE = {
+    "a column of the second file alone": (
+        {"more": [1, 2]},
+        r"'more' is missing \(file '.*a\.arrow",
+    ),
+    "a user beyond the type of the first": (
+        {"user": pa.array([2**63 + 1, 2], pa.uint64())},
+        r"'user' of '.*b\.arrow' does not fit int64",
+    ),
+    "numbers that a float would round": (
+        {"item": [0.5, 1.0]},
+        r"'item' of '.*a\.arrow' does not fit double",
+    ),
+    "a user that a dictionary holds as null": (
+        {"user": pa.DictionaryArray.from_arrays([0, 1], pa.array([1, None]))},
+        r"'user' holds null in row 1 of '.*b\.arrow'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_files_that_do_not_go_together_are_refused(tmp_path, name):
+    columns, message = BESIDE[name]
+    plain = {"user": [1, 2], "time": [1, 2], "item": [2**60 + 1, 6]}
+    write_arrow(tmp_path / "log" / "a.arrow", plain)
+    write_arrow(tmp_path / "log" / "b.arrow", plain | columns)
+    with pytest.raises(InputError, match=message):
+        write_event_log(str(tmp_path / "log"), tmp_path / "out", user="user", time="time")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "b"], pa.string_view()),
+        pa.RunEndEncodedArray.from_arrays(pa.array([2]), pa.array([1])),
+    ],
+    ids=["views of text", "runs"],
+)
+def test_a_column_that_arrow_cannot_sort_is_refused(tmp_path, column):
+    write_arrow(tmp_path / "log.arrow", {"user": [1, 2], "time": [1, 2], "item": column})
+    with pytest.raises(InputError, match=r"'item' has type .*, which cannot be sorted by user"):
+        write_event_log(str(tmp_path / "log.arrow"), tmp_path / "out", user="user", time="time")
 
 
 def test_the_job_converts_and_names_what_is_wrong(tmp_path, capsys):
