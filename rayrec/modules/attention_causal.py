@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.modules.attention_groups import JaggedGroups, check_heads
+from rayrec.modules.attention_groups import JaggedGroups, check_heads, check_rows
 
 
 def causal_attention(
@@ -34,8 +34,10 @@ def causal_attention(
         (T, D).
     Raises:
         ConfigError: D is not divisible by `heads`.
+        ShapeError: query, key and value differ in shape.
         InputError: on CPU, a sequence is longer than max_length.
     """
+    check_rows(query, key, value)
     check_heads(query.shape[1], heads)
     groups = JaggedGroups(offsets, len(query), max_length, query.shape[1])
     return attend_causal(query, key, value, groups, heads)

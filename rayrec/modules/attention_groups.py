@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.errors import ConfigError, InputError
+from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse.ops import jagged_to_padded_dense
 
@@ -237,6 +237,17 @@ class _Unpad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _Pad.apply(grad, ctx.places), None
+
+
+def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that queries, keys and values are as many and as wide: kernels would read beside them.
+
+    Raises:
+        ShapeError: they are not.
+    """
+    if not query.shape == key.shape == value.shape:
+        shapes = ", ".join(str(tuple(one.shape)) for one in (query, key, value))
+        raise ShapeError(f"query, key and value are {shapes}; all three must be (T, D).")
 
 
 def check_heads(dim: int, heads: int) -> None:

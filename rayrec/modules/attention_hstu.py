@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from rayrec.modules.attention_groups import JaggedGroups, check_heads
+from rayrec.errors import InputError
+from rayrec.modules.attention_groups import JaggedGroups, check_heads, check_rows
 from rayrec.modules.attention_tiles import (
     HSTU_CALL_PAIRS,
     PaddedGroup,
@@ -61,12 +62,18 @@ def hstu_attention(
         (T, D).
     Raises:
         ConfigError: D is not divisible by `heads`.
-        InputError: on CPU, a sequence is longer than P or max_length.
+        ShapeError: query, key and value differ in shape.
+        InputError: on CPU, a sequence is longer than P or max_length; or there is a time_bias and
+            not a time for each value.
     """
-    places = len(position_bias)
-    width = query.shape[1]
+    check_rows(query, key, value)
+    places, (values, width) = len(position_bias), query.shape
     check_heads(width, heads)
-    groups = JaggedGroups(offsets, len(query), max_length or places, width, HSTU_CALL_PAIRS)
+    if time_bias is not None and (times is None or times.shape != (values,)):
+        given = None if times is None else tuple(times.shape)
+        raise InputError(f"times {given} of {values} values; give a time for each.")
+    longest = places if max_length is None else min(max_length, places)
+    groups = JaggedGroups(offsets, values, longest, width, HSTU_CALL_PAIRS)
     return attend_pointwise(query, key, value, groups, heads, position_bias, time_bias, times)
 
 

@@ -196,8 +196,9 @@ def test_a_longer_sequence_than_said_is_refused():
     values = torch.randn(9, 4)
     with pytest.raises(InputError, match=r"has 7 values, more than the 6 .*max_length"):
         causal_attention(values, values, values, offsets, max_length=6)
-    with pytest.raises(InputError, match="7 values"):
-        hstu_attention(values, values, values, offsets, torch.zeros(6))
+    for longest in (None, 8):
+        with pytest.raises(InputError, match="has 7 values, more than the 6"):
+            hstu_attention(values, values, values, offsets, torch.zeros(6), max_length=longest)
     with pytest.raises(ConfigError, match="hidden"):
         TargetAttention(4, (0,))
 
@@ -210,6 +211,18 @@ def test_heads_and_queries_that_do_not_fit_are_refused():
                 attend(values, values, values, offsets, heads=heads)
     with pytest.raises(ShapeError, match="3 queries for 2 sequences; give one for each"):
         TargetAttention(8)(values, values, offsets)
+
+
+def test_keys_values_and_times_of_another_number_are_refused():
+    """Kernels would read beside them, and a sequence would have the times of another one."""
+    values, offsets, places = torch.randn(3, 8), torch.tensor([0, 1, 3]), torch.zeros(6)
+    for attend in (causal_attention, partial(hstu_attention, position_bias=places)):
+        for key, value in ((values[:2], values), (values, values.repeat(2, 1))):
+            with pytest.raises(ShapeError, match=r"query, key and value are \(3, 8\), .* \(T, D\)"):
+                attend(values, key, value, offsets)
+    for times in (None, torch.arange(2), torch.arange(4), torch.zeros(3, 1)):
+        with pytest.raises(InputError, match=r"times .* of 3 values; give a time for each"):
+            hstu_attention(values, values, values, offsets, places, torch.zeros(4), times)
 
 
 @pytest.mark.parametrize("bounds", [attention_tiles.CPU_BOUNDS, attention_tiles.GPU_BOUNDS])
