@@ -11,8 +11,9 @@ Long lists are cut to their most recent entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -27,8 +28,8 @@ from rayrec.serve.requests import (
     CandidateSplit,
     Request,
     Rows,
+    are_none,
     marked,
-    names_of,
     read_rows,
     user_columns,
 )
@@ -60,7 +61,7 @@ class NextItemReader:
         Raises:
             InputError: the rows cannot be read.
         """
-        if self._column in names_of(rows) or (isinstance(rows, Sequence) and not rows):
+        if self._has_items(rows) or (isinstance(rows, Sequence) and not rows):
             return self.of_batch(read_rows(rows, self._schema))
         return self.best(rows)
 
@@ -83,7 +84,7 @@ class NextItemReader:
         Raises:
             InputError: the rows cannot be read, or a column is on the wrong side.
         """
-        if len(candidates) == 0:
+        if are_none(candidates):
             return self.read([])
         columns = user_columns(user, candidates, self._schema)
         if columns != self._columns:
@@ -106,7 +107,7 @@ class NextItemReader:
             InputError: the rows cannot be read, or have an item; or the lists are too long.
         """
         assert self._split.user is not None, "a history is read"
-        if self._column in names_of(rows):
+        if self._has_items(rows):
             raise InputError(
                 f"all items are to be ranked, and the rows have column {self._column!r}, the item "
                 "to score; leave it out, or ask for its score."
@@ -129,6 +130,13 @@ class NextItemReader:
             left_out.append(batch.sequences[self._model.seen])
         top = Top(k, tuple(left_out))
         return marked(Request(batch.dense_features, ids, batch.sequences, top), self._is_checked)
+
+    def _has_items(self, rows: Rows) -> bool:
+        """True if a row names an item; a plain row may have a column that the first has not."""
+        if isinstance(rows, (pa.RecordBatch, pa.Table)):
+            return self._column in rows.schema.names
+        plain = rows if isinstance(rows, Sequence) else ()
+        return any(isinstance(row, Mapping) and self._column in row for row in plain)
 
 
 def _with_items(

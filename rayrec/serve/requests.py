@@ -255,8 +255,14 @@ def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozens
     return frozenset(sides[0])
 
 
+def are_none(rows: Rows) -> bool:
+    """True if there is no row; what is no rows at all is left to whoever reads it."""
+    return isinstance(rows, (pa.RecordBatch, pa.Table, Sequence)) and not len(rows)
+
+
 def names_of(rows: Rows) -> list[str]:
     """Return the columns of some rows; those of the first of plain ones."""
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
         return list(rows.schema.names)
-    return list(rows[0]) if len(rows) and isinstance(rows[0], Mapping) else []
+    plain = rows if isinstance(rows, Sequence) else ()
+    return list(plain[0]) if len(plain) and isinstance(plain[0], Mapping) else []

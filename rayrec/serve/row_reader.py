@@ -20,6 +20,7 @@ from rayrec.serve.requests import (
     CandidateSplit,
     Request,
     Rows,
+    are_none,
     broadcast,
     marked,
     read_rows,
@@ -89,7 +90,7 @@ class RowReader:
             InputError, ConfigError: the errors of `read`; or a column is on both sides.
         """
         schema = self._known_schema()
-        if len(candidates) == 0:
+        if are_none(candidates):
             return self.read([])
         columns = user_columns(user, candidates, schema)
         if columns not in self._splits:

@@ -232,6 +232,21 @@ def test_a_bad_row_is_said(predictor: Predictor, change: Row, says: str) -> None
             predictor.predict_top([without(row, "item")])
 
 
+def test_rows_of_two_kinds_and_what_is_no_rows_are_refused(predictor: Predictor) -> None:
+    row = random_rows(10)[3]
+    past = without(row, "item")
+    with pytest.raises(InputError, match=r"row 0 of the request has no 'item', which other rows"):
+        predictor.predict([past, row])
+    with pytest.raises(InputError, match=r"the rows have column 'item', the item to score"):
+        predictor.predict_top([past, row])
+    for nothing, says in ((row, "is a dict; give a list"), (None, "is of NoneType; give")):
+        for ask in (predictor.predict, predictor.predict_top):
+            with pytest.raises(InputError, match=says):
+                ask(nothing)
+        with pytest.raises(InputError, match=says):
+            predictor.predict_candidates(past, None if nothing is None else {"item": 1})
+
+
 def test_mistakes_of_a_caller_are_said(predictor: Predictor, tmp_path: Path) -> None:
     row = random_rows(10)[3]
     past = without(row, "item")
