@@ -175,17 +175,18 @@ class NextItemTrain(nn.Module):
         """-> scalar loss, 0 on a rank without tokens.
 
         Raises:
-            InputError: a row has not one item.
+            InputError: a row has not one item (seen on CPU; elsewhere where their sum differs).
         """
         model, features = self.model, batch.sparse_features
         rows = model.look_up(features)
         history_ids, item_ids = features[model.history].values(), features[model.item].values()
         assert model.candidates is not None, "the model is trained"
         candidate_ids = features[model.candidates].values()
-        lengths = rows.history.lengths()
-        if len(item_ids) != len(lengths):
+        counts = features[model.item].lengths()
+        # as many as rows in all, some may be in the wrong one; elsewhere that would cost a sync
+        if len(item_ids) != len(counts) or (counts.is_cpu and bool((counts != 1).any())):
             raise InputError(
-                f"feature {model.item!r} has {len(item_ids)} ids in {len(lengths)} rows; it needs "
+                f"feature {model.item!r} has {len(item_ids)} ids in {len(counts)} rows; it needs "
                 "one in each."
             )
         tokens = model.encode(rows.history, batch).float()

@@ -94,7 +94,8 @@ class TwoTowerTrain(nn.Module):
         """B pairs -> scalar loss; loss, logits (B,), labels (B,).
 
         Raises:
-            InputError: candidate_id has not one id per row.
+            InputError: candidate_id has not one id per row (seen on CPU; elsewhere where their sum
+                differs).
         """
         query_BD, candidate_BD = self.two_tower(batch.sparse_features)
         labels = batch.labels.to(query_BD.dtype)
@@ -162,8 +163,10 @@ class TwoTowerTrain(nn.Module):
 
     def _candidate_ids(self, features: KeyedJaggedTensor, rows: int) -> Tensor:
         assert self.candidate_id is not None
-        ids = features[self.candidate_id].values().long()
-        if ids.numel() != rows:
+        bags = features[self.candidate_id]
+        ids, counts = bags.values().long(), bags.lengths()
+        # as many as rows in all, some may be in the wrong one; elsewhere that would cost a sync
+        if ids.numel() != rows or (counts.is_cpu and bool((counts != 1).any())):
             raise InputError(
                 f"candidate_id {self.candidate_id!r} has {ids.numel()} ids in {rows} rows; it "
                 "needs one in each."

@@ -89,6 +89,22 @@ def test_what_a_model_cannot_be_made_of() -> None:
         build("full", "cpu")(batch)
 
 
+def test_a_row_of_two_items_beside_one_of_none_is_refused() -> None:
+    """There are as many items as rows, and each would be that of another row."""
+    batch = part(0, 0, 1, "full")
+    ids = batch.sparse_features
+    lengths = ids["item"].lengths().clone()
+    lengths[0], lengths[1] = 2, 0
+    batch.sparse_features = type(ids)(
+        ["history", "item", "candidates"],
+        ids.values(),
+        lengths=torch.cat([ids["history"].lengths(), lengths, torch.tensor([ITEMS])]),
+        stride_per_key_per_rank=[[len(lengths)], [len(lengths)], [1]],
+    )
+    with pytest.raises(InputError, match=r"it needs one in each"):
+        build("full", "cpu")(batch)
+
+
 def test_the_item_after_each_position() -> None:
     offsets = torch.tensor([0, 0, 3, 4, 4])
     assert next_places(offsets, 4).tolist() == [1, 2, 4 + 1, 4 + 2]

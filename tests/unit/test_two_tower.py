@@ -219,6 +219,14 @@ def test_what_does_not_fit_is_refused() -> None:
     )
     with pytest.raises(InputError, match="2 ids in 1 rows"):
         TwoTowerTrain(two_tower(), 1, "item")(Pairs(kjt, torch.ones(1)))
+    # as many ids as rows, and each would be that of another row
+    kjt = KeyedJaggedTensor(
+        ["user", "age", "item"],
+        torch.zeros(6, dtype=torch.int64),
+        lengths=torch.tensor([1, 1, 1, 1, 2, 0]),
+    )
+    with pytest.raises(InputError, match="it needs one in each"):
+        TwoTowerTrain(two_tower(), 1, "item")(Pairs(kjt, torch.ones(2)))
 
 
 def test_a_run_tells_no_score_of_a_probability_that_no_model_gives(tmp_path: Path) -> None:
