@@ -52,7 +52,8 @@ class ListColumn:
             count = getattr(self, name)
             if count is not None and not 1 <= count < 2**31:
                 raise ConfigError(
-                    f"{self.name!r} has {name}={count}; it is a number of entries, at least 1."
+                    f"{self.name!r} has {name}={count}; it is a number of entries, at least 1 and "
+                    "below 2**31."
                 )
         if self.history is not None and self.most_recent is not None:
             raise ConfigError(

@@ -155,6 +155,7 @@ BAD_SCHEMAS = {
     "no user": (with_history() | {"user": None}, "the schema names no user"),
     "no history": (with_history(history=None), "no feature has a history to cut"),
     "an empty history": (with_history(history=0), "history=0; it is a number of entries"),
+    "a history beyond any": (with_history(history=2**31), r"at least 1 and below 2\*\*31"),
     "both words": (with_history(most_recent=3), "history=3 and most_recent=3"),
     "weights": (with_history(weights="w"), "a history and weights"),
     "the name of a column": (
