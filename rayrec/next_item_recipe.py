@@ -91,6 +91,11 @@ class NextItemModel:
                         f"{name}={getattr(self, name)!r} is for {whose}; leave it out."
                     )
 
+    @property
+    def longest(self) -> int | None:
+        """The longest history that the encoder takes; None of one that takes any."""
+        return None if self.model == "gru4rec" else self.length or 50
+
     def encoder(self, width: int) -> nn.Module:
         """Return the encoder of rows of some width.
 
@@ -99,9 +104,9 @@ class NextItemModel:
         """
         from rayrec.modules import GRUEncoder, HSTUEncoder, SASRecEncoder
 
-        if self.model == "gru4rec":
+        if self.longest is None:
             return GRUEncoder(width, self.layers or 1, self.dropout)
-        sizes = width, self.length or 50, self.layers or 2, self.heads or 2
+        sizes = width, self.longest, self.layers or 2, self.heads or 2
         if self.model == "hstu":
             buckets = 40 if self.times is not None else 0
             return HSTUEncoder(*sizes, self.dropout, time_buckets=buckets)
@@ -226,7 +231,7 @@ class NextItemRecipe:
         whole = schema_of_lists(FeatureSchema.from_json(self.schema, "the schema"))
         by_name = {one.name: one for one in whole.features}
         history = replace(by_name[said.history], aligned_with=None)
-        longest = None if said.model == "gru4rec" else said.length or 50
+        longest = said.longest
         if longest is not None and (history.most_recent or longest + 1) > longest:
             history = replace(history, most_recent=longest)
         sequences = []

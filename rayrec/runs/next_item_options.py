@@ -26,6 +26,11 @@ def check_schema(model: NextItemModel, schema: FeatureSchema) -> None:
             f"the schema has no feature {model.history!r}; it has {sorted(known)}. Choose with "
             "[model] history and item."
         )
+    if model.item == model.history:
+        raise ConfigError(
+            f"history and item are both {model.item!r}; name the feature of what the user did, and "
+            "that of the item that follows, with [model] history and item."
+        )
     items = num_items(schema, model.item)
     if max(model.ks) > items:
         raise ConfigError(
@@ -47,9 +52,9 @@ def _check_lengths(model: NextItemModel, schema: FeatureSchema) -> None:
     """Check that histories have the model's length, and their items a time each."""
     (history,) = (one for one in schema.features if one.name == model.history)
     longest = history.history or history.most_recent
-    if model.length is not None and longest is not None and longest > model.length:
+    if model.longest is not None and longest is not None and longest > model.longest:
         raise ConfigError(
-            f"length={model.length} is less than the {longest} items of {model.history!r}; raise "
+            f"length={model.longest} is less than the {longest} items of {model.history!r}; raise "
             "it, or cut the history in the schema."
         )
     for times in (one for one in schema.sequences if one.name == model.times):

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from rayrec.cli.main import main
-from rayrec.data import ItemSlices, NextItemDataset, SharedNegatives
+from rayrec.data import FeatureSchema, ItemSlices, NextItemDataset, SharedNegatives
 from rayrec.data.batch import keys_of
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.metrics.bootstrap import gains, paired_bootstrap
-from rayrec.next_item_recipe import NextItemRecipe
+from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs, markov_scores
+from rayrec.runs.next_item_options import check_schema
 from rayrec.runs.ranked_queries import comparison, read_places
 from rayrec.serve import Predictor
 from rayrec.serve.chain.folder import ChainFolder
@@ -271,6 +272,7 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
         ("model.heads=5", "cannot be divided among heads=5"),
         ("data.work_dir=x", "work_dir is for 'two_tower'"),
         ("model.length=5", "length=5 is less than the 12 items of 'history'"),
+        ("model.history=item", "history and item are both 'item'"),
     ],
 )
 def test_mistakes_are_said_in_one_line(
@@ -279,3 +281,12 @@ def test_mistakes_are_said_in_one_line(
     assert main(options(songs, *change.split())) == 2
     err = capsys.readouterr().err
     assert said in err and "Traceback" not in err
+
+
+def test_a_history_beyond_the_usual_length_is_refused_before_the_run() -> None:
+    text = json.dumps(SCHEMA).replace('"most_recent": 12', '"most_recent": 51')
+    schema = FeatureSchema.from_json(text, "the schema")
+    with pytest.raises(ConfigError, match="length=50 is less than the 51 items of 'history'"):
+        check_schema(NextItemModel(model="hstu", times="times"), schema)
+    check_schema(NextItemModel(model="sasrec", length=51), schema)
+    check_schema(NextItemModel(model="gru4rec"), schema)
