@@ -8,9 +8,9 @@ a restored run equals the one that went on.
 DEFINITION. h(x) is splitmix64's output function modulo 2**64. The key of a row is
 h(h(h(seed) ^ step) ^ row), that of a value h(key ^ position). Word w of a value in layer s is
 h(key + (2**32 s + w) * 0x9E3779B97F4A7C15); it decides columns 4w to 4w + 3 by 16 bits each, lowest
-first. A column is dropped where its bits, as a number from -2**15, are below
-round(p * 2**16) - 2**15. Cost: eight operations per four columns, and two per column; a third of
-what torch's own dropout costs on CPU.
+first. A column is dropped where its bits, as a number from -2**15, are below n - 2**15, where n is
+round(p * 2**16), and 2**16 - 1 at most. Cost: eight operations per four columns, and two per
+column; a third of what torch's own dropout costs on CPU.
 
     # B sequences, T values of all of them, D columns, W words of a value
 """
@@ -74,7 +74,7 @@ class JaggedDropout(nn.Module):
     """Dropout of (T, D) values by their keys.
 
     Args:
-        p: the share to drop, from 0 to below 1; rounded to 1 / 65536.
+        p: the share to drop, from 0 to below 1; rounded to 1 / 65536, but not to 1.
         layer: a number that no other dropout of the model has, so that their masks differ.
     Raises:
         ConfigError: p is out of range.
@@ -104,7 +104,8 @@ class JaggedDropout(nn.Module):
         """(T, columns) float32: 0 for what is dropped, and what scales the mean to 1 elsewhere."""
         words = torch.arange(-(-columns // 4), device=keys.device) + (self.layer << 32)
         bits = mix(keys.unsqueeze(1) + words * _signed(_GOLDEN)).view(torch.int16)[:, :columns]
-        dropped = round(self.p * (1 << 16))
+        # some must be left, or there is nothing to scale up
+        dropped = min(round(self.p * (1 << 16)), (1 << 16) - 1)
         return (bits >= dropped - (1 << 15)) * (1 / (1 - dropped / (1 << 16)))
 
     def extra_repr(self) -> str:

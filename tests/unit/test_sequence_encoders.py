@@ -144,6 +144,12 @@ def test_a_mask_drops_its_share_and_differs_by_layer():
     assert float(together) == pytest.approx(0.25, abs=0.01), "layers are independent"
 
 
+def test_a_share_just_below_one_leaves_some():
+    mask = JaggedDropout(1 - 1e-6).mask(mix(torch.arange(200_000)), 8)
+    kept = mask[mask != 0]
+    assert 0 < len(kept) < 100 and kept.unique().tolist() == [65536]
+
+
 def test_what_does_not_fit_is_refused():
     values, times = torch.randn(91, 8, dtype=torch.float64), torch.arange(91)
     offsets = torch.tensor([0, 91])
