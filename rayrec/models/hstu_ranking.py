@@ -242,7 +242,14 @@ def _seconds(
         own = padded.index_select(0, torch.where(lengths > 0, ends - 1, len(events)))
     else:
         own, lengths = candidate_times.values(), candidate_times.lengths()
-        if len(own) != rows or (own.device.type == "cpu" and not bool((lengths == 1).all())):
+        wrong = (lengths != 1).nonzero() if lengths.is_cpu else lengths[:0]
+        if len(wrong):
+            row = int(wrong[0])
+            raise InputError(
+                f"the candidate in row {row} of the batch has {int(lengths[row])} times, in "
+                f"{name!r}; each row needs one."
+            )
+        if len(own) != rows:
             raise InputError(
                 f"the candidates of {rows} rows have {len(own)} times, in {name!r}; each row needs "
                 "one."

@@ -220,10 +220,13 @@ def item_ids(batch: Batch, item: str) -> Tensor:
         InputError: a row has none, or several.
     """
     bags = batch.sparse_features[item]
-    if bags.values().numel() != batch.rows or bool((bags.lengths() != 1).any()):
+    lengths = bags.lengths()
+    wrong = (lengths != 1).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
         raise InputError(
-            f"feature {item!r} has rows with {sorted(set(bags.lengths().tolist()))} ids; it must "
-            "hold one in each."
+            f"feature {item!r} has {int(lengths[row])} ids in row {row} of the batch; it must hold "
+            "one in each."
         )
     return bags.values()
 

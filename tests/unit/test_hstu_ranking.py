@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_refused():
         model.forward_batch(batch)
     batch = Rows(2)
     batch.sequences["now"] = batch.sequences["times"]
-    with pytest.raises(InputError, match=r"each row needs one"):
+    with pytest.raises(InputError, match=r"row \d of the batch has \d+ times, in 'now'; each row"):
         model.forward_batch(batch)
 
 

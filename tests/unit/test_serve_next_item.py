@@ -216,8 +216,8 @@ def test_no_rows_and_no_candidates_have_no_scores(predictor: Predictor) -> None:
         ({"history": [1, -1], "at": [1, 2]}, r"column 'history'.*-1"),
         ({"history": [1, 2, 3]}, r"column 'at' of 'at' has 2 entries and column 'history'.* has 3"),
         ({"at": None}, r"column 'at' of 'at' has 0 entries"),
-        ({"item": None}, r"feature 'item' has rows with \[0\] ids; it must hold one"),
-        ({"item": [1, 2]}, r"feature 'item' has rows with \[2\] ids; it must hold one"),
+        ({"item": None}, r"feature 'item' has 0 ids in row 0 of the batch; it must"),
+        ({"item": [1, 2]}, r"feature 'item' has 2 ids in row 0 of the batch; it must"),
     ],
 )
 def test_a_bad_row_is_said(predictor: Predictor, change: Row, says: str) -> None:
@@ -239,6 +239,8 @@ def test_rows_of_two_kinds_and_what_is_no_rows_are_refused(predictor: Predictor)
         predictor.predict([past, row])
     with pytest.raises(InputError, match=r"the rows have column 'item', the item to score"):
         predictor.predict_top([past, row])
+    with pytest.raises(InputError, match="'item' has 2 ids in row 1 of the batch"):
+        predictor.predict([{**past, "item": items} for items in ([3], [1, 2], [])])
     for nothing, says in ((row, "is a dict; give a list"), (None, "is of NoneType; give")):
         for ask in (predictor.predict, predictor.predict_top):
             with pytest.raises(InputError, match=says):
