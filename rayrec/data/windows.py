@@ -30,6 +30,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.fields.typed import check_fields
 
 MOST_WINDOWS = 10_000
+_LEAST, _MOST = -(2**63), 2**63 - 1  # of the column's numbers
 
 Counts = NDArray[np.int64]
 
@@ -46,7 +47,8 @@ class TimeWindows:
         start: of the first window; None takes the smallest value of the rows.
         stop: rows from this value on are left out; None takes all.
     Raises:
-        ConfigError: the size is not positive, or stop is not above start.
+        ConfigError: the size is not positive, stop is not above start, or a number has more than
+            64 bits.
     """
 
     column: str
@@ -56,7 +58,10 @@ class TimeWindows:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole_number("size", self.size)
+        whole_number("size", self.size, most=_MOST)
+        for name in ("start", "stop"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), _LEAST, _MOST)
         if self.start is not None and self.stop is not None and self.start >= self.stop:
             raise ConfigError(f"start={self.start} and stop={self.stop}: stop must be above start.")
 
@@ -97,7 +102,7 @@ class WindowedDataset(FileDataset):
                 f"and stop={cut.stop}; give others."
             )
         first = int(found[0]) if cut.start is None else cut.start
-        numbers = np.unique((found - first) // cut.size)
+        numbers = np.unique(_numbers(found, first, cut.size))
         if len(numbers) > MOST_WINDOWS:
             raise ConfigError(
                 f"column {cut.column!r} of {data.path!r} makes {len(numbers)} windows of size "
@@ -107,7 +112,7 @@ class WindowedDataset(FileDataset):
         for file in counted:
             rows = np.zeros((len(file), len(numbers)), np.int64)
             for chunk, (values, counts) in enumerate(file):
-                places = np.searchsorted(numbers, (values - first) // cut.size)
+                places = np.searchsorted(numbers, _numbers(values, first, cut.size))
                 rows[chunk] = np.bincount(places, counts, len(numbers))
             by_file.append(rows.T.tolist())
         self.windows = tuple(
@@ -171,6 +176,12 @@ class WindowedDataset(FileDataset):
                 )
 
 
+def _numbers(values: Counts, first: int, size: int) -> NDArray[np.uint64]:
+    """Return the number of the window of each value, from `first` on."""
+    # without a sign, the distance of any two numbers of 64 bits has 64 bits
+    return (values.view(np.uint64) - np.uint64(first % 2**64)) // np.uint64(size)
+
+
 def _counted(data: FileDataset, file: DataFile, cut: TimeWindows) -> list[tuple[Counts, Counts]]:
     """Return the values of the column that are in a window, and their rows, of each chunk."""
     reader, source = data.open(file), f"file {file.path!r}"
@@ -195,7 +206,13 @@ def _counted(data: FileDataset, file: DataFile, cut: TimeWindows) -> list[tuple[
                     f"{source}: column {cut.column!r} of the windows is null in {column.null_count}"
                     f" rows of chunk {chunk}; fill it, or leave these rows out by a filter."
                 )
-            parts.append(pc.cast(column, pa.int64()).to_numpy())
+            try:
+                parts.append(pc.cast(column, pa.int64()).to_numpy())
+            except pa.ArrowInvalid as error:
+                raise InputError(
+                    f"{source}: column {cut.column!r} of the windows holds a number that int64 "
+                    f"does not: {error}."
+                ) from error
         values, counts = np.unique(np.concatenate(parts), return_counts=True)
         low = 0 if cut.start is None else np.searchsorted(values, cut.start)
         high = len(values) if cut.stop is None else np.searchsorted(values, cut.stop)
@@ -205,7 +222,9 @@ def _counted(data: FileDataset, file: DataFile, cut: TimeWindows) -> list[tuple[
 
 def _window(data: FileDataset, cut: TimeWindows, start: int, rows: list[list[int]]) -> TimeWindow:
     stop = start + cut.size if cut.stop is None else min(start + cut.size, cut.stop)
-    terms = (Term(cut.column, ">=", (start,)), Term(cut.column, "<", (stop,)))
+    # a literal has 64 bits, and no number of the column is larger
+    end = Term(cut.column, "<", (stop,)) if stop <= _MOST else Term(cut.column, "<=", (_MOST,))
+    terms = (Term(cut.column, ">=", (start,)), end)
     taken = data._found.selection
     predicate = Junction("and", terms if taken.predicate is True else (taken.predicate, *terms))
     part = copy(data)

@@ -99,10 +99,15 @@ def test_windows_of_a_folder_column_and_their_fingerprints(tmp_path: Path) -> No
         ("days", [1, 2, 3], r"a\.parquet' has no column 'days' for the windows"),
         ("day", [1, None, 3], r"a\.parquet.*'day' of the windows is null in 1 rows of chunk 0"),
         ("day", ["1", "2", "3"], r"column 'day' of the windows has type string; cast it to int64"),
+        (
+            "day",
+            pa.array([1, 2, 2**63], pa.uint64()),
+            r"column 'day' of the windows holds a number that int64 does not",
+        ),
     ],
 )
 def test_what_makes_no_windows_is_refused(
-    tmp_path: Path, column: str, values: list[Any], says: str
+    tmp_path: Path, column: str, values: Any, says: str
 ) -> None:
     table = random_table(random.Random(0), 3).append_column("day", pa.array(values))
     pq.write_table(table, tmp_path / "a.parquet")
@@ -115,6 +120,9 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         TimeWindows(column="day", start=3, stop=3)
     with pytest.raises(ConfigError, match=r"size"):
         TimeWindows(column="day", size=0)
+    for name in ("size", "start", "stop"):
+        with pytest.raises(ConfigError, match=rf"{name}=9223372036854775808; it must be between"):
+            TimeWindows(column="day", **{name: 2**63})
     seconds = np.arange(10_001)
     table = random_table(random.Random(0), len(seconds)).append_column("t", pa.array(seconds))
     pq.write_table(table, tmp_path / "a.parquet")
@@ -122,3 +130,15 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"makes 10001 windows of size 1; the most are 10000"):
         WindowedDataset(data, TimeWindows(column="t"))
     assert len(WindowedDataset(data, TimeWindows(column="t", size=2)).windows) == 5001
+
+
+def test_numbers_at_the_ends_of_64_bits_are_in_their_windows(tmp_path: Path) -> None:
+    """Their distance has no room in 64 bits with a sign, nor has the end of the last window."""
+    ends = [-(2**63), -1, 2**63 - 1]
+    table = random_table(random.Random(0), 3).append_column("t", pa.array(ends))
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = ParquetDataset(str(tmp_path), SCHEMA)
+    for size, starts in ((1, ends), (2**62, [-(2**63), -(2**62), 2**62])):
+        cut = WindowedDataset(data, TimeWindows(column="t", size=size))
+        assert [window.start for window in cut.windows] == starts
+        assert rows_of(cut.loader(0, 1, 10)) == [{0}, {1}, {2}]
