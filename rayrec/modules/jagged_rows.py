@@ -40,7 +40,8 @@ class JaggedOffsets:
         traced = torch.compiler.is_compiling() or type(self.offsets) is not Tensor
         if self.offsets.device.type == "cpu" and not traced:
             own = self.offsets.numpy()  # a check of some microseconds
-            if not len(own) or own[0] or own[-1] != num_values or (own[1:] < own[:-1]).any():
+            odd = own.ndim != 1 or not len(own) or own[0] or own[-1] != num_values
+            if odd or (own[1:] < own[:-1]).any():
                 raise InputError(
                     f"the offsets of {num_values} values are {own.tolist()[:20]}; they "
                     f"must ascend from 0 to {num_values}."

@@ -168,7 +168,9 @@ def test_the_way_follows_fill_and_length():
     assert sum(count for count, _ in middle) == 2000
 
 
-@pytest.mark.parametrize("offsets", [[], [0], [0, 2], [0, 4], [1, 3], [0, 3, 2, 3], [-1, 3]])
+@pytest.mark.parametrize(
+    "offsets", [[], [0], [0, 2], [0, 4], [1, 3], [0, 3, 2, 3], [-1, 3], [[0, 3], [0, 3]]]
+)
 def test_offsets_that_are_not_those_of_the_values_are_refused(offsets):
     """Kernels would read, and write, beside the values."""
     values, offsets = torch.randn(3, 8), torch.tensor(offsets, dtype=torch.int64)
