@@ -67,10 +67,15 @@ class Gauc(Metric):
         pairs_U = clicks_U * others_U
         rows_U = torch.where(pairs_U > 0, clicks_U + others_U, 0)
         auc_U = right_U.double() / (2 * pairs_U).clamp(min=1)
-        state += torch.stack([rows_U.double().sum(), (rows_U * auc_U).sum()])
+        total = (rows_U * auc_U).sum()
+        # a logit that is no number is neither above nor below another
+        total = total.masked_fill(predictions.isnan().any(), float("nan"))
+        state += torch.stack([rows_U.double().sum(), total])
 
     def scores(self, state: Tensor) -> Mapping[str, float]:
-        """Return the AUC of users, averaged by their rows; nan without a user of both labels."""
+        """Return the AUC of users, averaged by their rows; nan without a user of both labels, or
+        where a logit was nan.
+        """
         rows, total = state.tolist()
         return {f"gauc@{self.columns[0]}": total / rows if rows else float("nan")}
 

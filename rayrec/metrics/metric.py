@@ -140,7 +140,9 @@ class TopK(Metric):
     def add(self, state: Tensor, predictions: Tensor, labels: Tensor) -> None:
         """Add the gain of each row whose class is among the first k."""
         own = predictions.gather(1, labels.long().unsqueeze(1))
-        place = (predictions >= own).sum(1)  # from 1 on
+        # from 1 on; a logit that is no number counts as above: a model that has diverged finds
+        # nothing
+        place = (~(predictions < own)).sum(1)
         gain = torch.ones_like(place, dtype=torch.float64)
         if self.kind == "ndcg":
             gain = 1.0 / (place.double() + 1).log2()

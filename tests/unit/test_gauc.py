@@ -9,7 +9,7 @@ import torch
 
 from rayrec.data import Batch
 from rayrec.errors import ConfigError, InputError
-from rayrec.metrics import Gauc, Metric, check_mergeable
+from rayrec.metrics import Gauc, Metric, check_mergeable, metric_named
 from rayrec.runs.reporting import scores_line
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
@@ -56,6 +56,20 @@ def test_users_without_pairs_are_left_out_and_rows_are_the_weights():
     logits = torch.tensor([0.0, 1.0, 5.0, 4.0, 3.0, 2.0, 9.0, -9.0])
     assert scored(logits, labels, users) == pytest.approx((2 * 0 + 4 * 1) / 6)
     assert math.isnan(scored(logits[6:], labels[6:], users[6:]))
+
+
+def test_a_model_that_has_diverged_orders_no_rows_and_finds_no_class():
+    users, labels = torch.tensor([1, 1, 2, 2]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert math.isnan(scored(torch.tensor([math.nan, 1.0, 2.0, 3.0]), labels, users))
+    assert math.isnan(scored(torch.full((4,), math.nan), labels, users))
+    task = Task(name="genre", kind="multiclass", classes=5)
+    logits = torch.full((2, 5), math.nan)
+    logits[1, 1:] = torch.tensor([9.0, 1.0, 0.0, -1.0])
+    for kind in ("recall", "ndcg"):
+        metric = metric_named(f"{kind}@2", task)
+        state = metric.start(torch.device("cpu"))
+        metric.add(state, logits, torch.tensor([0.0, 2.0]))
+        assert metric.scores(state) == {f"{kind}@2": 0}
 
 
 def batch_of(users, segments=None) -> Batch:
