@@ -95,7 +95,6 @@ class ShardedEmbeddings:
         self.runner = StepRunner(exchange, peers, device, self.options.check_ids)
         self._sharing = Sharing([spec.features for spec in world.specs])
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
-        self._lr: float | None = None
 
     @property
     def plan(self) -> ShardingPlan:
@@ -122,7 +121,6 @@ class ShardedEmbeddings:
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""
-        self._lr = lr
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)
 
@@ -151,7 +149,7 @@ class ShardedEmbeddings:
             self._ahead.forget()
         if self.undo is not None:
             self.undo.end()
-        new, sent = redeploy(self.deployed, plan, self._lr, rows)
+        new, sent = redeploy(self.deployed, plan, rows)
         self.deployed = new
         if self.touched is not None:
             # rows have moved to other shards, whose stamps say nothing of them

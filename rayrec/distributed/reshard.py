@@ -9,6 +9,7 @@ A dynamic table that gets other rows has its cuts at the same blocks, so no row 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -37,12 +38,11 @@ def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Col
 
 
 def redeploy(
-    old: Deployed, plan: ShardingPlan, lr: float | None, rows: Mapping[str, int] | None = None
+    old: Deployed, plan: ShardingPlan, rows: Mapping[str, int] | None = None
 ) -> tuple[Deployed, int]:
     """Put another plan to work on all ranks, with the rows and the state of the old one.
 
     Args:
-        lr: the learning rate that was set, or None where it is the optimizers' own.
         rows: other numbers of rows of dynamic tables, for which the plan is.
     Returns:
         What follows from the plan, and the bytes that this rank sent.
@@ -51,10 +51,7 @@ def redeploy(
         CommError: a peer is gone; the old shards are then still whole.
     """
     world, rows = old.world, rows or {}
-    # a rank may have had no shard until now, and learns the number of updates from the others
-    box = torch.tensor([old.iteration], device=world.device)
-    boxes = world.exchange.all_gather(box, [1] * world.exchange.world_size).wait()
-    iteration = int(torch.cat(list(boxes)).max())
+    iteration, rates = _agree(old)
     new = deploy(world.with_rows(rows), plan, old)
     sent = 0
     for table in new.world.tables:
@@ -64,9 +61,26 @@ def redeploy(
             sent += _pass_on(old, new, table, world.optimizers[table.name])
     for lookup in new.lookups.values():
         lookup.iteration = iteration
-        if lr is not None:
-            lookup.set_learning_rate(lr)
+        lookup.set_learning_rate(rates[lookup.group.shards[0].table])
     return new, sent
+
+
+def _agree(old: Deployed) -> tuple[int, dict[str, float]]:
+    """Return the number of updates, and the learning rate of every table as it is now.
+
+    A rank may have had no shard of a table until now, and learns both from the others.
+    """
+    world, names = old.world, [table.name for table in old.world.tables]
+    here = {
+        shard.table: lookup.learning_rate
+        for lookup in old.lookups.values()
+        for shard in lookup.group.shards
+    }
+    told = [float(old.iteration), *(here.get(name, -math.inf) for name in names)]
+    box = torch.tensor(told, dtype=torch.float64, device=world.device)
+    boxes = world.exchange.all_gather(box, [len(told)] * world.exchange.world_size).wait()
+    iteration, *rates = torch.stack(list(boxes)).amax(0).tolist()
+    return int(iteration), dict(zip(names, rates, strict=True))
 
 
 def _pass_on(

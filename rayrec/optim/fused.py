@@ -44,6 +44,9 @@ class FusedUpdate(Protocol):
 
     iteration: int
 
+    @property
+    def learning_rate(self) -> float: ...
+
     def set_learning_rate(self, lr: float) -> None: ...
 
     def shard_states(self) -> Iterable[ShardTensors]: ...
@@ -105,13 +108,17 @@ class FusedOptimizer(KeyedOptimizer):
                     kernel,
                     {
                         "params": members,
-                        "lr": kernel.optimizer.lr,
+                        "lr": kernel.learning_rate,
                         "name": kernel.optimizer.name,
                         **options,
                     },
                 )
             )
         super().__init__(params, state, groups)
+
+    def own_rates(self) -> list[float]:
+        """The learning rate of each group's optimizer, where nobody has written another one."""
+        return [kernel.optimizer.lr for kernel in self._kernels]
 
     def __call__(self) -> FusedOptimizer:
         """Return itself, so that `model.fused_optimizer()` is `model.fused_optimizer`."""

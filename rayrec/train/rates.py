@@ -31,8 +31,7 @@ class LearningRates:
         self._dense_stages = stages_of(spec.dense_schedule, spec.steps)
         self._tables = model.fused_optimizer if self._sparse_stages else None
         self._plan = model.plan
-        groups = self._tables.param_groups if self._tables is not None else []
-        self._base = [float(group["lr"]) for group in groups]
+        self._base = [] if self._tables is None else self._tables.own_rates()
         self._dense_base = [float(group["lr"]) for group in dense.param_groups] if dense else []
         self._factors = {"sparse": 1.0, "dense": 1.0}
 
@@ -42,9 +41,9 @@ class LearningRates:
             factor = learning_rate_at(step, 1.0, self._sparse_stages)
             is_new = self._model.plan is not self._plan
             if is_new:
-                # a table has grown, whose kernel is another one and begins with its own rate
+                # a table has grown, whose kernel is another one
                 self._tables, self._plan = self._model.fused_optimizer, self._model.plan
-                self._base = [float(group["lr"]) for group in self._tables.param_groups]
+                self._base = self._tables.own_rates()
             if is_new or factor != self._factors["sparse"]:
                 self._factors["sparse"] = factor
                 for group, base in zip(self._tables.param_groups, self._base, strict=True):

@@ -14,8 +14,9 @@ from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.errors import PlanError
-from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
-from rayrec.optim import SGD, Adam, RowWiseAdagrad
+from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, table_wise
+from rayrec.modules import EmbeddingBagCollection
+from rayrec.optim import SGD, Adam, FusedOptimizer, RowWiseAdagrad
 from tests.simulation import TOLERANCE, batches_of, targets_of
 from tests.worlds import (
     EPS,
@@ -152,3 +153,37 @@ def test_resharding_to_a_plan_for_other_ranks_is_refused() -> None:
             engine.reshard(random_world(1, hosts=[[0]]).plan)
 
     SimulatedWorld(2).run(rank_main)
+
+
+def test_tables_keep_the_learning_rates_that_were_written() -> None:
+    """Also on a rank that had no shard of the table until now."""
+    rates = {"a": 0.3, "b": 0.03}
+    tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in rates]
+    first, second = (
+        ShardingPlan(
+            world_size=2,
+            tables={
+                table.name: TablePlacement(table_wise(table, rank))
+                for table, rank in zip(tables, ranks, strict=True)
+            },
+        )
+        for ranks in ((0, 1), (1, 1))
+    )
+
+    def rank_main(exchange):
+        _, engine = shard_embeddings(
+            EmbeddingBagCollection(tables, device="meta"),
+            first,
+            exchange,
+            {"a": SGD(lr=0.1), "b": SGD(lr=0.2)},
+            torch.device("cpu"),
+            0,
+        )
+        for lookup in engine.lookups.values():
+            for group in FusedOptimizer([lookup]).param_groups:
+                group["lr"] = rates[lookup.group.shards[0].table]
+        engine.reshard(second)
+        kernels = engine.lookups.values()
+        return {k.group.shards[0].table: FusedOptimizer([k]).param_groups[0]["lr"] for k in kernels}
+
+    assert SimulatedWorld(2).run(rank_main) == [{}, rates]

@@ -37,6 +37,15 @@ def test_a_written_learning_rate_reaches_the_kernel_at_once(optimizer: SparseOpt
     assert train(lookup, work, 2) > 1e-3
 
 
+def test_a_second_optimizer_of_a_kernel_has_the_rate_that_the_first_one_wrote() -> None:
+    lookup, work = kernel_of(SGD(0.1))
+    FusedOptimizer([lookup]).param_groups[0]["lr"] = 0.0
+    second = FusedOptimizer([lookup])
+    second.step()
+    assert second.param_groups[0]["lr"] == 0.0 and train(lookup, work) == 0.0
+    assert second.own_rates() == [0.1]
+
+
 def test_torchs_schedulers_drive_the_kernels() -> None:
     lookup, work = kernel_of(SGD(0.1))
     fused = FusedOptimizer([lookup])

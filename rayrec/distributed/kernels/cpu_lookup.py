@@ -110,6 +110,7 @@ class RowWiseAdagradLookup:
         )
         self._bits = max(1, lanes.bounds[-1].bit_length())
         self._places = torch.zeros(len(lanes.widths), dtype=torch.int32)
+        self.learning_rate = optimizer.lr
         self._lr = torch.tensor(optimizer.lr)
         self._anchor = torch.zeros(0, requires_grad=True)
 
@@ -182,6 +183,7 @@ class RowWiseAdagradLookup:
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""
+        self.learning_rate = lr
         self._lr.fill_(lr)
 
     def shard_states(self) -> list[ShardState]:

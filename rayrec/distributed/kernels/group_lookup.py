@@ -158,6 +158,11 @@ class GroupLookup:
     def iteration(self, value: int) -> None:
         self.kernel.iteration = value
 
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the updates to come."""
+        return self.kernel.learning_rate
+
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""
         self.kernel.set_learning_rate(lr)

@@ -149,7 +149,7 @@ class FusedLookup:
                 f"FBGEMM's {device.type} kernel does not train {group.key.data_type.value} tables "
                 f"by {optimizer}; use make_lookup, which then takes TorchLookup."
             )
-        self.group, self.optimizer = group, optimizer
+        self.group, self.optimizer, self.learning_rate = group, optimizer, optimizer.lr
         on_cpu = device.type == "cpu"
         storage = group.key.storage
         location = EmbeddingLocation.HOST if on_cpu else _ON_GPU[storage.kind]
@@ -194,6 +194,7 @@ class FusedLookup:
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""
+        self.learning_rate = lr
         self.kernel.set_learning_rate(lr)
 
     def shard_states(self) -> list[ShardState]:
