@@ -147,6 +147,10 @@ class ShardedEmbeddingCollection(_Sharded):
         super().__init__(engine, index, unsharded.embedding_configs())
         self._configs, self._need_indices = unsharded.embedding_configs(), unsharded.need_indices()
         self._names = get_embedding_names_by_table(self._configs)
+        # a clipped gradient is that of each id, and here those of equal ids would be added up first
+        optimizers = (engine.optimizers[config.name] for config in self._configs)
+        is_clipped = any(optimizer.max_gradient is not None for optimizer in optimizers)
+        self._sends_distinct = engine.options.dedup_sequences and not is_clipped
         self.embeddings = self._shards()
 
     def forward(self, features: KeyedJaggedTensor) -> JaggedTensors:
@@ -162,7 +166,7 @@ class ShardedEmbeddingCollection(_Sharded):
             CommError: another rank is gone.
         """
         engine = self._engine
-        look_up = engine.forward_distinct if engine.options.dedup_sequences else engine.forward
+        look_up = engine.forward_distinct if self._sends_distinct else engine.forward
         rows = iter(look_up(self._index, features, self.training))
         outputs = JaggedTensors()
         for config, names in zip(self._configs, self._names, strict=True):

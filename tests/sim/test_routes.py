@@ -169,6 +169,28 @@ def test_distinct_ids_cross_once() -> None:
     assert sent[True] * 20 < sent[False]
 
 
+def test_a_clipped_gradient_of_distinct_ids_is_that_of_each_id() -> None:
+    table = EmbeddingConfig(4, 8, name="t", feature_names=["f"], init_fn=torch.nn.init.zeros_)
+    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, [0, 1]))})
+
+    def rank_main(exchange):
+        model, engine = shard_embeddings(
+            EmbeddingCollection([table], device="meta"),
+            plan,
+            exchange,
+            SGD(lr=1.0, max_gradient=0.5),
+            torch.device("cpu"),
+            0,
+            EngineOptions(dedup_sequences=True),
+        )
+        ids = KeyedJaggedTensor(["f"], torch.tensor([3, 3, 3]), lengths=torch.tensor([3]))
+        (0.8 * model(ids)["f"].values()).sum().backward()
+        return torch.cat([state.weight[-1] for state in engine.shard_states()]).tolist()
+
+    # .4 is the mean over ranks of each of the six gradients
+    assert SimulatedWorld(2).run(rank_main)[1] == pytest.approx([-6 * 0.4] * 8)
+
+
 def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
     table = EmbeddingBagConfig(64, 64, name="t", feature_names=["f"])
     plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(table_wise(table, 1))})
