@@ -20,17 +20,20 @@ from torch import Tensor
 from rayrec.errors import InputError
 from rayrec.sparse import ops
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32)
+_NARROW = (torch.int16, torch.int8, torch.uint8)
 
 
 def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
-    """Lengths or offsets as integers; torch makes floats of an empty list.
+    """Lengths or offsets as integers that can hold their sum; torch makes floats of an empty list.
 
     Raises:
         InputError: they are of no integer type.
     """
     if not isinstance(sizes, Tensor) or sizes.dtype in _INTEGERS:
         return sizes
+    if sizes.dtype in _NARROW:
+        return sizes.int()
     if sizes.numel():
         raise InputError(
             f"{name} must be integers, got {sizes.dtype}; convert them with {name}.int() or "

@@ -15,6 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+# what FBGEMM pads; other types are padded by torch
+_PADDED = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
+
 
 def offsets_of(sizes: Iterable[int]) -> list[int]:
     """[0, s0, s0 + s1, ...] of host integers."""
@@ -106,4 +109,11 @@ def jagged_to_padded_dense(
     # FBGEMM refuses an empty rectangle
     if width == 0 or offsets.numel() < 2:
         return values.new_empty((max(offsets.numel() - 1, 0), width, *values.shape[1:]))
-    return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [width], padding_value)
+    if values.dtype in _PADDED:
+        return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [width], padding_value)
+    # (B, width): the place of each value, and whether it lies within its bag
+    steps = torch.arange(width, device=values.device)
+    places, inside = offsets[:-1, None] + steps, steps < torch.diff(offsets).unsqueeze(1)
+    padded = values.new_full((*places.shape, *values.shape[1:]), padding_value)
+    padded[inside] = values[places[inside]]
+    return padded

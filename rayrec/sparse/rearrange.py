@@ -140,12 +140,13 @@ def concat(cls: type[KeyedJaggedTensor], kjts: Sequence[KeyedJaggedTensor]) -> K
     inverse = _all_or_none(
         "inverse indices", [kjt.inverse_indices_or_none() is not None for kjt in filled]
     )
-    strides = {kjt.stride() for kjt in filled}
-    if len(strides) > 1 and not variable:
+    rows = [kjt.inverse_indices()[1].shape[-1] if inverse else kjt.stride() for kjt in filled]
+    if len(set(rows)) > 1 and (inverse or not variable):
         raise ShapeError(
-            f"concat of batches of different strides: {[kjt.stride() for kjt in filled]}; all "
-            "must have the same number of rows."
+            f"concat of batches of different strides: {rows}; all must have the same number of "
+            "rows."
         )
+    strides = {kjt.stride() for kjt in filled}
     ranks = sizes = pair = None
     if variable:
         ranks = [row for kjt in filled for row in kjt.stride_per_key_per_rank()]

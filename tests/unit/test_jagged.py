@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rayrec.errors import InputError
-from rayrec.sparse import JaggedTensor, JaggedTensors, ops
+from rayrec.sparse import JaggedTensor, JaggedTensors, KeyedJaggedTensor, ops
 
 SEEDS = range(20)
 
@@ -88,8 +88,19 @@ def test_padded_dense_cuts_and_pads(seed, width, desired):
     assert torch.equal(jt.to_padded_dense_weights(desired, -2.0), want)
 
 
-def test_padded_dense_is_differentiable():
-    values = torch.rand(5, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int16, torch.uint8])
+@pytest.mark.parametrize("width", [None, 4])
+def test_padded_dense_takes_values_of_any_type(dtype, width):
+    bags = [(10 * bag).to(dtype) for bag in random_bags(1, width)]
+    jt = JaggedTensor.from_dense(bags)
+    for desired in (1, 2, 5):
+        want = padded_dense(jt.values(), jt.offsets(), desired, 3.0)
+        assert torch.equal(jt.to_padded_dense(desired, 3.0), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_padded_dense_is_differentiable(dtype):
+    values = torch.rand(5, requires_grad=True, dtype=dtype)
     JaggedTensor(values, lengths=torch.tensor([3, 2])).to_padded_dense(2).sum().backward()
     assert values.grad.tolist() == [1, 1, 0, 1, 1]
 
@@ -137,6 +148,14 @@ def test_sizes_from_an_empty_list_are_integers(sizes):
     jt = JaggedTensor(torch.tensor([]), **{sizes: torch.tensor([])})
     assert jt.lengths().dtype == jt.offsets().dtype == torch.int64 and jt.to_dense() == []
     assert jt.lengths().numel() == 0 and jt.offsets().tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_narrow_lengths_have_room_for_their_sum(dtype):
+    jt = JaggedTensor(torch.arange(300), lengths=torch.tensor([100] * 3, dtype=dtype))
+    assert jt.offsets().tolist() == [0, 100, 200, 300] and jt.lengths().dtype == torch.int32
+    kjt = KeyedJaggedTensor(["f"], torch.arange(300), lengths=torch.tensor([100] * 3, dtype=dtype))
+    assert [len(bag) for bag in kjt["f"].to_dense()] == [100] * 3
 
 
 def test_empty_like_on_a_device_keeps_shapes():

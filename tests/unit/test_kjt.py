@@ -312,6 +312,18 @@ def test_concat_refuses_parts_that_do_not_fit():
                 ),
             ]
         )
+    of_two, of_three = (
+        KeyedJaggedTensor(
+            [key],
+            torch.arange(1),
+            lengths=torch.tensor([1]),
+            stride_per_key_per_rank=[[1]],
+            inverse_indices=([key], torch.zeros(1, rows, dtype=torch.int64)),
+        )
+        for key, rows in (("a", 2), ("b", 3))
+    )
+    with pytest.raises(ShapeError, match="strides"):
+        KeyedJaggedTensor.concat([of_two, of_three])
     with pytest.raises(InputError, match="at least one"):
         KeyedJaggedTensor.concat([])
     with pytest.raises(InputError, match="no entries"):
