@@ -16,6 +16,7 @@ from torch.nn import functional
 from rayrec.errors import ConfigError
 from rayrec.layout.tables import EmbeddingConfig, refuse_dynamic
 from rayrec.modules import init
+from rayrec.modules.embedding_bag import whole_ids
 from rayrec.modules.names import (
     UNSHARDED,
     check_module_names,
@@ -93,7 +94,7 @@ class EmbeddingCollection(nn.Module):
             for feature, name in zip(table.feature_names, names, strict=True):
                 bags = features[feature]
                 try:
-                    rows = functional.embedding(bags.values(), weight).float()
+                    rows = functional.embedding(whole_ids(bags.values()), weight).float()
                 # torch's own error says neither key nor row
                 except (IndexError, RuntimeError):
                     limits = {feature: table.num_embeddings}

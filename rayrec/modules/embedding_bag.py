@@ -28,7 +28,13 @@ from rayrec.modules.names import (
     get_embedding_names_by_table,
     torch_dtype,
 )
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, check_ids
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, check_ids, check_kjt
+
+
+def whole_ids(ids: Tensor) -> Tensor:
+    """Integer ids of any width as torch's look-ups take them, which refuse fractions."""
+    wide = ids.dtype in (torch.int32, torch.int64) or ids.is_floating_point()
+    return ids if wide else ids.long()
 
 
 def pool_bags(
@@ -42,9 +48,7 @@ def pool_bags(
     Returns:
         (B, D) float32.
     """
-    ids, offsets = bags.values(), bags.offsets()
-    if ids.dtype not in (torch.int32, torch.int64):
-        ids = ids.long()
+    ids, offsets = whole_ids(bags.values()), bags.offsets()
     # widen the rows first: torch would sum a float16 table in float16
     if weight.dtype != torch.float32:
         weight = functional.embedding(ids, weight).float()
@@ -78,7 +82,7 @@ def expand_inverse(
         kjt: the batch; returned unchanged when it has no inverse indices.
     Raises:
         InputError: the keys have different numbers of bags and there are no inverse indices, or
-            they miss a feature.
+            they miss a feature, or one of them is of no bag.
     """
     inverse = kjt.inverse_indices_or_none()
     if inverse is None or not inverse[0]:
@@ -95,10 +99,15 @@ def expand_inverse(
         raise InputError(
             f"inverse indices have no row for feature {missing[0]!r}; they name {inverse[0]}."
         )
-    return [
-        tensor.index_select(0, inverse[1][row_of[feature]])
-        for tensor, feature in zip(pooled, features, strict=True)
-    ]
+    try:
+        return [
+            tensor.index_select(0, inverse[1][row_of[feature]])
+            for tensor, feature in zip(pooled, features, strict=True)
+        ]
+    # torch's own error says neither key nor row
+    except IndexError:
+        check_kjt(kjt)
+        raise
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -172,7 +181,7 @@ class EmbeddingBagCollection(nn.Module):
                 try:
                     pooled.append(pool_bags(weight, bags, table.pooling, per_id))
                 # torch's own error says neither key nor row
-                except (IndexError, RuntimeError):
+                except (IndexError, RuntimeError, ValueError):
                     limits = {feature: table.num_embeddings}
                     check_ids(features, limits, f"the lookup of table {table.name!r}")
                     raise

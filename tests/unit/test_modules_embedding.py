@@ -230,6 +230,17 @@ def test_mistakes_raise_typed_errors():
                 stride_per_key_per_rank=[[1], [2]],
             )
         )
+    with pytest.raises(InputError, match="inverse index 1 of key 'f', row 0"):
+        two(
+            KeyedJaggedTensor(
+                ["f", "g"],
+                torch.tensor([0, 1, 2]),
+                None,
+                torch.tensor([1, 1, 1]),
+                stride_per_key_per_rank=[[1], [2]],
+                inverse_indices=(["f", "g"], torch.tensor([[1], [1]])),
+            )
+        )
     with pytest.raises(ConfigError, match="one width"):
         EmbeddingCollection(
             [
@@ -278,6 +289,32 @@ def test_sequences_name_the_bad_id():
     collection = EmbeddingCollection([EmbeddingConfig(3, 4, "a", feature_names=["f"])])
     with pytest.raises(InputError, match="id -1 of key 'f', row 1"):
         collection(KeyedJaggedTensor(["f"], torch.tensor([0, -1]), lengths=torch.tensor([1, 1])))
+
+
+def collection_of(sequence: bool) -> nn.Module:
+    if sequence:
+        return EmbeddingCollection([EmbeddingConfig(3, 4, "a", feature_names=["f"])])
+    return EmbeddingBagCollection([EmbeddingBagConfig(3, 4, "a", feature_names=["f"])])
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8])
+def test_ids_may_be_integers_of_any_width(sequence, dtype):
+    collection, lengths = collection_of(sequence), torch.tensor([1, 1])
+    want, rows = (
+        collection(KeyedJaggedTensor(["f"], torch.tensor([0, 2], dtype=kind), lengths=lengths))["f"]
+        for kind in (torch.int64, dtype)
+    )
+    if sequence:
+        want, rows = want.values(), rows.values()
+    assert torch.equal(rows, want)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_ids_that_are_fractions_are_refused(sequence):
+    ids = KeyedJaggedTensor(["f"], torch.tensor([0.0, 1.7]), lengths=torch.tensor([1, 1]))
+    with pytest.raises(InputError, match=r"of table 'a' are torch\.float32; they must be integers"):
+        collection_of(sequence)(ids)
 
 
 def test_pooled_rows_regroup_for_an_interaction():
