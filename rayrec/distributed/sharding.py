@@ -56,7 +56,7 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
     """Return every collection in a module by its path, in module order.
 
     Raises:
-        ConfigError: there is none, or two share a table name.
+        ConfigError: there is none, one has no tables, or two share a table name.
     """
     named = module.named_modules()
     collections = {path: child for path, child in named if isinstance(child, Collection)}
@@ -65,6 +65,13 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
             f"{type(module).__name__} holds no embedding collection, so there is nothing to "
             "shard; use plain DDP."
         )
+    for path, child in collections.items():
+        if not tables_of(child):
+            where = f" at {path!r}" if path else ""
+            raise ConfigError(
+                f"the {type(child).__name__}{where} has no tables, so there is nothing to shard; "
+                "give it tables, or leave it out."
+            )
     check_tables([table for child in collections.values() for table in tables_of(child)])
     return collections
 

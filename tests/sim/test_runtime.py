@@ -11,10 +11,10 @@ import torch
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
-from rayrec.distributed import shard_embeddings
+from rayrec.distributed import DistributedModelParallel, shard_embeddings, table_configs
 from rayrec.distributed.kernels import parts
 from rayrec.distributed.program.engine_options import EngineOptions
-from rayrec.errors import InputError, ShapeError
+from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,
@@ -211,6 +211,15 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
         )
     with pytest.raises(InputError, match="-1"):
         SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
+
+
+def test_a_collection_without_tables_is_named() -> None:
+    table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
+    both = [EmbeddingBagCollection([]), EmbeddingBagCollection([table])]
+    with pytest.raises(ConfigError, match="EmbeddingBagCollection at '0' has no tables"):
+        table_configs(torch.nn.Sequential(*both))
+    with pytest.raises(ConfigError, match="EmbeddingBagCollection has no tables"):
+        DistributedModelParallel(both[0])
 
 
 @pytest.mark.parametrize("check_ids", [True, False])
