@@ -86,10 +86,10 @@ class ParameterConstraints:
         check_fields(self)
         if self.kinds is not None:
             check_kinds(self.kinds)
-        if not 0 < self.pooling_factor < float("inf"):
+        if not 0 < self.pooling_factor < 2**63:
             raise ConfigError(
-                f"pooling_factor={self.pooling_factor} must be positive: the mean number of ids "
-                "per bag."
+                f"pooling_factor={self.pooling_factor} must be positive, and below 2^63: the mean "
+                "number of ids per bag."
             )
         if not 0 <= self.skew < float("inf"):
             raise ConfigError(

@@ -8,11 +8,13 @@ for those who know better. Standard library only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from rayrec.errors import ConfigError
+from rayrec.fields.typed import check_argument
 from rayrec.layout.estimates import PlanEstimates, TableEstimate
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS, kind_of
@@ -75,6 +77,14 @@ class EmbeddingShardingPlanner:
         qcomms_backward: str = "fp32",
         share_tables: bool = True,
     ) -> None:
+        for name, value, kind in (
+            ("topology", topology, Topology),
+            ("batch_size", batch_size, int),
+            ("constraints", constraints, Mapping[str, ParameterConstraints] | None),
+            ("sparse_optimizer", sparse_optimizer, str),
+            ("kinds", kinds, Sequence[str] | None),
+        ):
+            check_argument(type(self).__name__, name, value, kind)
         self.asked = PlanRequest(
             tables=(),
             topology=topology,
@@ -164,11 +174,17 @@ def plan_request(request: PlanRequest) -> ShardingPlan:
         placements = map(TablePlacement, choice.layouts, choice.option.storages)
         placed |= zip(item.tables, placements, strict=True)
     tables = {table.name: placed[index] for index, table in enumerate(request.tables)}
+    estimates = _estimate(request, items, choices, tables)
+    if not math.isfinite(estimates.step_s):
+        raise ConfigError(
+            f"by the speeds and rates of the topology a step takes {estimates.step_s} seconds; "
+            "correct them, or calibrate."
+        )
     return ShardingPlan(
         world_size=request.topology.world_size,
         tables=tables,
         hosts=request.topology.hosts,
-        estimates=_estimate(request, items, choices, tables),
+        estimates=estimates,
     )
 
 

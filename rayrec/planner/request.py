@@ -53,9 +53,10 @@ class PlanRequest(ExchangeOptions):
     kinds: Sequence[str] = KINDS
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
+        if not 1 <= self.batch_size < 2**63:
             raise ConfigError(
-                f"batch_size={self.batch_size} must be positive: the rows per rank and step."
+                f"batch_size={self.batch_size} must be positive, and below 2^63: the rows per rank "
+                "and step."
             )
         for name in (self.sparse_optimizer, *self.table_optimizers.values()):
             optimizer_class(name)

@@ -326,7 +326,16 @@ def test_small_tables_are_not_cut_and_a_giant_is() -> None:
         (lambda: ParameterConstraints(kinds="row_wise"), "kinds='row_wise'; it must be a list"),
         (lambda: ParameterConstraints(pooling_factor=0.0), "pooling_factor=0.0"),
         (lambda: ParameterConstraints(min_partition=6), "min_partition=6"),
+        (lambda: ParameterConstraints(pooling_factor=1e308), "pooling_factor=1e\\+308"),
         (lambda: EmbeddingShardingPlanner(Topology.local(1), 0), "batch_size=0"),
+        (lambda: EmbeddingShardingPlanner(Topology.local(1), "8"), "batch_size='8'; it must be"),
+        (lambda: EmbeddingShardingPlanner(Topology.local(1), 1, kinds=1), "kinds=1; it must be"),
+        (
+            lambda: EmbeddingShardingPlanner(Topology.local(1, memory_bw=1e-308)).plan(
+                [bag("t", 5)]
+            ),
+            "a step takes inf seconds",
+        ),
         (
             lambda: EmbeddingShardingPlanner(Topology.local(1), 1, kinds=["rows"]),
             "'rows' is unknown",
