@@ -106,7 +106,7 @@ def separate_files(outputs: Mapping[str, str | None], inputs: Mapping[str, str |
         for option, path in paths.items():
             if path is None or is_uri(path):
                 continue
-            real = os.path.realpath(os.path.expanduser(path))
+            real = os.path.realpath(absolute_path(option, path))
             if is_output and real in taken:
                 raise ConfigError(
                     f"{option} {path} would be written over the file of {taken[real]}; name "

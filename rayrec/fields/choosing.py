@@ -24,7 +24,7 @@ def chosen(
     by_name = {one.__name__: one for one in classes}
     if TYPE in table and not any(TYPE in names for names in known.values()):
         name = table[TYPE]
-        if name not in by_name:
+        if not isinstance(name, str) or name not in by_name:
             raise wrong(name, f"one of {', '.join(by_name)}").at(TYPE)
         return by_name[name], {key: value for key, value in table.items() if key != TYPE}
     own = type(base) if type(base) in classes else None

@@ -55,7 +55,6 @@ def _fields_of(kind: Any) -> list[_Field]:
     found = []
     for name, one in kinds.field_types(kind).items():
         plain = {each for each in kinds.alternatives(one) if each in kinds.SCALARS}
-        plain |= {int} if float in plain else set()
         plain |= {each for each in kinds.alternatives(one) if kinds.is_enum(each)}
         plain |= {type(None)} if kinds.takes_none(one) else set()
         found.append(_Field(name, one, defaults[name], frozenset(plain)))
@@ -136,9 +135,14 @@ def _scalar(kind: Any, value: Any) -> Any:
     if kind is int:
         return int(value) if isinstance(value, Integral) else _UNFIT
     if kind is float:
-        if isinstance(value, int | float):
+        if isinstance(value, float):
             return value
-        return float(value) if isinstance(value, Real) else _UNFIT
+        try:
+            # torch takes whole numbers of 64 bits alone
+            is_short = isinstance(value, int) and abs(value) < 2**63
+            return value if is_short else float(value) if isinstance(value, Real) else _UNFIT
+        except OverflowError:
+            return _UNFIT
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     return text if isinstance(text, str) else _UNFIT
 

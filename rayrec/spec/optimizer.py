@@ -15,7 +15,6 @@ a few passes over (U, D) temporaries, so callers hand in blocks of rows that fit
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -30,6 +29,7 @@ StateWidth = Literal["row", "element"]
 DecayMode = Literal["l2", "decoupled"]
 
 STATE_BYTES = 4  # optimizer state is float32
+LARGEST = (2 - 2**-23) * 2.0**127  # that float32 holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,15 @@ class SparseOptimizer(ABC):
             limit = getattr(self, name)
             self._require(name, "above zero, or None for no limit", limit is None or limit > 0)
         self._require("weight_decay", "zero or more", self.weight_decay >= 0)
+        if hasattr(self, "eps"):
+            self._require("eps", "zero or more", self.eps >= 0)
 
     def _require(self, name: str, range_text: str, inside: bool) -> None:
         value = getattr(self, name)
-        if not inside or (isinstance(value, float) and not math.isfinite(value)):
+        if isinstance(value, float | int) and not abs(value) <= LARGEST:
+            range_text = f"{range_text}, and a number that float32 holds"
+            inside = False
+        if not inside:
             raise ConfigError(f"{type(self).__name__}({name}={value!r}): it must be {range_text}.")
 
     def _require_factors(self, *names: str) -> None:

@@ -67,7 +67,7 @@ class OptimizerConfig:
             if self.name in _IN_ONE_KERNEL and not _WAYS.intersection(options):
                 options["fused"] = all(parameter.is_cuda for parameter in parameters) or None
             return kind(parameters, lr=self.lr, **options)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
 
     def check_dense(self) -> None:
@@ -81,10 +81,24 @@ class OptimizerConfig:
                 f"dense_optimizer {self.name!r} is not known; choose one of "
                 f"{', '.join(DENSE_OPTIMIZERS)}."
             )
+        for way in sorted(_WAYS.intersection(self.options)):
+            if not isinstance(self.options[way], bool | None):
+                raise ConfigError(
+                    f"dense_optimizer {self.name!r} has {way}={self.options[way]!r}; it must be "
+                    "true or false."
+                )
         if self.options:
             import torch
 
-            self.make_dense([torch.nn.Parameter(torch.zeros(1))])
+            optimizer = self.make_dense([parameter := torch.nn.Parameter(torch.zeros(1))])
+            if not _WAYS.intersection(self.options):
+                # some values are read by a step alone, and some by the second one
+                parameter.grad = torch.zeros(1)
+                try:
+                    optimizer.step()
+                    optimizer.step()
+                except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
+                    raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
 
 
 # The defaults of every run, whoever starts it. benchmarks/quality_seeds.py says on what data the

@@ -23,6 +23,12 @@ CHANGES = [
     ("--set run.publish.dtype=int8", "[run.publish]|exactly one"),
     ("--set run.sparse_optimizer.name=nothing", "'nothing'"),
     ("--set run.sparse_optimizer.lr=nan", "[run.sparse_optimizer]|lr=nan"),
+    ("--set run.sparse_optimizer.type=[]", "type is []|one of"),
+    ("--set run.sparse_optimizer.options.eps=-1", "eps=-1|zero or more"),
+    ("--set run.sparse_optimizer.options.weight_decay=1e308", "weight_decay=1e+308|float32"),
+    ("--set run.dense_optimizer.options.betas=[]", "dense_optimizer 'adam'"),
+    ("--set run.dense_optimizer.options.weight_decay=1" + "0" * 30, "dense_optimizer 'adam'"),
+    ("--set run.dense_optimizer.options.fused=x", "fused='x'|true or false"),
     ("--set run.callbacks=[]", "callbacks|Python API"),
     ("--set run.resume_from={own}/nothing", "nothing"),
     ("--set scaling.num_workers=-1", "[scaling]|num_workers=-1"),
@@ -65,6 +71,7 @@ FILES = [
     ("[run]\nsteps = 3\nepochs = 3", "steps=3|epochs=3"),
     ("[run.profile]\nsteps = 3", "[run.profile] needs path"),
     ("[data]\ntrain = 'x'", "--data"),
+    ('[plan]\nplan = "\\u0000"', "plan"),
 ]
 
 SCORES = [
