@@ -71,6 +71,9 @@ def _run(main: Main, argv: Sequence[str] | None) -> int:
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"error: {one_line(error)}", file=sys.stderr)
+            return 2
         if error.errno not in REFUSALS:
             raise
         if debug:

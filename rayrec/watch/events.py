@@ -110,7 +110,8 @@ def _lines(path: str) -> Iterator[tuple[str, Any]]:
     for where, text in _texts(path):
         try:
             line = json.loads(text)
-        except ValueError as error:
+        # data in data without end are no event either
+        except (ValueError, RecursionError) as error:
             if cut:
                 raise InputError(cut) from None
             cut = f"{where} is no JSON: {one_line(error)}. Remove the line, or restore the file."

@@ -84,6 +84,14 @@ def test_ctrl_c_while_the_command_loads_ends_it_with_the_line_of_later(tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+def test_a_name_that_is_too_long_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: object) -> int:
+        raise OSError(errno.ENAMETOOLONG, "File name too long", "x" * 9)
+
+    assert run_command(main, []) == 2
+    assert capsys.readouterr().err == f"error: [Errno 36] File name too long: '{'x' * 9}'\n"
+
+
 def test_another_os_error_is_a_defect_and_keeps_its_traceback() -> None:
     def main(argv: object) -> int:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")

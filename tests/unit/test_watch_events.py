@@ -135,6 +135,7 @@ def test_a_broken_line_is_named(tmp_path: Path):
         ("{}", "line 2 of .* has no field 'event'"),
         (good[window].replace('"step":50', '"step":-50'), "step is -50; it must be 0 or more"),
         (good[window].replace('"loss":0', '"loss":"0"+'), "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         (
             good[window].replace('"rows":', '"rows_":'),
             "has the unknown field 'rows_'; did you mean",
