@@ -169,6 +169,7 @@ def read_bags(
     if not is_list(kind):
         if not nulls:
             return Bags(leaf(array), None)
+        leaf(array[:0])  # a type that does not fit, whose nulls Arrow may not be able to drop
         return Bags(leaf(array.drop_null()), _offsets(mask(array.is_valid())))
     if is_list_view(kind) and not nulls and not array.values.null_count:
         begins = array.offsets.to_numpy().astype(np.int64)

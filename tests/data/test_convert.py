@@ -260,6 +260,10 @@ BAD = {
         pa.table({**good(), "ids": ["a"] * 5}),
         r"'ids' of feature 'f' holds string. Set hash_buckets",
     ),
+    "views of text with nulls, which Arrow drops from no view": (
+        pa.table({**good(), "ids": pa.array(["a", None, "b", "c", "d"], pa.string_view())}),
+        r"'ids' of feature 'f' has type string_view; ids are integers",
+    ),
     "float ids": (
         pa.table({**good(), "ids": [1.0] * 5}),
         r"'ids' of feature 'f' has type double.* Cast the column to int64",
