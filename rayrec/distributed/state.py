@@ -123,6 +123,12 @@ class TableShards(nn.Module):
                 "restore a checkpoint (rayrec.checkpoint.restore_checkpoint)"
             )
             return
+        shape = (self._config.num_embeddings, self._config.embedding_dim)
+        given = tuple(value.size()) if isinstance(value, Tensor | ShardedTensor) else type(value)
+        # on every rank alike, also where this one holds no shard
+        if given != shape:
+            error_msgs.append(f"{name}: the table is {shape}, and what is loaded is {given}")
+            return
         self.begin_overwrite()
         # the kernels' live rows are written, so nothing is assigned
         for state in self.local():
@@ -161,11 +167,6 @@ def _rectangle(value: Tensor | ShardedTensor, shard: Shard) -> Tensor:
             f"the ShardedTensor holds no rectangle {shard.shape} at ({shard.rows.start}, "
             f"{shard.cols.start}) on this rank; it was saved under another plan. Restore from a "
             "rayrec checkpoint, or load a whole tensor."
-        )
-    if value.dim() != 2 or value.shape[0] < shard.rows.stop or value.shape[1] < shard.cols.stop:
-        raise ShapeError(
-            f"a tensor of shape {tuple(value.shape)} does not hold rows {shard.rows} and columns "
-            f"{shard.cols}."
         )
     return value[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
 

@@ -107,6 +107,16 @@ def test_unknown_keys_are_refused_when_strict(key: str) -> None:
     assert model.load_state_dict(saved, strict=False).missing_keys == []
 
 
+@pytest.mark.parametrize("more", [(1, 0), (0, 4), (-1, 0)])
+def test_a_table_of_another_size_is_refused(more: tuple[int, int]) -> None:
+    model, key = sharded(), "tables.embedding_bags.t0.weight"
+    before = model.state_dict()[key].clone()
+    rows, columns = before.shape[0] + more[0], before.shape[1] + more[1]
+    with pytest.raises(RuntimeError, match=rf"t0\.weight: .* is \({rows}, {columns}\)"):
+        model.load_state_dict(changed() | {key: torch.ones(rows, columns)})
+    assert torch.equal(model.state_dict()[key], before)
+
+
 @pytest.mark.parametrize("optimizer", [RowWiseAdagrad(0.1), Adam(0.1)], ids=lambda o: o.name)
 def test_a_deep_copy_trains_alike_and_apart(optimizer: SparseOptimizer) -> None:
     model = sharded(optimizer)
