@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.errors import InputError
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType, refuse_dynamic
 from rayrec.modules import init
 from rayrec.modules.names import (
@@ -119,8 +119,8 @@ class EmbeddingBagCollection(nn.Module):
         device: device of the parameters; "meta" allocates nothing. Default is torch's default
             device.
     Raises:
-        ConfigError: the tables contradict themselves, or an `init_fn` cannot be done for a part of
-            a table.
+        ConfigError: the tables contradict themselves, an `init_fn` cannot be done for a part of a
+            table, or a table is one of sequences.
 
     Initial values are those of `init.table_values` with seed `torch.initial_seed()`, the same as on
     any rank of a sharded model.
@@ -136,6 +136,11 @@ class EmbeddingBagCollection(nn.Module):
         check_module_names(tables)
         for table in tables:
             init.check_init_fn(table)
+            if table.pooling is PoolingType.NONE:
+                raise ConfigError(
+                    f"table {table.name!r} is one of sequences, whose bags are not pooled; make it "
+                    "an EmbeddingBagConfig, or put it into an EmbeddingCollection."
+                )
         self._tables, self._is_weighted = list(tables), is_weighted
         self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._features = [feature for table in tables for feature in table.feature_names]

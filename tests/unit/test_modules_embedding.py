@@ -241,6 +241,8 @@ def test_mistakes_raise_typed_errors():
                 inverse_indices=(["f", "g"], torch.tensor([[1], [1]])),
             )
         )
+    with pytest.raises(ConfigError, match="table 's' is one of sequences"):
+        EmbeddingBagCollection([EmbeddingConfig(3, 4, "s", feature_names=["f"])])
     with pytest.raises(ConfigError, match="one width"):
         EmbeddingCollection(
             [
