@@ -24,6 +24,7 @@ from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import check_hosts
 
 StorageKind = Literal["device", "host", "cached"]
+MOST_RANKS = 1 << 20  # of a plan; a file may say any number, and the ranks are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ class ShardingPlan:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise PlanError(f"a plan needs at least one rank, got world_size={self.world_size}.")
+        if self.world_size > MOST_RANKS:
+            raise PlanError(
+                f"world_size={self.world_size} is beyond {MOST_RANKS}, the most ranks of a plan."
+            )
         hosts = tuple(map(tuple, self.hosts)) or (tuple(range(self.world_size)),)
         # The plan is frozen, so it keeps a dictionary of its own: a later change of the argument
         # must not change the plan.

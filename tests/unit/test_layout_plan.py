@@ -61,6 +61,7 @@ def test_a_plan_survives_pickling(seed: int) -> None:
     ("make", "message"),
     [
         (lambda: plan_of(0), "world_size=0"),
+        (lambda: plan_of(2**60), "world_size=1152921504606846976 is beyond"),
         (lambda: plan_of(2, t=table_wise(bag("t"), 2)), "'t' has a shard on rank 2.*ranks 0 to 1"),
         (
             lambda: plan_of(3, t=data_parallel(bag("t"), (0, 1))),
