@@ -59,6 +59,14 @@ class OptimizerConfig:
         Raises:
             ConfigError: torch has no such option, or refuses its value.
         """
+        if self.options.get("capturable") and not all(one.is_cuda for one in parameters):
+            raise ConfigError(
+                f"dense_optimizer {self.name!r} has capturable, which torch has on GPUs alone; "
+                "leave it out."
+            )
+        return self._make(parameters)
+
+    def _make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         import torch  # late: a run is told before torch is needed
 
         try:
@@ -74,7 +82,7 @@ class OptimizerConfig:
         """Check the name and the options of a dense optimizer.
 
         Raises:
-            ConfigError: the name is not known, or see `make_dense`.
+            ConfigError: the name is not known, torch has no such option, or refuses its value.
         """
         if self.name not in DENSE_OPTIMIZERS:
             raise ConfigError(
@@ -90,7 +98,7 @@ class OptimizerConfig:
         if self.options:
             import torch
 
-            optimizer = self.make_dense([parameter := torch.nn.Parameter(torch.zeros(1))])
+            optimizer = self._make([parameter := torch.nn.Parameter(torch.zeros(1))])
             if not _WAYS.intersection(self.options):
                 # some values are read by a step alone, and some by the second one
                 parameter.grad = torch.zeros(1)
