@@ -18,6 +18,9 @@ DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> cl
 _IN_ONE_KERNEL = ("adam", "sgd")  # that torch has on GPUs, and takes when it is told
 _WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})  # of which one is chosen
 
+# of torch, where it does not know an option or a value
+_REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError)
+
 # torch's default rates for optimizers whose step is as long as the rate, whatever the gradient
 _RATES = {"adam": 1e-3, "partial_rowwise_adam": 1e-3, "lamb": 1e-3}
 
@@ -75,7 +78,7 @@ class OptimizerConfig:
             if self.name in _IN_ONE_KERNEL and not _WAYS.intersection(options):
                 options["fused"] = all(parameter.is_cuda for parameter in parameters) or None
             return kind(parameters, lr=self.lr, **options)
-        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except _REFUSALS as error:
             raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
 
     def check_dense(self) -> None:
@@ -98,15 +101,18 @@ class OptimizerConfig:
         if self.options:
             import torch
 
-            optimizer = self._make([parameter := torch.nn.Parameter(torch.zeros(1))])
-            if not _WAYS.intersection(self.options):
+            parameter = torch.nn.Parameter(torch.zeros(1))
+            parameter.grad = torch.zeros(1)
+            try:
+                optimizer = self._make([parameter])
                 # some values are read by a step alone, and some by the second one
-                parameter.grad = torch.zeros(1)
-                try:
+                if not {"fused", "capturable"}.intersection(self.options):  # which a GPU may have
                     optimizer.step()
                     optimizer.step()
-                except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
-                    raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
+            except ConfigError:
+                raise
+            except (*_REFUSALS, RuntimeError) as error:
+                raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
 
 
 # The defaults of every run, whoever starts it. benchmarks/quality_seeds.py says on what data the

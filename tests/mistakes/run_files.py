@@ -30,6 +30,7 @@ CHANGES = [
     ("--set run.dense_optimizer.options.weight_decay=1" + "0" * 30, "dense_optimizer 'adam'"),
     ("--set run.dense_optimizer.options.fused=x", "fused='x'|true or false"),
     ("--set run.dense_optimizer.options.capturable=true", "capturable|GPUs"),
+    ("--set run.dense_optimizer.options.differentiable=true", "dense_optimizer 'adam'"),
     ("--set run.callbacks=[]", "callbacks|Python API"),
     ("--set run.resume_from={own}/nothing", "nothing"),
     ("--set scaling.num_workers=-1", "[scaling]|num_workers=-1"),
