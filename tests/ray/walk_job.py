@@ -1,7 +1,7 @@
 """The job of the walk with an autoscaler: an elastic run on planted clicks.
 
 `python walk_job.py FOLDER LEAST MOST` trains on FOLDER/train and keeps the run in FOLDER/walk.
-While FOLDER/slow exists, every step takes a quarter of a second longer, so that nodes can come and
+While FOLDER/slow exists, every step takes half a second longer, so that nodes can come and
 go meanwhile. MOST 0 trains in this process alone, in FOLDER/calm.
 """
 
@@ -36,7 +36,7 @@ def main(folder: Path, least: int, most: int) -> None:
     def model() -> Any:
         module = build()
         module.register_forward_pre_hook(
-            lambda _module, _inputs: time.sleep(0.25) if os.path.exists(slow) else None
+            lambda _module, _inputs: time.sleep(0.5) if os.path.exists(slow) else None
         )
         return module
 
