@@ -11,7 +11,7 @@ from rayrec.driver.commands import Ask, Command, GiveBack, Plan, Save
 from rayrec.driver.preemption import LAST_S
 from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended, Planning
+from rayrec.driver.states import Ended, Planning, Running
 from rayrec.driver.views import Planned, Verb
 from rayrec.errors import PlanError
 from tests.unit.simulated_cluster import STEPS, TURN_S, Node, Simulation
@@ -165,3 +165,16 @@ def test_a_deadline_that_moves_away_is_saved_before_again() -> None:
         if len(saves) == 1:
             node.goes_at += 10.0
     assert len(saves) == 2 and node.goes_at - LAST_S <= saves[1] < node.goes_at - LAST_S + 2.0
+
+
+def test_a_lost_node_of_a_run_that_goes_on_is_asked_for_once() -> None:
+    """Ray asks for the first place anew; with a single one beside it two nodes would come."""
+    world = elastic(2, goes=1, stays=1)
+    world.lose_node("goes")
+    while len(world.run.roster.ranks) > 1 or not isinstance(world.run.state, Running):
+        world.look_once()
+    look_for(world, 5.0)
+    pending = [g for g in world.groups.values() if len(g.nodes) < g.ask.bundles]
+    assert len(world.groups) == 2 and len(pending) == 1 and not pending[0].nodes
+    world.nodes["new"] = Node(slots=1)
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
