@@ -51,12 +51,10 @@ def attend_causal(
     if not groups.groups:
         return query + key + value
     out = []
-    # heads first: a view of all values in place of one per group
-    by_head = [one.unflatten(1, (heads, -1)) for one in (query, key, value)]
-    for parts in zip(*map(groups.pad, by_head), strict=True):
+    for parts in zip(*(groups.pad(one, heads) for one in (query, key, value)), strict=True):
         own_query, own_key, own_value = (part.transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(
             own_query, own_key, own_value, is_causal=True
         )
         out.append(attended.transpose(1, 2))
-    return groups.unpad(out).flatten(1)
+    return groups.unpad(out)

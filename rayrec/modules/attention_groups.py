@@ -98,30 +98,35 @@ class JaggedGroups:
         order = torch.argsort(self._lengths, descending=True, stable=True)
         self._order = order[: sum(group.sequences for group in self.groups)]
 
-    def pad(self, values: Tensor) -> list[Tensor]:
-        """(T, ...) -> for each group (n, L, ...), with zeros behind the end of each sequence."""
+    def pad(self, values: Tensor, heads: int | None = None) -> list[Tensor]:
+        """(T,) or (T, D) -> for each group (n, L) or (n, L, D), and with heads (n, L, H, D / H),
+        with zeros behind the end of each sequence.
+        """
         if not self.groups:
             return []
+        # one view of all values, or of both dimensions, in place of one per group or dimension
+        row = values.shape[1:] if heads is None else (heads, values.shape[1] // heads)
         if self._is_full:
-            return [values.unflatten(0, self.groups[0])]
+            return [values.view(*self.groups[0], *row)]
         if self._order is None and values.dim() > 1 and values.element_size() < 8:
             offsets, length = self.sequences.offsets, self.groups[0].length
-            padded = jagged_to_padded_dense(values.flatten(1), offsets, length, 0.0)
-            return [padded.unflatten(2, values.shape[1:])]
+            padded = jagged_to_padded_dense(values, offsets, length, 0.0)
+            return [padded if heads is None else padded.view(*self.groups[0], *row)]
+        values = values if heads is None else values.view(-1, *row)
         sizes = [group.sequences * group.length for group in self.groups]
         # one split has one backward, where a slice per group would fill all places per group
         parts = _Pad.apply(values, self.places).split(sizes)
         return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
-        """Bring (n, L, ...) of at least one group back to (T, ...); the reverse of `pad`."""
+        """Bring (n, L, D) or (n, L, H, D / H) of at least one group back to (T, D)."""
         if self._is_full:
-            return parts[0].flatten(0, 1)
+            return parts[0].flatten(0, 1).flatten(1)
         if self._order is None and parts[0].element_size() < 8:
             offsets, count = [self.sequences.offsets], self.sequences.num_values
-            flat = torch.ops.fbgemm.dense_to_jagged(parts[0].flatten(2), offsets, count)[0]
-            return flat.unflatten(1, parts[0].shape[2:])
-        return _Unpad.apply(torch.cat([part.flatten(0, 1) for part in parts]), self.places)
+            return torch.ops.fbgemm.dense_to_jagged(parts[0].flatten(2), offsets, count)[0]
+        rows = torch.cat([part.flatten(0, 1) for part in parts])
+        return _Unpad.apply(rows, self.places).flatten(1)
 
     @property
     def _is_full(self) -> bool:
@@ -189,29 +194,25 @@ def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[Leng
         tenth of the work, which sorting the values costs.
     """
 
-    def work(length: int) -> int:
-        return length * (length + VALUE_PAIRS)
-
     groups: list[LengthGroup] = []
-    count, longest, wasted, kept, whole = 0, 0, 0, 0, 0
-    top = max(counts)
-    for length in sorted(counts, reverse=True):
-        number = counts[length]
-        whole += number * work(top)
-        lost = number * (work(longest) - work(length)) if count else 0
+    count, longest, of_longest, wasted, kept = 0, 0, 0, 0, 0
+    top, total = max(counts), sum(counts.values())
+    for length, number in sorted(counts.items(), reverse=True):
+        work = length * (length + VALUE_PAIRS)
+        lost = number * (of_longest - work) if count else 0
         if count and wasted + lost > call_pairs:
             groups.append(LengthGroup(count, longest))
             count, wasted, lost = 0, 0, 0
         if not count:
-            longest = length
+            longest, of_longest = length, work
             kept += call_pairs
         count, wasted = count + number, wasted + lost
-        kept += number * work(longest)
+        kept += number * of_longest
     groups.append(LengthGroup(count, longest))
     # values are brought there and back, which takes a tenth of the work
     kept += GATHER_CALLS * call_pairs
-    whole += call_pairs
-    return groups if kept < 0.9 * whole else [LengthGroup(sum(counts.values()), top)]
+    whole = total * top * (top + VALUE_PAIRS) + call_pairs
+    return groups if kept < 0.9 * whole else [LengthGroup(total, top)]
 
 
 # each is the backward of the other

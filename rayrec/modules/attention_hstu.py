@@ -107,9 +107,7 @@ def _attend_whole(
     times: Tensor | None,
 ) -> Tensor:
     """Attend in one group that is one small tile, by autograd."""
-    query, key, value = (
-        groups.pad(one)[0].unflatten(2, (heads, -1)).transpose(1, 2) for one in (query, key, value)
-    )
+    query, key, value = (groups.pad(one, heads)[0].transpose(1, 2) for one in (query, key, value))
     places = torch.arange(query.shape[2], device=query.device)
     bias = position_bias[(places.unsqueeze(1) - places).clamp_(min=0)]
     if time_bias is not None:
@@ -120,7 +118,7 @@ def _attend_whole(
     scores = (query * query.shape[3] ** -0.5) @ key.mT + bias.to(query.dtype)
     weights = functional.silu(scores).tril()
     attended = weights @ value / (places + 1).unsqueeze(1)
-    return groups.unpad([attended.transpose(1, 2).flatten(2)])
+    return groups.unpad([attended.transpose(1, 2)])
 
 
 class _Pointwise(torch.autograd.Function):
