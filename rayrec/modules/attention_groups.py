@@ -30,8 +30,8 @@ from rayrec.sparse.ops import jagged_to_padded_dense
 CALL_PAIRS = 7_000
 # Values cost as much as so many pairs each: they are copied, and read once by a call.
 VALUE_PAIRS = 20
-# Several groups cost so many calls more: places are found, and small batches of HSTU are not whole.
-GATHER_CALLS = 8
+# Several groups cost so many pairs more, to find the places; measured on batches of 16 to 256.
+GATHER_PAIRS = 28_000
 
 
 class LengthGroup(NamedTuple):
@@ -210,7 +210,7 @@ def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[Leng
         kept += number * of_longest
     groups.append(LengthGroup(count, longest))
     # values are brought there and back, which takes a tenth of the work
-    kept += GATHER_CALLS * call_pairs
+    kept += GATHER_PAIRS
     whole = total * top * (top + VALUE_PAIRS) + call_pairs
     return groups if kept < 0.9 * whole else [LengthGroup(total, top)]
 
