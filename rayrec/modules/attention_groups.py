@@ -27,7 +27,7 @@ from rayrec.sparse.ops import jagged_to_padded_dense
 
 # One call costs as much as so many pairs of a query and a key, of 64 columns; measured forward and
 # backward on one CPU core, with softmax.
-CALL_PAIRS = 7_000
+CALL_PAIRS = 3_500
 # Values cost as much as so many pairs each: they are copied, and read once by a call.
 VALUE_PAIRS = 20
 # Several groups cost so many pairs more, to find the places; measured on batches of 16 to 256.
