@@ -83,10 +83,7 @@ def weighted_sum(weights: Tensor, values: Tensor, sequences: JaggedOffsets) -> T
 
 def softmax_rows(scores: Tensor, sequences: JaggedOffsets) -> Tensor:
     """Softmax of (T,) scores within each sequence."""
-    # the largest score of a sequence keeps exp in range, and cancels in the result and its gradient
-    largest = torch.segment_reduce(scores.detach(), "max", offsets=sequences.offsets, axis=0)
-    exp = (scores - largest.index_select(0, sequences.row)).exp()
-    return exp / expand_rows(sum_rows(exp, sequences), sequences)
+    return _Softmax.apply(scores, sequences)
 
 
 def _sums(values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -127,6 +124,26 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return expand_rows(grad, ctx.sequences), None
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, sequences: JaggedOffsets) -> Tensor:
+        offsets, row = sequences.offsets, sequences.row
+        # the largest score of a sequence keeps exp in range, and cancels in the result
+        largest = torch.segment_reduce(scores, "max", offsets=offsets, axis=0)
+        exp = (scores - largest.index_select(0, row)).exp_()
+        sums = _sums(exp.unsqueeze(1), offsets).squeeze(1)
+        weights = exp.div_(sums.index_select(0, row))
+        ctx.sequences = sequences
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        own = weights * grad
+        return own - weights * expand_rows(sum_rows(own, ctx.sequences), ctx.sequences), None
 
 
 class _Dots(torch.autograd.Function):
