@@ -86,11 +86,11 @@ class TargetAttention(nn.Module):
         assert isinstance(first, nn.Linear)
         of_query, of_value, of_difference, of_product = first.weight.split(self.dim, dim=1)
         per_row_BK = functional.linear(query, of_query + of_difference, first.bias)
-        hidden_TK = (
-            expand_rows(per_row_BK, sequences)
-            + functional.linear(values, of_value - of_difference)
-            + functional.linear(expand_rows(query, sequences) * values, of_product)
-        )
+        products_TD = expand_rows(query, sequences) * values
+        # a product that is added as it is made spares two passes
+        hidden_TK = torch.addmm(
+            expand_rows(per_row_BK, sequences), values, (of_value - of_difference).T
+        ).addmm(products_TD, of_product.T)
         for layer in self.layers[1:]:
             hidden_TK = layer(hidden_TK.sigmoid())
         return hidden_TK.squeeze(1)

@@ -102,6 +102,13 @@ def _sums(values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Ten
     )
 
 
+def _scale(copies: Tensor, factors: Tensor) -> Tensor:
+    """Multiply rows that were just copied, in their own memory where the type allows it."""
+    if torch.result_type(copies, factors) != copies.dtype:
+        return copies * factors
+    return copies.mul_(factors)
+
+
 class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sequences: JaggedOffsets) -> Tensor:
@@ -151,12 +158,12 @@ class _Dots(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         ctx.sequences = sequences
         ctx.save_for_backward(rows, values)
-        return (rows.index_select(0, sequences.row) * values).sum(1)
+        return _scale(rows.index_select(0, sequences.row), values).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, values = ctx.saved_tensors
-        of_values = grad.unsqueeze(1) * expand_rows(rows, ctx.sequences)
+        of_values = _scale(expand_rows(rows, ctx.sequences), grad.unsqueeze(1))
         return weighted_sum(grad, values, ctx.sequences), of_values, None
 
 
@@ -170,5 +177,5 @@ class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, values = ctx.saved_tensors
-        of_values = weights.unsqueeze(1) * expand_rows(grad, ctx.sequences)
+        of_values = _scale(expand_rows(grad, ctx.sequences), weights.unsqueeze(1))
         return dots(grad, values, ctx.sequences), of_values, None
