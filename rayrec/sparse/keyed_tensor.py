@@ -88,9 +88,22 @@ class KeyedTensor:
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """F + 1 positions along key_dim where keys start and end."""
+        """F + 1 positions along key_dim where keys start and end.
+
+        Raises:
+            ShapeError: there is not one width per key, or they are not those of the values.
+        """
         if self._offset_per_key is None:
-            self._offset_per_key = ops.offsets_of(self._length_per_key)
+            widths, shape = self._length_per_key, tuple(self._values.shape)
+            offsets = ops.offsets_of(widths)
+            fits = len(widths) == len(self._keys) and min(widths, default=0) >= 0
+            if not fits or offsets[-1] != shape[self._key_dim]:
+                raise ShapeError(
+                    f"{len(self._keys)} keys {self._keys[:5]} have the widths {widths[:5]}, which "
+                    f"sum to {offsets[-1]}; values {shape} have {shape[self._key_dim]} along "
+                    f"dimension {self._key_dim}. Give each key its width."
+                )
+            self._offset_per_key = offsets
         return self._offset_per_key
 
     def index_per_key(self) -> dict[str, int]:
@@ -113,6 +126,7 @@ class KeyedTensor:
 
     def to_dict(self) -> dict[str, Tensor]:
         """The tensor of every key, as views."""
+        self.offset_per_key()  # which checks the widths
         parts = self._values.split(self._length_per_key, dim=self._key_dim)
         return dict(zip(self._keys, parts, strict=True))
 

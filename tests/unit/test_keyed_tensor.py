@@ -131,3 +131,11 @@ def test_regroup_passes_gradients_to_the_columns_they_come_from(groups):
         for key, part in zip(group, scale.split([widths[key] for key in group], 1), strict=True):
             want[:, starts[key] : starts[key] + widths[key]] += part
     torch.testing.assert_close(values.grad, want)
+
+
+@pytest.mark.parametrize("widths", [[3], [3, 2], [3, 1, 1], [5, -1]])
+def test_widths_that_are_not_those_of_the_values_are_refused(widths):
+    tensor = KeyedTensor(["a", "b"], widths, torch.zeros(2, 4))
+    for read in (tensor.to_dict, lambda: tensor["a"], tensor.offset_per_key):
+        with pytest.raises(ShapeError, match=r"2 keys .* Give each key its width"):
+            read()
