@@ -5,7 +5,8 @@ the option that is cheapest for the mean rank among those that fit under T, on t
 ranks. So a ladder of ceilings is packed, from the lower bound up; the best are then polished by
 moving or exchanging what lies on the slowest rank and by uneven cuts, as long as that helps, and
 neighbours are seated together. Where memory is tight, an item that finds no place goes to the front
-and the packing starts again; the last resort packs by bytes alone.
+and the packing starts again; the last resort packs by bytes alone, and tries every packing of few
+items on few ranks.
 
 More memory makes no plan slower, by more than a quarter of a percent: besides the packing that
 ignores memory, those under a fixed ladder of limits count as found wherever they fit, and the
@@ -17,8 +18,9 @@ memory than it needs, a plan may be some percent slower. Deterministic. Standard
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rayrec.layout.topology import Topology
 from rayrec.planner.bounds import lower_bound
@@ -60,34 +62,29 @@ class NoRoom(Exception):
     free_bytes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Problem:
-    """Input of a search, the same for all of its packings.
-
-    Attributes:
-        bound: seconds that no packing beats.
-        order: items by falling work of their cheapest option.
-    """
+    """Input of a search, the same for all of its packings."""
 
     items: Sequence[Item]
     topology: Topology
-    recutter: Recutter | None
-    bound: float
-    order: tuple[int, ...]
+    recutter: Recutter | None = None
 
-    @property
-    def size(self) -> int:
-        """Items x ranks."""
-        return len(self.items) * self.topology.world_size
+    @cached_property
+    def bound(self) -> float:
+        """Seconds that no packing beats."""
+        return lower_bound(self.items, self.topology.world_size)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Items by falling work of their cheapest option."""
+        return _by_least(self.items, lambda option: option.work_s)
 
 
-def _problem(
-    items: Sequence[Item], topology: Topology, recutter: Recutter | None = None
-) -> _Problem:
-    least_work = [item.least(lambda option: option.work_s) for item in items]
-    order = sorted(range(len(items)), key=lambda i: (-least_work[i], i))
-    bound = lower_bound(items, topology.world_size)
-    return _Problem(items, topology, recutter, bound, tuple(order))
+def _by_least(items: Sequence[Item], price: Callable[[Option], float]) -> list[int]:
+    """Return the items, that whose cheapest option has the highest price first."""
+    least = [item.least(price) for item in items]
+    return sorted(range(len(items)), key=lambda i: (-least[i], i))
 
 
 def pack(
@@ -105,14 +102,14 @@ def pack(
     packings: list[Packing] = []
     for each in fixed_storages(items, world):
         if least_bytes(each, world) * world <= sum(limits) * (1 + 1e-9):
-            fitting, fits = _packings(_problem(each, topology, recutter))
+            fitting, fits = _packings(_Problem(each, topology, recutter))
             packings += fitting
             if fits:
                 break
-    problem = _problem(items, topology, recutter)
+    problem = _Problem(items, topology, recutter)
     if not packings:
         last = _search(problem, limits)
-        packings = [_by_bytes(items, topology) if last is None else last]
+        packings = [_last_resort(items, topology) if last is None else last]
     best = min(packings, key=quality)
     if best.slowest > problem.bound * (1 + ROUNDING):
         # Small problems are solved exactly where the search ended above the bound.
@@ -127,16 +124,16 @@ def _packings(problem: _Problem) -> tuple[list[Packing], bool]:
     world, limits = problem.topology.world_size, problem.topology.memory_bytes
     free = _search(problem, [NO_LIMIT] * world)
     packings: list[Packing] = []
-    fits = False
-    if free is not None:
-        used = [own + free.home_bytes for own in free.used]
-        fits = all(own <= limit for own, limit in zip(used, limits, strict=True))
+    fits = free is not None and all(
+        own + free.home_bytes <= limit for own, limit in zip(free.used, limits, strict=True)
+    )
+    size = len(problem.items) * world
     if free is not None and fits:
         packings.append(free)
-        if problem.size > MONOTONE:
+        if size > MONOTONE:
             return packings, fits
     # A packing of the ladder may be faster than the free one, which is found greedily, too.
-    enough = problem.bound * (NEAR_SMALL if problem.size <= SMALL else NEAR)
+    enough = problem.bound * (NEAR_SMALL if size <= SMALL else NEAR)
     even = least_bytes(problem.items, world)
     mean = max(sum(limits) / world, 1.0)
     for factor in reversed(LIMITS):
@@ -152,11 +149,11 @@ def _packings(problem: _Problem) -> tuple[list[Packing], bool]:
 
 def has_room(items: Sequence[Item], topology: Topology) -> bool:
     """Return True if `pack` finds room for every item, without searching for a fast packing."""
-    problem = _problem(items, topology)
+    problem = _Problem(items, topology)
     if _first(problem, topology.memory_bytes, problem.bound) is not None:
         return True
     try:
-        _by_bytes(items, topology)
+        _last_resort(items, topology)
     except NoRoom:
         return False
     return True
@@ -167,7 +164,8 @@ def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
     best = _climb(problem, limits, CEILINGS, POLISHED)
     if best is None:
         return None
-    if best.slowest > problem.bound * FAR and problem.size <= SMALL:
+    small = len(problem.items) * problem.topology.world_size <= SMALL
+    if small and best.slowest > problem.bound * FAR:
         polished = POLISHED_FREE if min(limits) >= NO_LIMIT else POLISHED_FINE
         finer = _climb(problem, limits, FINE, polished)
         best = min((p for p in (best, finer) if p is not None), key=quality)
@@ -205,7 +203,7 @@ def _first(problem: _Problem, limits: Sequence[int], ceiling: float) -> Packing 
     Returns:
         None when that does not help.
     """
-    order = list(problem.order)
+    order = problem.order.copy()
     for _ in range(RESTARTS):
         packing = Packing(problem.topology, problem.items, limits)
         failed = _place_all(packing, order, ceiling)
@@ -274,11 +272,7 @@ def place(
         NoRoom: an item found no place.
     """
 
-    def price(option: Option) -> float:
-        return option.most_bytes if by_bytes else option.work_s
-
-    least = [item.least(price) for item in items]
-    order = sorted(range(len(items)), key=lambda i: (-least[i], i))
+    order = _by_least(items, lambda option: option.most_bytes if by_bytes else option.work_s)
     packing = Packing(topology, items, limits, by_bytes)
     failed = _place_all(packing, order, 0.0)
     if failed is not None:
@@ -287,13 +281,19 @@ def place(
     return packing
 
 
-def _by_bytes(items: Sequence[Item], topology: Topology) -> Packing:
-    """Pack by bytes alone, largest first; then polish by time under the limits.
+def _last_resort(items: Sequence[Item], topology: Topology) -> Packing:
+    """Pack by bytes alone, or few items in any way that fits; then polish by time under the limits.
 
     Raises:
         NoRoom: an item found no place.
     """
-    packing = place(items, topology, topology.memory_bytes, by_bytes=True)
-    timed = _packed(topology, items, topology.memory_bytes, packing.choices)
+    try:
+        choices = place(items, topology, topology.memory_bytes, by_bytes=True).choices
+    except NoRoom:
+        exact = solve(items, topology, INFINITE)
+        if exact is None:
+            raise
+        choices = dict(enumerate(exact))
+    timed = _packed(topology, items, topology.memory_bytes, choices)
     polish(timed, 0.0)
     return timed

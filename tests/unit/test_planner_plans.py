@@ -122,12 +122,7 @@ def test_rows_that_hosts_sum_are_within_the_memory(seed: int) -> None:
     for share in (1.0, 1.001, 1.01, 1.1):
         tight = replace(topology, memory_bytes=(int(share * fullest),) * topology.world_size)
         planner = EmbeddingShardingPlanner(tight, 512, limits, "adagrad", **wire)
-        try:
-            plan = planner.plan(tables)
-        except PlanError:
-            # a search that ends soon may miss the one packing that fills memory to a hundredth
-            assert 1.0 < share < 1.1
-            continue
+        plan = planner.plan(tables)
         counted = [memory.total for memory in count_memory(planner, tables, plan)]
         assert plan.estimates is not None
         assert [rank.memory_bytes for rank in plan.estimates.ranks] == counted
