@@ -236,7 +236,7 @@ def _seconds(
     """The time of each token."""
     events, rows = times.values(), len(places.last)
     if candidate_times is None:
-        ends, lengths = places.events.offsets[1:], places.events.offsets.diff()
+        ends, lengths = places.events.offsets[1:], places.events.lengths
         # without an event any time will do: the row has no other
         padded = torch.cat([events, events.new_zeros(1)])
         own = padded.index_select(0, torch.where(lengths > 0, ends - 1, len(events)))

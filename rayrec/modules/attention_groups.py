@@ -78,11 +78,10 @@ class JaggedGroups:
         count = offsets.numel() - 1
         if not count or not num_values:
             return
-        self._lengths = self.sequences.offsets.diff()
         if offsets.device.type != "cpu":
-            self.groups = [LengthGroup(count, max_length or int(self._lengths.max()))]
+            self.groups = [LengthGroup(count, max_length or int(self.sequences.lengths.max()))]
             return
-        counts = Counter(self._lengths.tolist())
+        counts = Counter(self.sequences.lengths.tolist())
         longest = max(counts)
         if max_length is not None and longest > max_length:
             raise InputError(
@@ -95,7 +94,7 @@ class JaggedGroups:
         if len(self.groups) == 1:
             self.groups = [LengthGroup(count, longest)]
             return
-        order = torch.argsort(self._lengths, descending=True, stable=True)
+        order = torch.argsort(self.sequences.lengths, descending=True, stable=True)
         self._order = order[: sum(group.sequences for group in self.groups)]
 
     def pad(self, values: Tensor, heads: int | None = None) -> list[Tensor]:
@@ -136,11 +135,11 @@ class JaggedGroups:
     @cached_property
     def places(self) -> Places:
         """Where the values are in the padded groups."""
-        starts, on_cpu = self.sequences.offsets[:-1], self._lengths.device.type == "cpu"
+        starts, on_cpu = self.sequences.offsets[:-1], self.sequences.lengths.device.type == "cpu"
         if self._order is None:
             count, length = self.groups[0]
             columns = torch.arange(length, device=starts.device)
-            holes = (columns >= self._lengths.unsqueeze(1)).flatten()
+            holes = (columns >= self.sequences.lengths.unsqueeze(1)).flatten()
             source = (starts.unsqueeze(1) + columns).flatten()
             firsts = torch.arange(count, device=starts.device) * length
         else:
@@ -148,7 +147,7 @@ class JaggedGroups:
             room = sizes[:, 1].repeat_interleave(sizes[:, 0])
             padded = JaggedOffsets(functional.pad(room.cumsum(0), (1, 0)), int(room.sum()))
             sequence = self._order.index_select(0, padded.row)
-            holes = padded.positions >= self._lengths.index_select(0, sequence)
+            holes = padded.positions >= self.sequences.lengths.index_select(0, sequence)
             source = starts.index_select(0, sequence) + padded.positions
             firsts = torch.zeros_like(starts).index_copy_(0, self._order, padded.offsets[:-1])
         return Places(

@@ -63,7 +63,7 @@ class GRUEncoder(nn.Module):
         # A packed sequence holds the first values of all sequences, longest sequence first, then
         # their second values, and so on. It needs the number of values at every position.
         positions = sequences.positions
-        lengths = sequences.offsets.diff()
+        lengths = sequences.lengths
         by_length = torch.argsort(lengths, descending=True, stable=True)
         rank = torch.empty_like(by_length)
         rank[by_length] = torch.arange(len(by_length), device=values.device)

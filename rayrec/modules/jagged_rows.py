@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,19 +41,25 @@ class JaggedOffsets:
         traced = torch.compiler.is_compiling() or type(self.offsets) is not Tensor
         if self.offsets.device.type == "cpu" and not traced:
             own = self.offsets.numpy()  # a check of some microseconds
-            odd = own.ndim != 1 or not len(own) or own[0] or own[-1] != num_values
-            if odd or (own[1:] < own[:-1]).any():
+            lengths = np.diff(own) if own.ndim == 1 else own
+            ends = own.ndim == 1 and own.size and (own[0], own[-1]) == (0, num_values)
+            if not ends or (lengths < 0).any():
                 raise InputError(
                     f"the offsets of {num_values} values are {own.tolist()[:20]}; they "
                     f"must ascend from 0 to {num_values}."
                 )
+            self.lengths = torch.from_numpy(lengths)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(B,) int64: the number of values of each sequence."""
+        return self.offsets.diff()
 
     @cached_property
     def row(self) -> Tensor:
         """(T,) int64: the sequence of each value."""
         numbers = torch.arange(self.offsets.numel() - 1, device=self.offsets.device)
-        lengths = self.offsets.diff()
-        return torch.repeat_interleave(numbers, lengths, output_size=self.num_values)
+        return torch.repeat_interleave(numbers, self.lengths, output_size=self.num_values)
 
     @cached_property
     def positions(self) -> Tensor:

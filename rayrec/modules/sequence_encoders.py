@@ -101,7 +101,7 @@ class AttentionEncoder(nn.Module):
         own = None if keys is None else value_keys(keys, sequences)
         places = sequences.positions
         if self.positions == "newest":
-            places = sequences.offsets.diff().index_select(0, sequences.row) - places - 1
+            places = sequences.lengths.index_select(0, sequences.row) - places - 1
         states = self.dropout(values * self.dim**0.5 + self.position(places), own)
         context = _Context(groups, own, self._times(times, len(values)))
         for layer in self.layers:
