@@ -39,7 +39,8 @@ class IdColumns(NamedTuple):
     def lying_in(cls, allocate: Allocate, places: int, timed: bool) -> IdColumns:
         """Return columns in memory of somebody's: those that lie there, or of free places."""
         key = allocate(8 * places).view(torch.int64)
-        seen, hits = (allocate(4 * places).view(torch.int32) for _ in range(2))
+        # side by side, since a step asks memory for both
+        seen, hits = allocate(8 * places).view(torch.int32).view(places, 2).unbind(1)
         time = allocate(8 * places).view(torch.int64) if timed else None
         is_made = allocate(8).view(torch.int64)
         if not is_made:
