@@ -17,9 +17,10 @@ from rayrec.layout.units import format_bytes
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.constraints import NO_CONSTRAINTS, check_kinds
 from rayrec.planner.costs import CostModel
+from rayrec.planner.greedy import place
 from rayrec.planner.options import Item, Option
 from rayrec.planner.pricing import price_options
-from rayrec.planner.search import NO_LIMIT, place
+from rayrec.planner.search import NO_LIMIT
 from rayrec.planner.work import table_work
 
 BATCH_SIZE = 2048  # rows per rank; one id per bag. Only ratios between tables matter

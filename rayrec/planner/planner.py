@@ -26,11 +26,12 @@ from rayrec.layout.words import also_takes
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.costs import CostModel
 from rayrec.planner.estimate import price_tables, sum_ranks
+from rayrec.planner.greedy import NoRoom
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice
 from rayrec.planner.remedies import NoPlan, find_changes
 from rayrec.planner.request import PlanRequest
-from rayrec.planner.search import NoRoom, pack
+from rayrec.planner.search import pack
 from rayrec.planner.uneven import Recutter
 from rayrec.planner.work import weight_bytes
 

@@ -18,15 +18,16 @@ memory than it needs, a plan may be some percent slower. Deterministic. Standard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from rayrec.layout.topology import Topology
 from rayrec.planner.bounds import lower_bound
 from rayrec.planner.exact import ROUNDING, solve
+from rayrec.planner.greedy import NoRoom, by_least, packed, place, place_all
 from rayrec.planner.neighbours import seat_neighbours
-from rayrec.planner.options import Item, Option
+from rayrec.planner.options import Item
 from rayrec.planner.packing import INFINITE, Choice, Packing
 from rayrec.planner.polish import polish, quality
 from rayrec.planner.storages import fixed_storages, least_bytes
@@ -50,18 +51,6 @@ NEAR_SMALL, NEAR = 1.0001, 1.0025
 RESTARTS = 16
 
 
-@dataclass(slots=True)
-class NoRoom(Exception):
-    """Item `item` fits nowhere.
-
-    Attributes:
-        free_bytes: what the others left on every rank, less their buffers that have no place yet.
-    """
-
-    item: int
-    free_bytes: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True)
 class _Problem:
     """Input of a search, the same for all of its packings."""
@@ -78,13 +67,7 @@ class _Problem:
     @cached_property
     def order(self) -> list[int]:
         """Items by falling work of their cheapest option."""
-        return _by_least(self.items, lambda option: option.work_s)
-
-
-def _by_least(items: Sequence[Item], price: Callable[[Option], float]) -> list[int]:
-    """Return the items, that whose cheapest option has the highest price first."""
-    least = [item.least(price) for item in items]
-    return sorted(range(len(items)), key=lambda i: (-least[i], i))
+        return by_least(self.items, lambda option: option.work_s)
 
 
 def pack(
@@ -109,7 +92,7 @@ def pack(
     problem = _Problem(items, topology, recutter)
     if not packings:
         last = _search(problem, limits)
-        packings = [_last_resort(items, topology) if last is None else last]
+        packings = [_last_resort(problem) if last is None else last]
     best = min(packings, key=quality)
     if best.slowest > problem.bound * (1 + ROUNDING):
         # Small problems are solved exactly where the search ended above the bound.
@@ -153,7 +136,7 @@ def has_room(items: Sequence[Item], topology: Topology) -> bool:
     if _first(problem, topology.memory_bytes, problem.bound) is not None:
         return True
     try:
-        _last_resort(items, topology)
+        _last_resort(problem)
     except NoRoom:
         return False
     return True
@@ -167,15 +150,15 @@ def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
     small = len(problem.items) * problem.topology.world_size <= SMALL
     if small and best.slowest > problem.bound * FAR:
         polished = POLISHED_FREE if min(limits) >= NO_LIMIT else POLISHED_FINE
-        finer = _climb(problem, limits, FINE, polished)
-        best = min((p for p in (best, finer) if p is not None), key=quality)
+        finer = _climb(problem, limits, FINE, polished), _by_bytes(problem, limits)
+        best = min((p for p in (best, *finer) if p is not None), key=quality)
     # Packed anew, sums are free of the rounding of many changes.
-    best = _packed(problem.topology, problem.items, limits, best.choices)
+    best = packed(problem.topology, problem.items, limits, best.choices)
     if problem.recutter is not None:
         even_out(best, problem.recutter, problem.bound)
     choices = [best.choices[item] for item in range(len(problem.items))]
     seated = seat_neighbours(problem.items, choices, problem.topology, limits)
-    return _packed(problem.topology, problem.items, limits, dict(enumerate(seated)))
+    return packed(problem.topology, problem.items, limits, dict(enumerate(seated)))
 
 
 def _climb(
@@ -206,7 +189,7 @@ def _first(problem: _Problem, limits: Sequence[int], ceiling: float) -> Packing 
     order = problem.order.copy()
     for _ in range(RESTARTS):
         packing = Packing(problem.topology, problem.items, limits)
-        failed = _place_all(packing, order, ceiling)
+        failed = place_all(packing, order, ceiling)
         if failed is None:
             return packing
         if order[0] == failed:
@@ -216,84 +199,27 @@ def _first(problem: _Problem, limits: Sequence[int], ceiling: float) -> Packing 
     return None
 
 
-def _place_all(packing: Packing, order: Sequence[int], ceiling: float) -> int | None:
-    """Place items in order, each by the first option under the ceiling, else the least harmful.
-
-    Returns:
-        The first item that has no room, or None.
-    """
-    for item in order:
-        choice = _under(packing, item, ceiling - packing.home_s) or _least_harm(packing, item)
-        if choice is None:
-            return item
-        packing.put(item, choice)
-    return None
-
-
-def _under(packing: Packing, item: int, ceiling: float) -> Choice | None:
-    for option in packing.items[item].options:
-        top = ceiling - option.home_s
-        choice = packing.find(item, option, top) if packing.may_hold(option, top) else None
-        if choice is not None:
-            return choice
-    return None
-
-
-def _least_harm(packing: Packing, item: int) -> Choice | None:
-    """The choice whose slowest rank is fastest."""
-    best, best_key = None, (INFINITE, INFINITE)
-    for option in packing.items[item].options:
-        choice = packing.find(item, option)
-        if choice is not None:
-            key = (packing.lifted(choice), option.mean_s)
-            if key < best_key:
-                best, best_key = choice, key
-    return best
-
-
-def _packed(
-    topology: Topology, items: Sequence[Item], limits: Sequence[int], choices: Mapping[int, Choice]
-) -> Packing:
-    fresh = Packing(topology, items, limits)
-    for item, choice in sorted(choices.items()):
-        fresh.put(item, choice)
-    return fresh
-
-
-def place(
-    items: Sequence[Item], topology: Topology, limits: Sequence[int], by_bytes: bool
-) -> Packing:
-    """Put each item where it makes the slowest rank least slow, those of most work first.
-
-    Args:
-        limits: bytes per rank.
-        by_bytes: count bytes in the place of seconds.
-    Raises:
-        NoRoom: an item found no place.
-    """
-
-    order = _by_least(items, lambda option: option.most_bytes if by_bytes else option.work_s)
-    packing = Packing(topology, items, limits, by_bytes)
-    failed = _place_all(packing, order, 0.0)
-    if failed is not None:
-        kept = packing.reserve - packing.least_home[failed]
-        raise NoRoom(failed, tuple(free - kept for free in packing.free_bytes()))
-    return packing
-
-
-def _last_resort(items: Sequence[Item], topology: Topology) -> Packing:
-    """Pack by bytes alone, or few items in any way that fits; then polish by time under the limits.
-
-    Raises:
-        NoRoom: an item found no place.
-    """
+def _by_bytes(problem: _Problem, limits: Sequence[int]) -> Packing | None:
+    """Pack by bytes alone, largest first; then polish by time under the limits."""
+    items, topology = problem.items, problem.topology
     try:
-        choices = place(items, topology, topology.memory_bytes, by_bytes=True).choices
+        choices = place(items, topology, limits, by_bytes=True).choices
     except NoRoom:
-        exact = solve(items, topology, INFINITE)
-        if exact is None:
-            raise
-        choices = dict(enumerate(exact))
-    timed = _packed(topology, items, topology.memory_bytes, choices)
-    polish(timed, 0.0)
+        return None
+    timed = packed(topology, items, limits, choices)
+    polish(timed, problem.bound)
     return timed
+
+
+def _last_resort(problem: _Problem) -> Packing:
+    """Pack by bytes alone, or few items in any way that fits.
+
+    Raises:
+        NoRoom: an item found no place.
+    """
+    items, topology = problem.items, problem.topology
+    packing = _by_bytes(problem, topology.memory_bytes)
+    exact = solve(items, topology, INFINITE) if packing is None else None
+    if exact is not None:
+        packing = packed(topology, items, topology.memory_bytes, dict(enumerate(exact)))
+    return packing or place(items, topology, topology.memory_bytes, by_bytes=True)

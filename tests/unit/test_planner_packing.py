@@ -11,10 +11,10 @@ from rayrec.layout import KINDS, EmbeddingBagConfig, Topology
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.planner.candidates import enumerate_candidates, find_sites
 from rayrec.planner.costs import CostModel
+from rayrec.planner.greedy import _least_harm, place_all
 from rayrec.planner.options import Item, Option
 from rayrec.planner.packing import Choice, Packing
 from rayrec.planner.pricing import price_options
-from rayrec.planner.search import _least_harm, _place_all
 from rayrec.planner.work import table_work
 
 
@@ -143,7 +143,7 @@ def test_a_table_that_fills_a_rank_leaves_room_for_the_buffers_of_those_that_fol
     whole = next(option for option in items[0].options if option.num_ranks == 1)
     assert alone.find(0, whole) is not None and packing.find(0, whole) is None
     assert (
-        _place_all(packing, range(21), 1.0) is None
+        place_all(packing, range(21), 1.0) is None
         and min(packing.free_bytes()) >= 0
         and packing.reserve == 0
     )
