@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, Pending, Splits, Views
-from rayrec.comm.members import Members, gather_numbers
 from rayrec.comm.process_group import ProcessGroupExchange
-from rayrec.comm.shared_memory import SharedMemoryExchange
+from rayrec.comm.shared_memory import SharedMemoryExchange, gather_numbers
 
 
 class JoinedExchange(Exchange):
@@ -39,8 +38,8 @@ class JoinedExchange(Exchange):
         Args:
             names: per rank what its host is called.
         """
-        members = Members(whole, [r for r, name in enumerate(names) if name == names[whole.rank]])
-        local = SharedMemoryExchange.open(members, timeout_s)
+        near = [r for r, name in enumerate(names) if name == names[whole.rank]]
+        local = SharedMemoryExchange.open(whole, near, timeout_s)
         # one rank that cannot share sends all of them back to the process group
         fine = gather_numbers(whole, [int(local is not None)])
         joined = local is not None and all(number for (number,) in fine)
@@ -86,5 +85,5 @@ def share_hosts(whole: ProcessGroupExchange, name: int, timeout_s: float) -> Exc
     if len(set(names)) == whole.world_size:
         return whole
     if len(set(names)) == 1:
-        return SharedMemoryExchange.open(whole, timeout_s) or whole
+        return SharedMemoryExchange.open(whole, range(whole.world_size), timeout_s) or whole
     return JoinedExchange.open(whole, names, timeout_s) or whole
