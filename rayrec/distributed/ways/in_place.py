@@ -34,9 +34,7 @@ from rayrec.distributed.program.groups import (
 )
 from rayrec.distributed.program.slots import Sizes, SlotTable, by_collection
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
-from rayrec.distributed.ways.home import Home, Wanted, fill
-from rayrec.distributed.ways.home_lookup import HomeLookup
-from rayrec.distributed.ways.home_sequence import HomeSequence
+from rayrec.distributed.ways.home import Home, HomeLookup, HomeSequence, Wanted, fill
 from rayrec.distributed.ways.in_place_groups import (
     ascending_chains,
     columns_of,
@@ -244,7 +242,7 @@ class _InPlaceLeg(Leg):
             if step.weights is not None:  # before any row changes
                 total = torch.zeros_like(step.weights)
                 for c, home in self._homes.items():
-                    if home.weighted:
+                    if isinstance(home, HomeLookup) and home.weighted:
                         source, keys = step.routed.source, step.send.keys
                         home.grad_of_weights(mine[c], kept[c], source, keys, total)
                 of_weights.append(total)
