@@ -85,7 +85,6 @@ class ShardedEmbeddings:
             options=self.options,
             has_replicas=peers is not None,
             clock=TouchClock() if self.options.track_rows or memory is not None else None,
-            memory=memory,
         )
         self.deployed: Deployed = deploy(world, plan)
         self.touched = None if world.clock is None else TouchedRows(world.clock, self._stamps)

@@ -6,9 +6,10 @@ It costs one pass over uses x shards, once per set of collections.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rayrec.distributed.program.groups import (
     CollectionSpec,
@@ -46,20 +47,20 @@ class Address(NamedTuple):
     leaves_out: bool = False
 
 
-class Addressing(Protocol):
+class Addressing(ABC):
     """Decisions of a way while the slot table is compiled."""
 
+    @abstractmethod
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """Return how the ids and rows of a table with this layout travel."""
-        ...
+        """Return how the ids and rows of a table with this layout travel; see `Address`."""
 
     def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
         """Return the counts of a batch that ranks tell each other; see `SlotTable.headers`."""
-        ...
+        return ()
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
         """Return the groups of one rank's slots that have a key in common."""
-        ...
+        return [group_of(key, slots)]
 
 
 def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:

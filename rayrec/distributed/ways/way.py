@@ -8,7 +8,7 @@ memory or connections it needs. For a set of collections that share one exchange
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -21,17 +21,17 @@ from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
-from rayrec.distributed.program.compile import Address, group_of
+from rayrec.distributed.program.compile import Addressing
 from rayrec.distributed.program.engine_options import EngineOptions
-from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.dynamic.clock import Dynamic, IdClock, Instant
-from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
+from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.named_memory import Memory, MemoryPart
+from rayrec.shards.named_memory import MemoryPart
 from rayrec.shards.touched import TouchClock
 
 
@@ -47,8 +47,6 @@ class World:
         workers: threads that share the work of CPU kernels.
         has_replicas: other sharding groups hold the same shards and make the same updates.
         clock: clock of the stamps of touched rows; None keeps none.
-        memory: memory of this rank's rows and of what undoes their updates; None keeps rows in
-            memory of the process, and undoes nothing.
         id_clocks: clock of the ids of every collection that has dynamic tables, by its number.
     """
 
@@ -60,7 +58,6 @@ class World:
     options: EngineOptions
     has_replicas: bool = False
     clock: TouchClock | None = None
-    memory: Memory | None = None
     id_clocks: dict[int, IdClock] = field(init=False)
     _parts: Iterator[int] = field(default_factory=count)
 
@@ -113,7 +110,8 @@ class World:
 
     def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""
-        return None if self.memory is None else self.memory.part(f"rows{next(self._parts)}")
+        memory = self.options.memory
+        return None if memory is None else memory.part(f"rows{next(self._parts)}")
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class Step:
     rows: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
 
-class Way(ABC):
+class Way(Addressing):
     """Way in which the rows of some collections travel under one plan."""
 
     @abstractmethod
@@ -159,20 +157,8 @@ class Way(ABC):
         """Return True if the rows of a collection travel this way; all ranks answer alike."""
 
     @abstractmethod
-    def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """Return how the ids and rows of a table with this layout travel; see `Address`."""
-
-    @abstractmethod
     def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
         """Make the leg that runs in every step, for some collections of a slot table."""
-
-    def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
-        """Return the counts of a batch that ranks tell each other; see `SlotTable.headers`."""
-        return ()
-
-    def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
-        """Return the groups of one rank's slots that have a key in common."""
-        return [group_of(key, slots)]
 
     def space_of(self, collection: int) -> TableSpace | None:
         """Return the memory that holds the rows of a collection, where ranks share one."""
