@@ -1,4 +1,7 @@
-"""`FusedCollection`: what the two fused collections share, and what sharding must know of them."""
+"""`FusedCollection`: what the two fused collections share, and what sharding must know of them.
+
+Its tables are sharded over a world of one rank, unless they lie on the meta device.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayrec.comm.choose import usable_device
+from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.state import fused_optimizer_of
 from rayrec.errors import ConfigError
-from rayrec.optim import FusedOptimizer, SparseOptimizer
+from rayrec.layout import ShardingPlan, Storage, TablePlacement, table_wise
+from rayrec.optim import FusedOptimizer, as_sparse_optimizer
+
+Device = torch.device | str | None
 
 
 class FusedCollection(nn.Module):
     """An embedding collection of one process whose tables are updated inside the backward pass.
 
     Args:
-        tables: module by table, under which the table's rows are in the state_dict.
+        plain: the collection that it stands for, which has the tables.
+        attribute: name of the modules by table, under which rows are in the state_dict.
     """
 
     def __init__(
         self,
-        tables: nn.ModuleDict,
+        plain: nn.Module,
         attribute: str,
         optimizer_type: type,
-        optimizer_kwargs: Mapping[str, Any],
-        optimizer: SparseOptimizer,
+        optimizer_kwargs: Mapping[str, Any] | None,
+        device: Device,
+        location: Storage | None,
     ) -> None:
         super().__init__()
-        self.add_module(attribute, tables)
         self._attribute = attribute
-        self._type, self._kwargs = optimizer_type, dict(optimizer_kwargs)
-        self.sparse_optimizer = optimizer
+        self._type, self._kwargs = optimizer_type, dict(optimizer_kwargs or {})
+        self.sparse_optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         self._engine: ShardedEmbeddings | None = None
         self._inner: list[nn.Module] = []  # in a list, so that nn.Module does not register it
+        on = usable_device("cpu" if device is None else device)
+        if on.type != "meta":
+            plain, self._engine = self._alone(plain, on, location or Storage())
+            self._inner = [plain]
+        self.add_module(attribute, getattr(plain, attribute))
 
-    def _run_by(self, inner: nn.Module, engine: ShardedEmbeddings) -> None:
-        self._inner, self._engine = [inner], engine
+    def _alone(
+        self, plain: Any, device: torch.device, location: Storage
+    ) -> tuple[nn.Module, ShardedEmbeddings]:
+        """Return a collection on a world of this one process, and its engine."""
+        # that module shards fused collections, too, so it comes above this one
+        from rayrec.distributed.sharding import shard_embeddings, tables_of
+
+        placements = {
+            table.name: TablePlacement(table_wise(table, 0), location) for table in tables_of(plain)
+        }
+        plan = ShardingPlan(world_size=1, tables=placements)
+        # counts more than a mark on a parameter
+        by_name = dict.fromkeys(placements, self.sparse_optimizer)
+        return shard_embeddings(plain, plan, LocalExchange(), by_name, device, torch.initial_seed())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         probe = fn(torch.empty(0, device=self.device))
@@ -72,11 +99,7 @@ class FusedCollection(nn.Module):
         """The tables' optimizer as a torch optimizer: rates and state by parameter name."""
         if self._engine is None:
             return FusedOptimizer([])
-        kernels = list(self._engine.lookups.values())
-        sizes = {name: one.layout.shape for name, one in self._engine.plan.tables.items()}
-        return FusedOptimizer(
-            kernels, lambda table: f"{self._attribute}.{table}.weight", sizes=sizes
-        )
+        return fused_optimizer_of(self, self._engine)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the updates to come."""

@@ -16,29 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from rayrec.comm.choose import usable_device
-from rayrec.comm.exchange import LocalExchange
-from rayrec.distributed.fused_collection import FusedCollection
-from rayrec.distributed.sharding import replace_modules, shard_embeddings
-from rayrec.layout import (
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    ShardingPlan,
-    Storage,
-    TablePlacement,
-    table_wise,
-)
+from rayrec.distributed.collections import PooledTables, SequenceTables
+from rayrec.distributed.fused_collection import Device, FusedCollection
+from rayrec.distributed.sharding import replace_modules, tables_of
+from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, Storage
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, get_embedding_names_by_table
-from rayrec.optim import as_sparse_optimizer
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-Device = torch.device | str | None
 
-
-class FusedEmbeddingBagCollection(FusedCollection):
+class FusedEmbeddingBagCollection(PooledTables, FusedCollection):
     """An `EmbeddingBagCollection` whose backward pass updates its tables.
 
     Args:
@@ -67,17 +55,11 @@ class FusedEmbeddingBagCollection(FusedCollection):
         location: Storage | None = None,
         source: EmbeddingBagCollection | None = None,
     ) -> None:
-        optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingBagCollection(tables, is_weighted, device="meta")
-        on = usable_device("cpu" if device is None else device)
-        inner, engine = (
-            (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
+        super().__init__(
+            plain, "embedding_bags", optimizer_type, optimizer_kwargs, device, location
         )
-        held = (inner or plain).embedding_bags
-        super().__init__(held, "embedding_bags", optimizer_type, optimizer_kwargs or {}, optimizer)
         self._configs, self._weighted = plain.embedding_bag_configs(), plain.is_weighted()
-        if inner is not None and engine is not None:
-            self._run_by(inner, engine)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Do as `EmbeddingBagCollection.forward`; its backward pass updates the tables.
@@ -88,16 +70,8 @@ class FusedEmbeddingBagCollection(FusedCollection):
         """
         return self._look_up(features)
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Return the tables, in order."""
-        return self._configs
 
-    def is_weighted(self) -> bool:
-        """Return whether ids count times their weights."""
-        return self._weighted
-
-
-class FusedEmbeddingCollection(FusedCollection):
+class FusedEmbeddingCollection(SequenceTables, FusedCollection):
     """An `EmbeddingCollection` whose backward pass updates its tables.
 
     Args:
@@ -114,17 +88,10 @@ class FusedEmbeddingCollection(FusedCollection):
         location: Storage | None = None,
         source: EmbeddingCollection | None = None,
     ) -> None:
-        optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingCollection(tables, device="meta", need_indices=need_indices)
-        on = usable_device("cpu" if device is None else device)
-        inner, engine = (
-            (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
-        )
-        held = (inner or plain).embeddings
-        super().__init__(held, "embeddings", optimizer_type, optimizer_kwargs or {}, optimizer)
+        super().__init__(plain, "embeddings", optimizer_type, optimizer_kwargs, device, location)
         self._configs, self._need_indices = plain.embedding_configs(), plain.need_indices()
-        if inner is not None and engine is not None:
-            self._run_by(inner, engine)
+        self._names = get_embedding_names_by_table(self._configs)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Do as `EmbeddingCollection.forward`; its backward pass updates the tables.
@@ -134,36 +101,6 @@ class FusedEmbeddingCollection(FusedCollection):
             InputError: a feature is missing, or an id is out of range.
         """
         return self._look_up(features)
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        return self._configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Output names of each table."""
-        return get_embedding_names_by_table(self._configs)
-
-    def embedding_dim(self) -> int:
-        """The width of all tables; -1 when there are none."""
-        return self._configs[0].embedding_dim if self._configs else -1
-
-    def need_indices(self) -> bool:
-        """Return whether the outputs carry the ids as their weights."""
-        return self._need_indices
-
-
-def _alone(
-    plain: Any, optimizer: Any, device: torch.device, location: Storage | None
-) -> tuple[Any, Any]:
-    """Return a collection on a world of this one process, and its engine."""
-    sequence = isinstance(plain, EmbeddingCollection)
-    tables = plain.embedding_configs() if sequence else plain.embedding_bag_configs()
-    placements = {
-        table.name: TablePlacement(table_wise(table, 0), location or Storage()) for table in tables
-    }
-    plan = ShardingPlan(world_size=1, tables=placements)
-    by_name = dict.fromkeys(placements, optimizer)  # counts more than a mark on a parameter
-    return shard_embeddings(plain, plan, LocalExchange(), by_name, device, torch.initial_seed())
 
 
 def fuse_embedding_optimizer(
@@ -182,20 +119,12 @@ def fuse_embedding_optimizer(
     Raises:
         ConfigError: the optimizer has no counterpart in the lookup kernels.
     """
-
-    where: dict[str, Any] = {"device": device, "location": location}
-
-    def fused(plain: nn.Module) -> nn.Module | None:
-        if isinstance(plain, EmbeddingBagCollection):
-            tables = plain.embedding_bag_configs()
-            return FusedEmbeddingBagCollection(
-                tables, optimizer_type, optimizer_kwargs, source=plain, **where
-            )
-        if isinstance(plain, EmbeddingCollection):
-            return FusedEmbeddingCollection(
-                plain.embedding_configs(), optimizer_type, optimizer_kwargs, source=plain, **where
-            )
-        return None
-
-    new = {child: collection for child in model.modules() if (collection := fused(child))}
+    where = {"device": device, "location": location}
+    new: dict[nn.Module, nn.Module] = {}
+    for child in model.modules():
+        if isinstance(child, EmbeddingBagCollection | EmbeddingCollection):
+            pooled = isinstance(child, EmbeddingBagCollection)
+            kind: Any = FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
+            tables = tables_of(child)
+            new[child] = kind(tables, optimizer_type, optimizer_kwargs, source=child, **where)
     return replace_modules(model, new)
