@@ -16,12 +16,11 @@ import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
-from rayrec.distributed.dynamic_tables import check_dynamic, rows_to_grow
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
-from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions, check_dynamic
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey
-from rayrec.distributed.reshard import redeploy
+from rayrec.distributed.reshard import redeploy, rows_to_grow
 from rayrec.distributed.step_runner import StepRunner
 from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead

@@ -19,7 +19,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
-from rayrec.distributed.fused_collection import FusedCollection
+from rayrec.distributed.fused_modules import FusedCollection
 from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec
