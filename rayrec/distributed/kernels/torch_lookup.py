@@ -172,46 +172,26 @@ class TorchLookup:
             weights: (N,) or None.
         """
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
-        # (S + 1,): where the ids of each slot begin
-        bounds = offsets[:: max(num_bags, 1)]
+        # every `each`-th offset is where the ids of a slot begin
+        each, found, whole = max(num_bags, 1), [], range(len(self.group.slots))
         if len(self._bands) == 1:
+            rows_N = shift(ids, self._bands[0], offsets[::each])
+            everything = (slice(None),)
             return [
-                self._bags(
-                    self._bands[0],
-                    shift(ids, self._bands[0], bounds),
-                    offsets,
-                    weights,
-                    (slice(None),),
-                )
+                BandBags(rows_N, offsets, weights, everything, whole, len(whole), by_slot=False)
             ]
-        cuts, lengths, found = (
-            bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1),
-            offsets.diff(),
-            [],
-        )
+        cuts = offsets[::each].tolist() if num_bags else [0] * (len(whole) + 1)
+        lengths = offsets.diff()
         for band in self._bands:
-            slots = runs(band.slots)
+            slots, count = runs(band.slots), len(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
             own = complete_cumsum(
                 torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots])
             )
-            rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
+            rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[::each])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
-            found.append(self._bags(band, rows_N, own, weights_N, spans))
+            found.append(BandBags(rows_N, own, weights_N, spans, range(count), count, by_slot=True))
         return found
-
-    def _bags(
-        self,
-        band: Band,
-        rows_N: Tensor,
-        offsets: Tensor,
-        weights_N: Tensor | None,
-        spans: tuple[slice, ...],
-    ) -> BandBags:
-        slots = len(band.slots)
-        return BandBags(
-            rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1
-        )
 
 
 class _Pool(torch.autograd.Function):
