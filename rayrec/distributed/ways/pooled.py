@@ -222,8 +222,11 @@ class Pooled(MessagePart):
     def _home_grads(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf
     ) -> HomeGrads:
+        if step.bags:
+            return HomeGrads({}, grads, self._slots.uses)
         # a look-up by index wants a gradient in one piece
-        return HomeGrads.of(grads, self._slots.uses, bool(step.bags), bool(kept))
+        whole = {c: grad.contiguous() if kept else grad for c, (grad,) in grads.items()}
+        return HomeGrads(whole, {}, self._slots.uses)
 
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None

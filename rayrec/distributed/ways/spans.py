@@ -166,26 +166,6 @@ class HomeGrads:
     by_use: Mapping[int, Sequence[Tensor]]
     uses: Mapping[int, Sequence[Use]]
 
-    @staticmethod
-    def of(
-        grads: Mapping[int, Sequence[Tensor]],
-        uses: Mapping[int, Sequence[Use]],
-        varying: bool,
-        in_one_piece: bool,
-    ) -> HomeGrads:
-        """Take the gradients of the outputs of each collection.
-
-        Args:
-            varying: keys have different numbers of bags, so that there is an output per use.
-            in_one_piece: copy a gradient whose rows do not lie side by side.
-        """
-        if varying:
-            return HomeGrads({}, grads, uses)
-        whole = {}
-        for collection, (grad,) in grads.items():
-            whole[collection] = grad.contiguous() if in_one_piece else grad
-        return HomeGrads(whole, {}, uses)
-
     def write(self, spans: Sequence[Span], matrix: Tensor, scale: float) -> None:
         """Fill (rows, columns of all spans) with the gradient of these columns, times `scale`.
 

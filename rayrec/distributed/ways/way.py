@@ -58,16 +58,8 @@ class World:
     options: EngineOptions
     has_replicas: bool = False
     clock: TouchClock | None = None
-    id_clocks: dict[int, IdClock] = field(init=False)
+    id_clocks: Mapping[int, IdClock] = field(default_factory=dict)
     _parts: Iterator[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        clocks = {
-            number: IdClock(timed=spec.uses_time)
-            for number, spec in enumerate(self.specs)
-            if any(table.dynamic is not None for table in spec.tables)
-        }
-        object.__setattr__(self, "id_clocks", clocks)
 
     def with_rows(self, rows: Mapping[str, int]) -> World:
         """Return the world with other numbers of rows of some dynamic tables; ids grow on."""
@@ -81,9 +73,7 @@ class World:
             )
             for spec in self.specs
         )
-        world = replace(self, specs=specs)
-        object.__setattr__(world, "id_clocks", self.id_clocks)
-        return world
+        return replace(self, specs=specs)
 
     def instants(self) -> dict[str, Instant]:
         """Return the instant of every dynamic table, by which its ids grow old."""
