@@ -131,7 +131,7 @@ class Pooled(MessagePart):
         buffers: list[list[Tensor]] = []
         for owner, sizes, values in zip(self.plan.owners, routed.sent, received, strict=True):
             counts = [matrix.values(sizes) for matrix in owner.matrices]
-            parts = zip(values.split(counts), owner.matrices, strict=True) if counts else ()
+            parts = zip(values.split(counts), owner.matrices, strict=True)
             buffers.append([part.view(m.rows(sizes), m.width) for part, m in parts])
         replicas = self._mine.replicas
         if replicas.groups:
@@ -207,17 +207,16 @@ class Pooled(MessagePart):
         for owner, (of_owner, sizes, buffer) in enumerate(
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
         ):
-            at = 0
-            for i, matrix in enumerate(of_owner.flat):
-                count = matrix.values(sizes)
-                if count:
-                    into = buffer[at : at + count].view(-1, matrix.width)
-                    spans, place = self.plan.sends_back[owner][i], kept.get((owner, i))
-                    if place is not None:
-                        place.take(home.whole[spans[0].collection], into, scale)
-                    else:
-                        home.write(spans, into, scale)
-                at += count
+            parts = buffer.split([matrix.values(sizes) for matrix in of_owner.flat])
+            for i, (matrix, part) in enumerate(zip(of_owner.flat, parts, strict=True)):
+                if not part.numel():
+                    continue
+                into = part.view(-1, matrix.width)
+                spans, place = self.plan.sends_back[owner][i], kept.get((owner, i))
+                if place is not None:
+                    place.take(home.whole[spans[0].collection], into, scale)
+                else:
+                    home.write(spans, into, scale)
 
     def _home_grads(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf
@@ -233,15 +232,15 @@ class Pooled(MessagePart):
     ) -> dict[GroupKey, Tensor]:
         """Stack the gradients of each matrix, and split them by kernel."""
         grads: dict[GroupKey, Tensor] = {}
-        ats = [0] * len(got)
-        for matrix in self._mine.flat:
+        # [home rank][matrix]
+        cut = [
+            message.split([matrix.values(sizes) for matrix in self._mine.flat])
+            for message, sizes in zip(messages, got, strict=True)
+        ]
+        for i, matrix in enumerate(self._mine.flat):
             if not matrix.groups:
                 continue
-            parts = []
-            for i, (message, sizes) in enumerate(zip(messages, got, strict=True)):
-                parts.append(message[ats[i] : ats[i] + matrix.values(sizes)])
-                ats[i] += matrix.values(sizes)
-            stacked = stack(parts, matrix.width, scale, into)
+            stacked = stack([of_rank[i] for of_rank in cut], matrix.width, scale, into)
             columns = stacked.split([group.width for group in matrix.groups], 1)
             grads.update((g.key, part) for g, part in zip(matrix.groups, columns, strict=True))
         return grads
