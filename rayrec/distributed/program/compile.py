@@ -147,7 +147,7 @@ def compile_slots(
                     spec.sequence,
                     spec.weighted,
                     address.leaves_out,
-                    _blocks_of(config),
+                    blocks_of(config),
                 )
                 # Equal pieces get one number, so their ids are sent once per rank.
                 number = pieces[shard.rank].setdefault(piece, len(pieces[shard.rank]))
@@ -170,7 +170,7 @@ def compile_slots(
     )
 
 
-def _blocks_of(table: BaseEmbeddingConfig) -> tuple[int, int]:
+def blocks_of(table: BaseEmbeddingConfig) -> tuple[int, int]:
     """Return the blocks of a dynamic table and their rows; (0, 0) for any other one."""
     if table.dynamic is None:
         return 0, 0

@@ -57,11 +57,6 @@ class Places:
     columns: _Columns
     index: Tensor
 
-    @property
-    def collection(self) -> int:
-        """Number of the collection whose output it is."""
-        return self.columns.collection
-
     def put(self, matrix: Tensor, output: Tensor) -> None:
         """Write the rows into (B + 1, D), where no other owner has a row for the same bag and
         columns.
@@ -177,7 +172,7 @@ def join_blocks(
     """Return (B, D): the join of a collection some of whose bags stayed at home."""
     filled = source.filled
     assert filled is not None
-    here = {key: place for key, place in places.items() if place.collection == collection}
+    here = {key: one for key, one in places.items() if one.columns.collection == collection}
     bags, width = source.batch, plan.widths[collection]
     like = next(received[owner][number] for owner, number in here)
     # one row more than there are bags: the rows of the padding go there

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.program.compile import blocks_of
 from rayrec.distributed.program.groups import GroupKey, LookupGroup, Use
 from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
@@ -110,8 +111,7 @@ class OwnedRows:
             table, layout = tables[use.table], self._layout(use)
             blocks, cuts = None, None
             if table.dynamic is not None:
-                size = table.row_multiple
-                blocks = table.num_embeddings // size, size
+                blocks = blocks_of(table)
                 if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
                     cuts = torch.tensor(layout.row_cuts)
             asked.append(_Asked(use.feature, blocks, cuts))

@@ -113,7 +113,7 @@ class Pooled(MessagePart):
         """Sum row blocks and join column blocks, per collection."""
         home = self._arrive(step, received, rows)
         places = self._places(step)
-        cut_collections = {place.collection for place in places.values()}
+        cut_collections = {place.columns.collection for place in places.values()}
         outputs = {}
         for collection in self.collections:
             if step.bags:
