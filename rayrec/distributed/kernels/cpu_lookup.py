@@ -54,8 +54,7 @@ class RowWiseAdagradLookup:
     """A kernel of one group on CPU; see the module.
 
     Args:
-        group: slots and shards to look up.
-        optimizer: a row-wise Adagrad.
+        group: slots and shards to look up; its key names a row-wise Adagrad.
         workers: threads that share the work; see `parts`.
         space: memory of rows that all ranks share; memory of its own when None.
         allocate: returns memory of so many bytes.
@@ -66,11 +65,12 @@ class RowWiseAdagradLookup:
     def __init__(
         self,
         group: LookupGroup,
-        optimizer: RowWiseAdagrad,
         workers: Workers | None = None,
         space: TableSpace | None = None,
         allocate: Allocate = private_memory,
     ) -> None:
+        optimizer = group.key.optimizer
+        assert isinstance(optimizer, RowWiseAdagrad), "it is the one that is vectorized"
         self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
         bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
         self._starts = (

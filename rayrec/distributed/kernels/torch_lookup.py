@@ -31,7 +31,6 @@ from rayrec.distributed.kernels.touched_rows import Update, grad_of_weights, upd
 from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.errors import ConfigError
-from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import complete_cumsum, runs
 
 
@@ -40,8 +39,7 @@ class TorchLookup:
     them.
 
     Args:
-        group: slots and shards to look up.
-        optimizer: the update that the backward pass applies.
+        group: slots and shards to look up; its key names the optimizer.
         device: device of the rows.
         workers: threads that share the work on CPU; see `parts`.
         space: memory of rows that all ranks share; memory of its own when None.
@@ -56,12 +54,12 @@ class TorchLookup:
     def __init__(
         self,
         group: LookupGroup,
-        optimizer: SparseOptimizer,
         device: torch.device,
         workers: Workers | None = None,
         space: TableSpace | None = None,
         allocate: Allocate = private_memory,
     ) -> None:
+        optimizer = group.key.optimizer
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             why = f"{optimizer} on {group.key.data_type.value} tables"
@@ -76,7 +74,7 @@ class TorchLookup:
         self.group, self.optimizer, self.device = group, optimizer, device
         self.workers = workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
-        rows, self._bands = bands_of(group, optimizer, device, space, allocate)
+        rows, self._bands = bands_of(group, device, space, allocate)
         self._slots = (
             slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
         )
