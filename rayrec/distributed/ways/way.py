@@ -25,6 +25,7 @@ from rayrec.distributed.program.compile import Addressing
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup
 from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.steps.peers import look_up_with_peers
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.dynamic.clock import Dynamic, IdClock, Instant
@@ -115,9 +116,9 @@ class Step:
         weights: the weights of the KJT, where the model learns them; else None.
         exchange: connects the ranks.
         lookups: the kernels of this rank.
-        look_up: runs one of them on the ids that a key's group was sent.
+        peers: the ranks of other sharding groups that make the same updates, each with the
+            gradients of all; None where there are none.
         ahead: the ids were routed beside an earlier step, so no rank has waited for the others.
-        replicas: sharding groups that make the same updates, each with the gradients of all.
         anchor: an empty tensor that keeps a rank without rows in the graph, since every rank must
             enter the collectives of the backward pass.
         timer: counts where time goes, or None.
@@ -131,12 +132,17 @@ class Step:
     weights: Tensor | None
     exchange: Exchange
     lookups: Mapping[GroupKey, GroupLookup]
-    look_up: Callable[[GroupKey, GroupIds], Tensor]
+    peers: Exchange | None
     ahead: bool
-    replicas: int
     anchor: Tensor
     timer: StepTimer | None
     rows: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+
+    def look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
+        """Run a kernel on the ids that its group was sent."""
+        if self.peers is None or not torch.is_grad_enabled():
+            return self.lookups[key](ids)
+        return look_up_with_peers(self.lookups[key], ids, self.peers)
 
 
 class Way(Addressing):
