@@ -12,39 +12,29 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, Pending, Splits, Views
-from rayrec.comm.members import Members, gather_numbers
 from rayrec.comm.process_group import ProcessGroupExchange
-from rayrec.comm.shared_memory import SharedMemoryExchange
+from rayrec.comm.shared_memory import SharedMemoryExchange, gather_numbers
 
 
 class JoinedExchange(Exchange):
-    """The ranks of a process group, of which some share a host. Make it with `open`."""
+    """The ranks of a process group, of which some share a host; `share_hosts` makes it.
+
+    Args:
+        whole: all ranks.
+        near: the ranks of this host, among which `local` shares memory.
+        name: number of this host.
+    """
 
     def __init__(
-        self, whole: ProcessGroupExchange, names: Sequence[int], local: SharedMemoryExchange
+        self,
+        whole: ProcessGroupExchange,
+        near: Sequence[int],
+        local: SharedMemoryExchange,
+        name: int,
     ) -> None:
         self.rank, self.world_size = whole.rank, whole.world_size
-        self._whole, self._local, self._name = whole, local, names[whole.rank]
-        self._near = [r for r, name in enumerate(names) if name == self._name]
-        self._far = [r for r in range(whole.world_size) if r not in self._near]
-
-    @staticmethod
-    def open(
-        whole: ProcessGroupExchange, names: Sequence[int], timeout_s: float
-    ) -> JoinedExchange | None:
-        """Join; None on all ranks where one cannot share memory with the others of its host.
-
-        All ranks call it.
-
-        Args:
-            names: per rank what its host is called.
-        """
-        members = Members(whole, [r for r, name in enumerate(names) if name == names[whole.rank]])
-        local = SharedMemoryExchange.open(members, timeout_s)
-        # one rank that cannot share sends all of them back to the process group
-        fine = gather_numbers(whole, [int(local is not None)])
-        joined = local is not None and all(number for (number,) in fine)
-        return JoinedExchange(whole, names, local) if local is not None and joined else None
+        self._whole, self._near, self._local, self._name = whole, near, local, name
+        self._far = [r for r in range(whole.world_size) if r not in near]
 
     def all_to_all(self, send: Tensor, send_splits: Splits, recv_splits: Splits) -> Pending[Tensor]:
         """Send as `views` does, and join what arrives in source order."""
@@ -85,6 +75,11 @@ def share_hosts(whole: ProcessGroupExchange, name: int, timeout_s: float) -> Exc
     names = [number for (number,) in gather_numbers(whole, [name])]
     if len(set(names)) == whole.world_size:
         return whole
-    if len(set(names)) == 1:
-        return SharedMemoryExchange.open(whole, timeout_s) or whole
-    return JoinedExchange.open(whole, names, timeout_s) or whole
+    near = [r for r, other in enumerate(names) if other == name]
+    local = SharedMemoryExchange.open(whole, near, timeout_s)
+    if len(near) == whole.world_size:
+        return local or whole
+    # one rank that cannot share sends all of them back to the process group
+    fine = gather_numbers(whole, [int(local is not None)])
+    joined = local is not None and all(number for (number,) in fine)
+    return JoinedExchange(whole, near, local, name) if local is not None and joined else whole

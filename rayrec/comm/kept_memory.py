@@ -49,9 +49,7 @@ class KeptMemory(Memory):
             raise ConfigError(
                 f"rank {rank}: FailureConfig(sync_every_n_steps=...) {why}; leave it out."
             )
-        for other in [known for known in _connected if known != name]:
-            _connected.pop(other).close()
-            end_keeper(other)
+        end_keepers(but=name)
         if name not in _connected or not _answers(_connected[name]):
             _connected[name] = _connect(name, rank)
         self._keeper, self._rank = _connected[name], rank
@@ -111,9 +109,9 @@ def end_keeper(name: str) -> None:
         keeper.recv(1)
 
 
-def end_keepers() -> None:
-    """End all keepers that this process is connected to: its run is over."""
-    for name in list(_connected):
+def end_keepers(but: str = "") -> None:
+    """End all keepers that this process is connected to but one: its run, or plan, is over."""
+    for name in [known for known in _connected if known != but]:
         _connected.pop(name).close()
         end_keeper(name)
 

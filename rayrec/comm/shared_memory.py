@@ -24,10 +24,8 @@ import torch
 from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, Headed, Headers, Pending, Splits, SplitsOf, Views
-from rayrec.comm.members import Gathers, Members, gather_numbers
 from rayrec.comm.pages import map_file
-from rayrec.comm.shared_collective import Collective
-from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, PageLayout, Peers
+from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, Collective, PageLayout, Peers
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
 from rayrec.errors import CommError
 from rayrec.shards.named_memory import SHARED, Memory
@@ -39,7 +37,7 @@ _alive: weakref.WeakSet[SharedMemoryExchange] = weakref.WeakSet()
 
 
 class SharedMemoryExchange(Exchange):
-    """The ranks of `over`, all on this host, by shared memory. Make it with `open`.
+    """Some ranks of one host, by shared memory. Make it with `open`.
 
     Attributes:
         collectives: started so far.
@@ -47,8 +45,8 @@ class SharedMemoryExchange(Exchange):
 
     keeps_own = True
 
-    def __init__(self, over: Gathers, timeout_s: float) -> None:
-        self.rank, self.world_size, self.timeout_s = over.rank, over.world_size, timeout_s
+    def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.collectives = 0
         self._layout = PageLayout(self.world_size)
         self._page = OwnSegment(8 * self._layout.words)
@@ -59,25 +57,28 @@ class SharedMemoryExchange(Exchange):
         self._owner = os.getpid()
 
     @staticmethod
-    def open(over: Gathers, timeout_s: float) -> SharedMemoryExchange | None:
-        """Share memory between the ranks of `over`; None on all of them where one cannot.
+    def open(over: Exchange, ranks: Sequence[int], timeout_s: float) -> SharedMemoryExchange | None:
+        """Share memory between this rank and others of `over`; None on all of them where one
+        cannot.
 
-        All ranks call it together.
+        All ranks of `over` call it together, each with the group that it belongs to.
 
         Args:
             over: an exchange that joins the ranks already, which carries their first messages.
+            ranks: the ranks of the group.
             timeout_s: the longest wait for a peer.
         """
-        reason = unsupported()
-        made = None if reason else SharedMemoryExchange(over, timeout_s)
+        made = None
+        if unsupported() is None:
+            made = SharedMemoryExchange(ranks.index(over.rank), len(ranks), timeout_s)
         # ranks that cannot take part still gather, or the others would wait for them
         mine = [os.getpid(), made._page.fd, made._page.size] if made is not None else [0, -1, 0]
-        everyone = gather_numbers(over, mine)
+        told = gather_numbers(over, mine)
         if made is not None:
-            made._peers = Peers.attach(made.rank, everyone, timeout_s)
+            made._peers = Peers.attach(made.rank, [told[rank] for rank in ranks], timeout_s)
         fine = made is not None and made._peers is not None
         agreed = gather_numbers(over, [int(fine)])
-        if made is None or not all(number for (number,) in agreed):
+        if made is None or not all(agreed[rank] == [1] for rank in ranks):
             return None
         made._page.close()  # all have attached
         _alive.add(made)
@@ -149,7 +150,7 @@ class SharedMemoryExchange(Exchange):
     def split(self, groups: Sequence[Sequence[int]]) -> Exchange:
         """Open a shared-memory exchange among the ranks of this rank's group."""
         mine = next(tuple(group) for group in groups if self.rank in group)
-        part = SharedMemoryExchange.open(Members(self, mine), self.timeout_s)
+        part = SharedMemoryExchange.open(self, mine, self.timeout_s)
         if part is None:
             raise CommError(
                 f"rank {self.rank}: ranks {mine} share memory in the large group and cannot in "
@@ -213,7 +214,8 @@ class SharedMemoryExchange(Exchange):
         words[STARTED] = number
         futex_wake(self._page.address)
         own = send if splits is None else send[sum(splits[: self.rank]) :][: splits[self.rank]]
-        collective = Collective(self, number, own, list(headers[self.rank]) if headers else [])
+        header = list(headers[self.rank]) if headers else []
+        collective = Collective(self.peers, number, own, header, self._done)
         self._unfinished.append(collective)
         return collective
 
@@ -261,10 +263,16 @@ class SharedMemoryExchange(Exchange):
     def _finished(self) -> int:
         return self._unfinished[0].number - 1 if self._unfinished else self.collectives
 
-    def done(self, collective: Collective) -> None:
+    def _done(self, collective: Collective) -> None:
         """Tell peers that a collective of this rank has been mapped."""
         self._unfinished.remove(collective)
         self._page.words[MAPPED] = self._finished()
+
+
+def gather_numbers(over: Exchange, mine: Sequence[int]) -> list[list[int]]:
+    """Return every rank's whole numbers, in rank order; all ranks give equally many."""
+    sizes = [len(mine)] * over.world_size
+    return [part.tolist() for part in over.all_gather(torch.tensor(mine), sizes).wait()]
 
 
 def abort_all() -> None:

@@ -1,4 +1,5 @@
-"""The other ranks of a shared-memory exchange: their pages, their outboxes, their lives.
+"""The other ranks of a shared-memory exchange: their pages, their outboxes, their lives; and one
+collective, as it is read from them.
 
 A page holds words that only its owner writes; a peer waits until one of them has grown.
 """
@@ -7,14 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from rayrec.comm.exchange import Headed, SplitsOf
 from rayrec.comm.pages import map_file
 from rayrec.comm.shared_segment import PeerLife, Segment, futex_wait, futex_wake, opened
-from rayrec.errors import CommError
+from rayrec.errors import CommError, ShapeError
 
 # words of a page: collectives started, those of all ranks that its owner has mapped, those it has
 # finished reading, whether it has left
@@ -175,3 +177,57 @@ class Peers:
             f"rank {self.rank} of {self.world_size}: the exchange failed because rank {rank} is "
             f"gone: {why}."
         )
+
+
+class Collective:
+    """One collective of this rank, started.
+
+    Args:
+        own: this rank's message to itself.
+        header: the header of it.
+        done: called once the messages of all peers are mapped.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        number: int,
+        own: Tensor,
+        header: list[int],
+        done: Callable[[Collective], None],
+    ) -> None:
+        self.number = number
+        self._peers, self._own, self._header, self._done = peers, own, header, done
+        self._arrived: list[tuple[list[int], Tensor]] | None = None
+
+    def _parts(self) -> list[tuple[list[int], Tensor]]:
+        """Return per source its header and its message, a view."""
+        if self._arrived is None:
+            self._arrived = []
+            for rank in range(self._peers.world_size):
+                if rank == self._peers.rank:
+                    self._arrived.append((self._header, self._own))
+                    continue
+                # bytes of the message and of its header in the peer's outbox
+                outbox, (begin, end, head, tail) = self._peers.read(rank, self.number)
+                header = outbox.words[head // 8 : tail // 8].tolist()
+                self._arrived.append((header, outbox.bytes[begin:end].view(self._own.dtype)))
+            self._done(self)
+        return self._arrived
+
+    def own(self) -> None:
+        """Finish by copying what arrived, so that the peers may write again."""
+        self._arrived = [(header, part.clone()) for header, part in self._parts()]
+
+    def finish(self, expected: Sequence[int] | SplitsOf) -> Headed:
+        """Headers and messages, checked against the sizes that this rank expects."""
+        parts = self._parts()
+        headers, messages = [header for header, _ in parts], [part for _, part in parts]
+        wanted = expected(headers) if callable(expected) else expected
+        for rank, (message, size) in enumerate(zip(messages, wanted, strict=True)):
+            if message.numel() != size:
+                raise ShapeError(
+                    f"rank {self._peers.rank} expected {size} elements from rank {rank}, which "
+                    f"sent {message.numel()}: the ranks do not share one plan."
+                )
+        return headers, messages

@@ -62,7 +62,46 @@ class _Sharded(nn.Module):
         return "\n".join(lines)
 
 
-class ShardedEmbeddingBagCollection(_Sharded):
+class PooledTables:
+    """Tables of a pooled collection, as `EmbeddingBagCollection` tells of them."""
+
+    _configs: list[EmbeddingBagConfig]
+    _weighted: bool
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Return the tables, in output order."""
+        return self._configs
+
+    def is_weighted(self) -> bool:
+        """Return whether bags carry a weight per id."""
+        return self._weighted
+
+
+class SequenceTables:
+    """Tables of a sequence collection, as `EmbeddingCollection` tells of them."""
+
+    _configs: list[EmbeddingConfig]
+    _names: list[list[str]]
+    _need_indices: bool
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order."""
+        return self._configs
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Output names of each table."""
+        return self._names
+
+    def embedding_dim(self) -> int:
+        """The width of all tables; -1 when there are none."""
+        return self._configs[0].embedding_dim if self._configs else -1
+
+    def need_indices(self) -> bool:
+        """Return whether the outputs carry the ids as their weights."""
+        return self._need_indices
+
+
+class ShardedEmbeddingBagCollection(PooledTables, _Sharded):
     """An `EmbeddingBagCollection` whose tables are spread over the ranks."""
 
     def __init__(
@@ -129,16 +168,8 @@ class ShardedEmbeddingBagCollection(_Sharded):
             outputs[i] = outputs[i] / lengths.unsqueeze(1)
         return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Return the tables, in output order."""
-        return self._configs
 
-    def is_weighted(self) -> bool:
-        """Return whether bags carry a weight per id."""
-        return self._weighted
-
-
-class ShardedEmbeddingCollection(_Sharded):
+class ShardedEmbeddingCollection(SequenceTables, _Sharded):
     """An `EmbeddingCollection` whose tables are spread over the ranks."""
 
     def __init__(
@@ -175,19 +206,3 @@ class ShardedEmbeddingCollection(_Sharded):
                 ids = bags.values() if self._need_indices else None
                 outputs[name] = JaggedTensor(next(rows), ids, lengths=bags.lengths())
         return outputs
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        return self._configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Output names of each table."""
-        return self._names
-
-    def embedding_dim(self) -> int:
-        """The width of all tables; -1 when there are none."""
-        return self._configs[0].embedding_dim if self._configs else -1
-
-    def need_indices(self) -> bool:
-        """Return whether the outputs carry the ids as their weights."""
-        return self._need_indices

@@ -64,10 +64,10 @@ class DenseReplicas:
     Args:
         transport: lets gradients go through shared memory, unless it is PROCESS_GROUP.
         watch: wraps an exchange so that its waits are counted.
-        options: see `check_ddp_options`; what they leave out is DDP's default, but that buffers are
-            not broadcast and gradients are views of buckets.
+        options: checked by `need_averages`; what they leave out is DDP's default, but that buffers
+            are not broadcast and gradients are views of buckets.
     Raises:
-        ConfigError: an option is unknown, or DDP refuses its value.
+        ConfigError: DDP refuses the value of an option.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class DenseReplicas:
         watch: Callable[[Exchange], Exchange],
         options: Mapping[str, Any],
     ) -> None:
-        check_ddp_options(options, module)
         ignored = list(options.get("params_to_ignore", ()))
         if ignored:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
@@ -99,24 +98,16 @@ class DenseReplicas:
             raise ConfigError(f"ddp_options {dict(options)}: {error}") from error
         # with these DDP does the same at a higher price, or was told that nothing ever changes
         self._reaches_all = not (given.get("find_unused_parameters") or given.get("static_graph"))
-        state, hook = options.get("comm_hook") or self._hook(
-            device, process_group, transport, watch, bool(given.get("static_graph"))
-        )
-        self._ddp.register_comm_hook(state, with_unused(hook) if self._reaches_all else hook)
-
-    def _hook(
-        self,
-        device: torch.device,
-        process_group: dist.ProcessGroup | None,
-        transport: Transport,
-        watch: Callable[[Exchange], Exchange],
-        static: bool,
-    ) -> tuple[Any, Hook]:
-        if device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
+        state: Any = process_group
+        hook: Hook = allreduce_hook
+        if options.get("comm_hook") is not None:
+            state, hook = options["comm_hook"]
+        elif device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
             exchange = exchange_for(process_group, device, transport, own=True)
             if isinstance(exchange, SharedMemoryExchange):
-                return partial(watch, exchange), average_at_once if static else average_gradients
-        return process_group, allreduce_hook
+                state = partial(watch, exchange)
+                hook = average_at_once if given.get("static_graph") else average_gradients
+        self._ddp.register_comm_hook(state, with_unused(hook) if self._reaches_all else hook)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; the backward pass from what it returns averages gradients."""

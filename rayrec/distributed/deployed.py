@@ -124,7 +124,8 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
     opened = tuple(
         open_way(Opening(world, plan, way)) for open_way, way in zip(ways.WAYS, former, strict=True)
     )
-    way_of = tuple(_first(opened, c) for c in range(len(world.specs)))
+    ready = [way for way in opened if way is not None]
+    way_of = tuple(next(way for way in ready if way.takes(c)) for c in range(len(world.specs)))
     deployed = Deployed(world, plan, opened, way_of)
     rank = world.exchange.rank
     kernels = {} if before is None else before.lookups
@@ -139,7 +140,3 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
                 kept = GroupLookup(group, world.device, *parts, world.dynamic(group))
             deployed.lookups[group.key] = kept
     return deployed
-
-
-def _first(opened: Iterable[Way | None], collection: int) -> Way:
-    return next(way for way in opened if way is not None and way.takes(collection))

@@ -16,18 +16,17 @@ import torch
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, deploy
-from rayrec.distributed.dynamic_tables import check_dynamic, rows_to_grow
 from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.workers import Workers
-from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions, check_dynamic
 from rayrec.distributed.program.groups import CollectionSpec, GroupKey
-from rayrec.distributed.reshard import redeploy
+from rayrec.distributed.reshard import redeploy, rows_to_grow
 from rayrec.distributed.step_runner import StepRunner
 from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
 from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
-from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.clock import NO_TIME, IdClock, Instant
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.observe.timer import span
@@ -85,7 +84,11 @@ class ShardedEmbeddings:
             options=self.options,
             has_replicas=peers is not None,
             clock=TouchClock() if self.options.track_rows or memory is not None else None,
-            memory=memory,
+            id_clocks={
+                number: IdClock(timed=spec.uses_time)
+                for number, spec in enumerate(collections)
+                if any(table.dynamic is not None for table in spec.tables)
+            },
         )
         self.deployed: Deployed = deploy(world, plan)
         self.touched = None if world.clock is None else TouchedRows(world.clock, self._stamps)
@@ -149,8 +152,7 @@ class ShardedEmbeddings:
             self._ahead.forget()
         if self.undo is not None:
             self.undo.end()
-        new, sent = redeploy(self.deployed, plan, rows)
-        self.deployed = new
+        self.deployed, sent = redeploy(self.deployed, plan, rows)
         if self.touched is not None:
             # rows have moved to other shards, whose stamps say nothing of them
             self.touched.touch_all()

@@ -13,16 +13,18 @@ they have. Rows are kept then, optimizer state begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayrec.comm.choose import usable_device
 from rayrec.comm.exchange import LocalExchange
-from rayrec.distributed.fused_collection import FusedCollection
-from rayrec.distributed.sharding import replace_modules, shard_embeddings
+from rayrec.distributed.collections import PooledTables, SequenceTables
+from rayrec.distributed.engine import ShardedEmbeddings
+from rayrec.distributed.state import fused_optimizer_of
+from rayrec.errors import ConfigError
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -32,13 +34,115 @@ from rayrec.layout import (
     table_wise,
 )
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, get_embedding_names_by_table
-from rayrec.optim import as_sparse_optimizer
+from rayrec.optim import FusedOptimizer, as_sparse_optimizer
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 Device = torch.device | str | None
 
 
-class FusedEmbeddingBagCollection(FusedCollection):
+class FusedCollection(nn.Module):
+    """An embedding collection of one process whose tables are updated inside the backward pass.
+
+    Args:
+        plain: the collection that it stands for, which has the tables.
+        attribute: name of the modules by table, under which rows are in the state_dict.
+    """
+
+    def __init__(
+        self,
+        plain: nn.Module,
+        attribute: str,
+        optimizer_type: type,
+        optimizer_kwargs: Mapping[str, Any] | None,
+        device: Device,
+        location: Storage | None,
+    ) -> None:
+        super().__init__()
+        self._attribute = attribute
+        self._type, self._kwargs = optimizer_type, dict(optimizer_kwargs or {})
+        self.sparse_optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
+        self._engine: ShardedEmbeddings | None = None
+        self._inner: list[nn.Module] = []  # in a list, so that nn.Module does not register it
+        on = usable_device("cpu" if device is None else device)
+        if on.type != "meta":
+            plain, self._engine = self._alone(plain, on, location or Storage())
+            self._inner = [plain]
+        self.add_module(attribute, getattr(plain, attribute))
+
+    def _alone(
+        self, plain: Any, device: torch.device, location: Storage
+    ) -> tuple[nn.Module, ShardedEmbeddings]:
+        """Return a collection on a world of this one process, and its engine."""
+        # that module shards fused collections, too, so it comes above this one
+        from rayrec.distributed.sharding import shard_embeddings, tables_of
+
+        placements = {
+            table.name: TablePlacement(table_wise(table, 0), location) for table in tables_of(plain)
+        }
+        plan = ShardingPlan(world_size=1, tables=placements)
+        # counts more than a mark on a parameter
+        by_name = dict.fromkeys(placements, self.sparse_optimizer)
+        return shard_embeddings(plain, plan, LocalExchange(), by_name, device, torch.initial_seed())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        probe = fn(torch.empty(0, device=self.device))
+        if probe.device != self.device:
+            raise ConfigError(
+                f"the rows of a {type(self).__name__} on {self.device} cannot move to "
+                f"{probe.device}; make it there: device={probe.device.type!r}."
+            )
+        return super()._apply(fn, recurse)
+
+    def _look_up(self, features: Any) -> Any:
+        if not self._inner:
+            raise ConfigError(
+                f"this {type(self).__name__} lies on the meta device and has no rows. Make it on "
+                "a real device, or shard the model that holds it (DistributedModelParallel)."
+            )
+        # it is no child, so train() and eval() do not reach it
+        self._inner[0].training = self.training
+        return self._inner[0](features)
+
+    def rows_of(self, table: str) -> Tensor:
+        """Return (num_embeddings, embedding_dim): the live rows of a table, or a meta tensor."""
+        if self._engine is None:
+            weight = getattr(self, self._attribute)[table].weight
+            assert isinstance(weight, Tensor)
+            return weight
+        (state,) = (state for state in self._engine.shard_states() if state.shard.table == table)
+        return state.weight
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The tables' optimizer as a torch optimizer: rates and state by parameter name."""
+        if self._engine is None:
+            return FusedOptimizer([])
+        return fused_optimizer_of(self, self._engine)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate of the updates to come."""
+        if self._engine is not None:
+            self._engine.set_learning_rate(lr)
+
+    def grow(self) -> dict[str, int]:
+        """Double dynamic tables most of whose rows are in use; see `EngineFront.grow`."""
+        return {} if self._engine is None else self._engine.grow()
+
+    def optimizer_type(self) -> type:
+        """Return the class that was asked for."""
+        return self._type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments of that class."""
+        return self._kwargs
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return torch.device("meta") if self._engine is None else self._engine.device
+
+
+class FusedEmbeddingBagCollection(PooledTables, FusedCollection):
     """An `EmbeddingBagCollection` whose backward pass updates its tables.
 
     Args:
@@ -67,17 +171,11 @@ class FusedEmbeddingBagCollection(FusedCollection):
         location: Storage | None = None,
         source: EmbeddingBagCollection | None = None,
     ) -> None:
-        optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingBagCollection(tables, is_weighted, device="meta")
-        on = usable_device("cpu" if device is None else device)
-        inner, engine = (
-            (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
+        super().__init__(
+            plain, "embedding_bags", optimizer_type, optimizer_kwargs, device, location
         )
-        held = (inner or plain).embedding_bags
-        super().__init__(held, "embedding_bags", optimizer_type, optimizer_kwargs or {}, optimizer)
         self._configs, self._weighted = plain.embedding_bag_configs(), plain.is_weighted()
-        if inner is not None and engine is not None:
-            self._run_by(inner, engine)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Do as `EmbeddingBagCollection.forward`; its backward pass updates the tables.
@@ -88,16 +186,8 @@ class FusedEmbeddingBagCollection(FusedCollection):
         """
         return self._look_up(features)
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Return the tables, in order."""
-        return self._configs
 
-    def is_weighted(self) -> bool:
-        """Return whether ids count times their weights."""
-        return self._weighted
-
-
-class FusedEmbeddingCollection(FusedCollection):
+class FusedEmbeddingCollection(SequenceTables, FusedCollection):
     """An `EmbeddingCollection` whose backward pass updates its tables.
 
     Args:
@@ -114,17 +204,10 @@ class FusedEmbeddingCollection(FusedCollection):
         location: Storage | None = None,
         source: EmbeddingCollection | None = None,
     ) -> None:
-        optimizer = as_sparse_optimizer(optimizer_type, optimizer_kwargs or {})
         plain = source or EmbeddingCollection(tables, device="meta", need_indices=need_indices)
-        on = usable_device("cpu" if device is None else device)
-        inner, engine = (
-            (None, None) if on.type == "meta" else _alone(plain, optimizer, on, location)
-        )
-        held = (inner or plain).embeddings
-        super().__init__(held, "embeddings", optimizer_type, optimizer_kwargs or {}, optimizer)
+        super().__init__(plain, "embeddings", optimizer_type, optimizer_kwargs, device, location)
         self._configs, self._need_indices = plain.embedding_configs(), plain.need_indices()
-        if inner is not None and engine is not None:
-            self._run_by(inner, engine)
+        self._names = get_embedding_names_by_table(self._configs)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Do as `EmbeddingCollection.forward`; its backward pass updates the tables.
@@ -134,36 +217,6 @@ class FusedEmbeddingCollection(FusedCollection):
             InputError: a feature is missing, or an id is out of range.
         """
         return self._look_up(features)
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        return self._configs
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """Output names of each table."""
-        return get_embedding_names_by_table(self._configs)
-
-    def embedding_dim(self) -> int:
-        """The width of all tables; -1 when there are none."""
-        return self._configs[0].embedding_dim if self._configs else -1
-
-    def need_indices(self) -> bool:
-        """Return whether the outputs carry the ids as their weights."""
-        return self._need_indices
-
-
-def _alone(
-    plain: Any, optimizer: Any, device: torch.device, location: Storage | None
-) -> tuple[Any, Any]:
-    """Return a collection on a world of this one process, and its engine."""
-    sequence = isinstance(plain, EmbeddingCollection)
-    tables = plain.embedding_configs() if sequence else plain.embedding_bag_configs()
-    placements = {
-        table.name: TablePlacement(table_wise(table, 0), location or Storage()) for table in tables
-    }
-    plan = ShardingPlan(world_size=1, tables=placements)
-    by_name = dict.fromkeys(placements, optimizer)  # counts more than a mark on a parameter
-    return shard_embeddings(plain, plan, LocalExchange(), by_name, device, torch.initial_seed())
 
 
 def fuse_embedding_optimizer(
@@ -182,20 +235,14 @@ def fuse_embedding_optimizer(
     Raises:
         ConfigError: the optimizer has no counterpart in the lookup kernels.
     """
+    from rayrec.distributed.sharding import replace_modules, tables_of
 
-    where: dict[str, Any] = {"device": device, "location": location}
-
-    def fused(plain: nn.Module) -> nn.Module | None:
-        if isinstance(plain, EmbeddingBagCollection):
-            tables = plain.embedding_bag_configs()
-            return FusedEmbeddingBagCollection(
-                tables, optimizer_type, optimizer_kwargs, source=plain, **where
-            )
-        if isinstance(plain, EmbeddingCollection):
-            return FusedEmbeddingCollection(
-                plain.embedding_configs(), optimizer_type, optimizer_kwargs, source=plain, **where
-            )
-        return None
-
-    new = {child: collection for child in model.modules() if (collection := fused(child))}
+    where = {"device": device, "location": location}
+    new: dict[nn.Module, nn.Module] = {}
+    for child in model.modules():
+        if isinstance(child, EmbeddingBagCollection | EmbeddingCollection):
+            pooled = isinstance(child, EmbeddingBagCollection)
+            kind: Any = FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
+            tables = tables_of(child)
+            new[child] = kind(tables, optimizer_type, optimizer_kwargs, source=child, **where)
     return replace_modules(model, new)

@@ -10,8 +10,9 @@ own, so the two need no common order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,9 @@ from rayrec.comm.choose import Transport, device_of, exchange_for, usable_device
 from rayrec.comm.codec import Codecs, QCommsConfig
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.comm.process_group import broadcast_seed
-from rayrec.comm.topology import topology_of
 from rayrec.distributed.dense import DenseReplicas, materialize, need_averages
 from rayrec.distributed.front import EngineFront
-from rayrec.distributed.planning import check_same_plan, plan_model
+from rayrec.distributed.planning import check_same_plan, plan_model, topology_of
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.replicas import ReplicaGroups
 from rayrec.distributed.sharders import ModuleSharder, ShardingEnv, group_of, optimizers_for
@@ -167,31 +167,22 @@ class DistributedModelParallel(EngineFront):
         self.module.to(self.device)
         # in a list, so that nn.Module does not register it and names keep no prefix
         self._dense: list[DenseReplicas] = []
-        self._put_off_averages(process_group, grouped, transport, dict(ddp_options or {}))
+        self._put_off: Callable[[], DenseReplicas] | None = None
+        ranks, ddp = dist.get_world_size(process_group) if grouped else 1, dict(ddp_options or {})
+        if need_averages(self.module, ddp, ranks):
+            around = self.module, self.device, process_group, transport
+            self._put_off = partial(DenseReplicas, *around, self._engine.runner.watched, ddp)
         if init_data_parallel:
             self.init_data_parallel()
-
-    def _put_off_averages(
-        self,
-        group: dist.ProcessGroup | None,
-        grouped: bool,
-        transport: Transport,
-        options: dict[str, Any],
-    ) -> None:
-        """Keep what `init_data_parallel` puts around the dense parameters, where that is needed."""
-        ranks = dist.get_world_size(group) if grouped else 1
-        self._to_average: tuple[Any, ...] | None = None
-        if need_averages(self.module, options, ranks):
-            self._to_average = group, transport, self._engine.runner.watched, options
 
     def init_data_parallel(self) -> None:
         """Put DDP around the dense parameters, if that was put off; every rank calls it.
 
         The first training step does it, too.
         """
-        if self._to_average is not None:
-            parts, self._to_average = self._to_average, None
-            self._dense.append(DenseReplicas(self.module, self.device, *parts))
+        if self._put_off is not None:
+            make, self._put_off = self._put_off, None
+            self._dense.append(make())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of the user's module.

@@ -5,12 +5,13 @@ with one world twice. It goes table by table: the extra memory is the new shards
 one table. Row-wise state follows the rules of `rayrec.shards.overlap`.
 
 A dynamic table that gets other rows has its cuts at the same blocks, so no row leaves its rank.
+`rows_to_grow` says which of them are to get more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -119,3 +120,41 @@ def _resize(old: Deployed, new: Deployed, table: BaseEmbeddingConfig) -> None:
             wanted = twin[state.shard]
             move_rows(table, state, states[wanted], now)
             fresh[wanted].tally = ids[state.shard].tally
+
+
+def rows_to_grow(deployed: Deployed, names: Iterable[str] | None = None) -> dict[str, int]:
+    """Return the rows that tables are to have whose present ones are mostly in use, by table; the
+    same on all ranks, which call it together.
+
+    Args:
+        names: tables to look at; None takes all.
+    """
+    world, ids = deployed.world, deployed.dynamic_rows()
+    now = world.instants()
+    growing = [
+        table
+        for table in world.tables
+        if table.dynamic is not None
+        and table.dynamic.growth is not None
+        and (names is None or table.name in names)
+        and table.most_rows > table.num_embeddings
+    ]
+    if not growing:
+        return {}
+    held = torch.zeros(len(growing), dtype=torch.int64, device=world.device)
+    for number, table in enumerate(growing):
+        # column blocks and replicas know the same ids, so one of them speaks for its rows
+        shards = deployed.plan.tables[table.name].layout.shards(table.name)
+        speaks = {shard.rows: shard for shard in reversed(shards)}
+        for shard in speaks.values():
+            if shard in ids:
+                held[number] += ids[shard].held(now[table.name])
+    sizes = [len(growing)] * world.exchange.world_size
+    total = torch.stack(list(world.exchange.all_gather(held, sizes).wait())).sum(0).tolist()
+    grown = {}
+    for table, count in zip(growing, total, strict=True):
+        assert table.dynamic is not None and table.dynamic.growth is not None
+        rows = table.dynamic.growth.next_rows(table.num_embeddings, count)
+        if rows != table.num_embeddings:
+            grown[table.name] = rows
+    return grown

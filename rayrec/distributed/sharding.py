@@ -19,7 +19,7 @@ from rayrec.checkpoint import ShardState
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from rayrec.distributed.engine import ShardedEmbeddings
-from rayrec.distributed.fused_collection import FusedCollection
+from rayrec.distributed.fused_modules import FusedCollection
 from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.program.groups import CollectionSpec
@@ -141,7 +141,10 @@ def shard_embeddings(
     Workers(torch.get_num_threads()).run(tasks)
     sharded: dict[nn.Module, nn.Module] = {}
     for i, child in enumerate(collections.values()):
-        sharded[child] = _sharded(engine, i, child)
+        kind: Any = ShardedEmbeddingBagCollection
+        if is_sequence(child):
+            kind = ShardedEmbeddingCollection
+        sharded[child] = kind(engine, i, child)
     return replace_modules(module, sharded), engine
 
 
@@ -194,11 +197,6 @@ def is_sequence(collection: Collection) -> bool:
 def is_weighted(collection: Any) -> bool:
     """Return True if the bags of a collection carry a weight per id."""
     return not is_sequence(collection) and collection.is_weighted()
-
-
-def _sharded(engine: ShardedEmbeddings, index: int, collection: Any) -> nn.Module:
-    kind = ShardedEmbeddingCollection if is_sequence(collection) else ShardedEmbeddingBagCollection
-    return kind(engine, index, collection)
 
 
 def _fills(

@@ -139,10 +139,15 @@ class TableShards(nn.Module):
 
     def begin_overwrite(self) -> None:
         """Tell who follows changes that any row may become another, outside of training."""
-        if self._engine.undo is not None:
-            self._engine.undo.forget()
-        if self._engine.touched is not None:
-            self._engine.touched.touch_all([self.name])
+        _begin_overwrite(self._engine, [self.name])
+
+
+def _begin_overwrite(engine: ShardedEmbeddings, tables: Sequence[str] | None = None) -> None:
+    """Tell who follows changes that any row of some tables, or of all, may become another."""
+    if engine.undo is not None:
+        engine.undo.forget()
+    if engine.touched is not None:
+        engine.touched.touch_all(tables)
 
 
 def whole_table(name: str, shape: tuple[int, int], parts: Sequence[ShardState]) -> Tensor:
@@ -179,13 +184,8 @@ def fused_optimizer_of(module: nn.Module, engine: ShardedEmbeddings) -> FusedOpt
     """
     named = module.named_modules()
     names = {child.name: name for name, child in named if isinstance(child, TableShards)}
-
-    def on_load() -> None:
-        if engine.undo is not None:
-            engine.undo.forget()
-        if engine.touched is not None:
-            engine.touched.touch_all()
-
     lookups = list(engine.lookups.values())
     sizes = {name: placement.layout.shape for name, placement in engine.plan.tables.items()}
-    return FusedOptimizer(lookups, lambda table: f"{names[table]}.weight", on_load, sizes)
+    return FusedOptimizer(
+        lookups, lambda table: f"{names[table]}.weight", lambda: _begin_overwrite(engine), sizes
+    )

@@ -4,19 +4,11 @@ and joins. The backward pass runs each way in reverse (`rayrec.distributed.ways`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 import torch
-from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.deployed import Deployed, Program
-from rayrec.distributed.kernels.group_lookup import GroupLookup
-from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.program.groups import GroupKey
 from rayrec.distributed.program.slots import SlotTable, by_collection
-from rayrec.distributed.steps.peers import look_up_with_peers
 from rayrec.distributed.steps.route import RoutedIds, route
 from rayrec.distributed.steps.shared_exchange import Outputs
 from rayrec.distributed.ways import Step
@@ -83,9 +75,8 @@ class StepRunner:
             weights=weights,
             exchange=self.watched(self.exchange),
             lookups=deployed.lookups,
-            look_up=partial(self._look_up, deployed.lookups),
+            peers=self._peers,
             ahead=ahead is not None,
-            replicas=1 if self._peers is None else self._peers.world_size,
             anchor=self._anchor,
             timer=self.timer,
         )
@@ -135,10 +126,3 @@ class StepRunner:
     def watched(self, exchange: Exchange) -> Exchange:
         """Return the same exchange, whose waits are counted while there is a timer."""
         return exchange if self.timer is None else self.timer.watch(exchange)
-
-    def _look_up(
-        self, lookups: Mapping[GroupKey, GroupLookup], key: GroupKey, ids: GroupIds
-    ) -> Tensor:
-        if self._peers is None or not torch.is_grad_enabled():
-            return lookups[key](ids)
-        return look_up_with_peers(lookups[key], ids, self._peers)

@@ -44,7 +44,7 @@ def test_operators_take_what_rayrec_passes(name: str, storage: str, weighted: bo
         def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
             return mode.from_tensor(tensor).to(GPU)
 
-        lookup = FusedLookup(work.group, optimizer, GPU)
+        lookup = FusedLookup(work.group, GPU)
         lookup.kernel._buffers.pop("iter_cpu", None)
         lookup.kernel.__dict__["iter_cpu"] = _Count()
         weights = None if routed.weights is None else on_gpu(routed.weights).requires_grad_()

@@ -53,10 +53,10 @@ def test_lookups_train_as_on_the_cpu(name: str, storage: str, seed: int) -> None
     if name == "adam":
         data_type = DataType.FP32
     work = random_work(seed, optimizer, data_type, storage=STORAGES[storage], odd=False)
-    fused = make_lookup(work.group, optimizer, GPU)
+    fused = make_lookup(work.group, GPU)
     assert isinstance(fused, FusedLookup)
     on_device = replace(work.group, key=replace(work.group.key, storage=Storage()))
-    plain = TorchLookup(on_device, optimizer, CPU)
+    plain = TorchLookup(on_device, CPU)
     work.fill(plain, fused)
     tolerance = TOLERANCE if data_type is DataType.FP32 else {"rtol": 4e-3, "atol": 4e-3}
     for step in range(4):
@@ -81,7 +81,7 @@ def test_lookups_train_as_on_the_cpu(name: str, storage: str, seed: int) -> None
 def test_learned_weights_get_their_gradient(name: str) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
     work = random_work(1, optimizer, weighted=True, odd=False)
-    plain, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, GPU)
+    plain, fused = TorchLookup(work.group, CPU), FusedLookup(work.group, GPU)
     work.fill(plain, fused)
     routed, grad = work.batch(4), work.grad(4)
     assert routed.weights is not None
@@ -102,7 +102,7 @@ def test_fbgemm_takes_float16_tables_where_rayrec_says_so(name: str) -> None:
     work = random_work(0, optimizer, DataType.FP16, weighted=False, odd=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup_module, "has_fused_kernel", lambda *_: True)
-        fused = FusedLookup(work.group, optimizer, GPU)
+        fused = FusedLookup(work.group, GPU)
     pooled = fused(on_gpu(work.batch(3)))
     if has_fused_kernel(optimizer, "cuda", DataType.FP16):
         pooled.backward(work.grad(3).to(GPU))
@@ -116,7 +116,7 @@ def test_fbgemm_takes_float16_tables_where_rayrec_says_so(name: str) -> None:
 def test_a_step_of_the_lookup_does_not_stop_the_host(name: str, storage: str) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
     work = random_work(2, optimizer, storage=STORAGES[storage], odd=False)
-    lookup = make_lookup(work.group, optimizer, GPU)
+    lookup = make_lookup(work.group, GPU)
     routed, grad = on_gpu(work.batch(3)), work.grad(3).to(GPU)
     lookup(routed).backward(grad)  # the first step reads the count of earlier ones
     with runtime.syncs() as found:
@@ -130,10 +130,7 @@ def test_the_kernel_in_torch_trains_on_the_gpu_as_on_the_cpu(name: str) -> None:
     optimizer = replace(SPARSE_OPTIMIZERS[name](lr=0.1), max_row_norm=0.5)
     for seed in range(4):
         work = random_work(seed, optimizer, odd=False)
-        mine, theirs = (
-            make_lookup(work.group, optimizer, GPU),
-            TorchLookup(work.group, optimizer, CPU),
-        )
+        mine, theirs = make_lookup(work.group, GPU), TorchLookup(work.group, CPU)
         assert isinstance(mine, TorchLookup)
         work.fill(mine, theirs)
         for _ in range(3):

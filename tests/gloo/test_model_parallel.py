@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from rayrec.comm import choose, topology
+from rayrec.comm import choose
 from rayrec.comm.codec import CommType, QCommsConfig
-from rayrec.comm.topology import topology_of
-from rayrec.distributed import DistributedModelParallel, table_configs
+from rayrec.distributed import DistributedModelParallel, planning, table_configs
 from rayrec.errors import ConfigError, PlanError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise
 from rayrec.modules import EmbeddingBagCollection
@@ -133,7 +132,7 @@ def train_unplanned(rank: int, world_size: int, what: str):
         if rank == odd and what == "memory":
             patch.setattr(os, "sysconf", lambda name: SMALL if name == "SC_PHYS_PAGES" else 1)
         if rank == odd and what == "host":
-            for module in (choose, topology):
+            for module in (choose, planning):
                 patch.setattr(module, "host_identity", lambda: "another")
         model = DistributedModelParallel(
             build(), sparse_optimizer=SGD(lr=0.05), seed=3, init_data_parallel=not put_off
@@ -197,7 +196,7 @@ def test_without_a_plan_the_planner_counts_optimizers_weights_and_the_wire() -> 
     qcomms = QCommsConfig(CommType.FP16, CommType.INT8)
     made = DistributedModelParallel(bags, sparse_optimizer=Adam(), qcomms=qcomms).plan
     planner = EmbeddingShardingPlanner(
-        topology_of(None, torch.device("cpu"), grouped=False),
+        planning.topology_of(None, torch.device("cpu"), grouped=False),
         512,
         {"t": ParameterConstraints(weighted=True)},
         sparse_optimizer="adam",

@@ -16,9 +16,8 @@ import torch
 
 from rayrec.comm import SimulatedWorld
 from rayrec.distributed import DistributedModelParallel, shard_embeddings
-from rayrec.distributed.dynamic_tables import check_dynamic
 from rayrec.distributed.engine import ShardedEmbeddings
-from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.distributed.program.engine_options import EngineOptions, check_dynamic
 from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.first_values import first_values

@@ -17,7 +17,7 @@ SEED = 5  # a group of several shards whose first batches are not empty
 def kernel_of(optimizer: SparseOptimizer, seed: int = SEED):
     """A kernel with random rows, and its work."""
     work = random_work(seed, optimizer, weighted=False)
-    lookup = make_lookup(work.group, optimizer, CPU)
+    lookup = make_lookup(work.group, CPU)
     work.fill(lookup)
     return lookup, work
 

@@ -136,7 +136,7 @@ def test_evaluation_on_threads(mode, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clipped_row_wise_adagrad_is_fbgemms() -> None:
     optimizer = RowWiseAdagrad(0.1, max_gradient=0.3)
     work = random_work(3, optimizer, odd=False)
-    ours, fused = make_lookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
+    ours, fused = make_lookup(work.group, CPU), FusedLookup(work.group, CPU)
     work.fill(ours, fused)
     for _ in range(4):
         routed, grad = work.batch(6), work.grad(6)

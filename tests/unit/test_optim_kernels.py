@@ -58,9 +58,9 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(
     assert has_fused_kernel(optimizer, "cpu") is cpu and has_fused_kernel(optimizer, "cuda") is cuda
     work = random_work(0, optimizer)
     if not cpu:
-        assert isinstance(make_lookup(work.group, optimizer, CPU), TorchLookup)
+        assert isinstance(make_lookup(work.group, CPU), TorchLookup)
         with pytest.raises(ConfigError, match="cpu kernel does not train"):
-            FusedLookup(work.group, optimizer, CPU)
+            FusedLookup(work.group, CPU)
 
 
 @pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)
@@ -70,7 +70,7 @@ def test_fbgemms_adam_alone_refuses_float16_on_a_gpu(name: str) -> None:
     if name == "adam":
         work = random_work(0, optimizer, half, storage=Storage("host"))
         with pytest.raises(ConfigError, match=r"FP16 tables.*storage 'host'.*Adam on FP32"):
-            make_lookup(work.group, optimizer, torch.device("cuda"))
+            make_lookup(work.group, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_on_cpu_fbgemms_update_is_taken_where_it_is_vectorized(
 ) -> None:
     group = random_work(0, optimizer, data_type, weighted=False).group
     slots = tuple(replace(group.slots[0], piece=i) for i in range(features))
-    lookup = make_lookup(LookupGroup(group.key, (slots[0].shard,), slots), optimizer, CPU)
+    lookup = make_lookup(LookupGroup(group.key, (slots[0].shard,), slots), CPU)
     assert isinstance(lookup, kernel)
 
 
@@ -99,7 +99,7 @@ def test_a_step_allocates_by_touched_rows_not_by_table(name: str) -> None:
     work = random_work(0, optimizer, weighted=False)
     shard = Shard("t", range(200_000), range(16), 0)
     group = LookupGroup(work.group.key, (shard,), (replace(work.group.slots[0], shard=shard),))
-    lookup = TorchLookup(group, optimizer, CPU)
+    lookup = TorchLookup(group, CPU)
     routed = GroupIds(torch.tensor([3, 199_999, 3]), torch.tensor([0, 1, 3]), None)
     with torch.profiler.profile(profile_memory=True) as profile:
         lookup(routed).backward(torch.ones(2, 16))
@@ -111,9 +111,7 @@ def test_rows_outside_of_gpu_memory_need_fbgemms_kernel() -> None:
     optimizer = SGD(weight_decay=0.1)
     for storage in (Storage("host"), Storage("cached", 0.2)):
         with pytest.raises(ConfigError, match=f"storage '{storage.label}'"):
-            make_lookup(
-                random_work(0, optimizer, storage=storage).group, optimizer, torch.device("cuda")
-            )
+            make_lookup(random_work(0, optimizer, storage=storage).group, torch.device("cuda"))
 
 
 def test_kernel_arguments_name_every_constant() -> None:
@@ -139,7 +137,7 @@ def test_odd_widths_have_a_kernel_on_gpus_whose_rows_lie_in_their_memory() -> No
         if w.group.key.odd
     )
     with pytest.raises(ConfigError, match=r"widths that are no multiple of 4.*storage 'host'"):
-        make_lookup(group, SGD(), torch.device("cuda"))
+        make_lookup(group, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 18])
@@ -149,9 +147,7 @@ def test_means_over_an_odd_row_are_over_its_own_columns(width: int, data_type: D
     key = replace(random_work(0, optimizer, data_type, weighted=False).group.key, odd=True)
     shard = Shard("t", range(3), range(width), 0)
     lookup = make_lookup(
-        LookupGroup(key, (shard,), (Slot(Use(0, 0, "t", "f", 0, width), shard, 0, 0),)),
-        optimizer,
-        CPU,
+        LookupGroup(key, (shard,), (Slot(Use(0, 0, "t", "f", 0, width), shard, 0, 0),)), CPU
     )
     grad = torch.arange(1.0, width + 1)[None]
     lookup(GroupIds(torch.tensor([1]), torch.tensor([0, 1]), None)).backward(grad)

@@ -36,7 +36,7 @@ TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 def test_lookup_and_update_equal_the_formula(name: str, seed: int) -> None:
     optimizer = random_optimizer(name, random.Random(f"{name}{seed}"))
     work = random_work(seed, optimizer)
-    lookup = TorchLookup(work.group, optimizer, CPU)
+    lookup = TorchLookup(work.group, CPU)
     work.fill(lookup)
     tables = [ReferenceTable(state.weight, optimizer) for state in lookup.shard_states()]
     for step in range(1, STEPS + 1):
@@ -87,7 +87,7 @@ EQUALS_TORCH = {
 def test_equals_the_dense_optimizer_when_every_row_is_touched(case: str) -> None:
     optimizer, make = EQUALS_TORCH[case]
     work = random_work(3, optimizer, weighted=False)
-    lookup = TorchLookup(work.group, optimizer, CPU)
+    lookup = TorchLookup(work.group, CPU)
     work.fill(lookup)
     dense = [torch.nn.Parameter(state.weight.clone()) for state in lookup.shard_states()]
     outer = make(dense)
@@ -114,7 +114,7 @@ def test_adam_is_torchs_sparse_adam_on_touched_rows(seed: int) -> None:
     # SparseAdam adds eps before the bias correction, so a small one
     optimizer = Adam(0.1, eps=1e-12)
     work = random_work(seed, optimizer, weighted=False)
-    lookup = TorchLookup(work.group, optimizer, CPU)
+    lookup = TorchLookup(work.group, CPU)
     work.fill(lookup)
     tables = [torch.nn.Parameter(state.weight.clone()) for state in lookup.shard_states()]
     outer = torch.optim.SparseAdam(tables, 0.1, eps=1e-12)
@@ -141,7 +141,7 @@ def test_torch_kernel_equals_fbgemm(seed: int, data_type: DataType) -> None:
         lr=0.1, max_gradient=rng.choice([None, 0.3])
     )
     work = random_work(seed, optimizer, data_type, odd=False)
-    ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
+    ours, fused = TorchLookup(work.group, CPU), FusedLookup(work.group, CPU)
     work.fill(ours, fused)
     # fp16 rounds each update
     tolerance = (
@@ -173,10 +173,7 @@ def test_fbgemms_cuda_kernel_equals_torch_kernel(name: str, seed: int) -> None:
     options |= {"eps": 1e-3} if hasattr(kind, "eps") else {}
     optimizer = kind(lr=0.1, **options)
     work = random_work(seed, optimizer, odd=False)
-    ours, fused = (
-        TorchLookup(work.group, optimizer, device),
-        FusedLookup(work.group, optimizer, device),
-    )
+    ours, fused = TorchLookup(work.group, device), FusedLookup(work.group, device)
     work.fill(ours, fused)
     for _ in range(STEPS):
         routed, grad = work.batch(5), work.grad(5).to(device)
@@ -207,7 +204,7 @@ def test_rows_with_a_cache_train_as_rows_on_the_device(name: str, load_factor: f
             storage=storage,
             width=16 if storage.load_factor else 0,
         )
-        lookups.append(FusedLookup(LookupGroup(key, (shard,), (slot,)), optimizer, device))
+        lookups.append(FusedLookup(LookupGroup(key, (shard,), (slot,)), device))
     generator = torch.Generator().manual_seed(3)
     for step in range(12):
         if step % 4 == 0:  # as a checkpoint that is loaded
@@ -239,7 +236,7 @@ def test_learned_weights_get_the_gradient_that_fbgemm_gives(
 ) -> None:
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=0.5 if seed % 2 else None)
     work = random_work(seed, optimizer, weighted=True, odd=False)
-    ours, fused = TorchLookup(work.group, optimizer, CPU), FusedLookup(work.group, optimizer, CPU)
+    ours, fused = TorchLookup(work.group, CPU), FusedLookup(work.group, CPU)
     work.fill(ours, fused)
     monkeypatch.setitem(touched_rows._BLOCK_ELEMENTS, "cpu", 64)
     for num_bags in (5, 0, 9):

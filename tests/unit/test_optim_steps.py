@@ -26,7 +26,7 @@ from tests.unit.optim_worlds import CPU, STEPS
 def test_blocks_of_touched_rows_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = SPARSE_OPTIMIZERS[name](lr=0.1)
     work = random_work(5, optimizer, weighted=True)
-    whole, blocks = TorchLookup(work.group, optimizer, CPU), TorchLookup(work.group, optimizer, CPU)
+    whole, blocks = TorchLookup(work.group, CPU), TorchLookup(work.group, CPU)
     work.fill(whole, blocks)
     for _ in range(STEPS):
         routed, grad = work.batch(8), work.grad(8)
@@ -43,7 +43,7 @@ def test_two_runs_are_equal_bit_for_bit() -> None:
     runs = []
     for _ in range(2):
         work = random_work(8, optimizer)
-        lookup = TorchLookup(work.group, optimizer, CPU)
+        lookup = TorchLookup(work.group, CPU)
         work.fill(lookup)
         for _ in range(STEPS):
             lookup(work.batch(9)).backward(work.grad(9))
@@ -55,7 +55,7 @@ def test_two_runs_are_equal_bit_for_bit() -> None:
 def test_a_step_without_ids_counts_and_changes_no_row(num_bags: int) -> None:
     optimizer = Adam(0.1, weight_decay=0.1)
     work = random_work(2, optimizer)
-    lookup = TorchLookup(work.group, optimizer, CPU)
+    lookup = TorchLookup(work.group, CPU)
     work.fill(lookup)
     before = [state.weight.clone() for state in lookup.shard_states()]
     none = torch.zeros(0, dtype=torch.int64)
@@ -75,7 +75,7 @@ def test_a_step_without_ids_counts_and_changes_no_row(num_bags: int) -> None:
 
 def test_evaluation_is_no_step() -> None:
     work = random_work(2, Adam())
-    lookup = TorchLookup(work.group, Adam(), CPU)
+    lookup = TorchLookup(work.group, CPU)
     with torch.no_grad():
         assert not lookup(work.batch(3)).requires_grad
     lookup(work.batch(3))
@@ -91,7 +91,7 @@ def test_learning_rate_scales_the_next_update(optimizer: SparseOptimizer) -> Non
     moved = []
     for factor in (1.0, 0.5, 0.0):
         work = random_work(5, optimizer)
-        lookup = make_lookup(work.group, optimizer, CPU)
+        lookup = make_lookup(work.group, CPU)
         work.fill(lookup)
         before = [state.weight.clone() for state in lookup.shard_states()]
         lookup.set_learning_rate(0.1 * factor)
@@ -111,10 +111,7 @@ def test_learning_rate_scales_the_next_update(optimizer: SparseOptimizer) -> Non
 def test_iteration_restored_gives_the_bias_correction_of_the_run_it_came_from() -> None:
     optimizer = Adam(0.1)
     work = random_work(6, optimizer)
-    trained, restored = (
-        TorchLookup(work.group, optimizer, CPU),
-        TorchLookup(work.group, optimizer, CPU),
-    )
+    trained, restored = TorchLookup(work.group, CPU), TorchLookup(work.group, CPU)
     work.fill(trained, restored)
     batches = [(work.batch(6), work.grad(6)) for _ in range(STEPS)]
     for routed, grad in batches[:-1]:

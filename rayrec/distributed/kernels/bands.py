@@ -23,7 +23,6 @@ from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.layout import Shard
 from rayrec.modules.names import DTYPES
-from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import offsets_of
 
 
@@ -108,7 +107,6 @@ class BandBags:
 
 def bands_of(
     group: LookupGroup,
-    optimizer: SparseOptimizer,
     device: torch.device,
     space: TableSpace | None = None,
     allocate: Allocate = private_memory,
@@ -143,7 +141,7 @@ def bands_of(
             name: _zeros(rows * width, torch.float32, device, allocate).view(rows, width)
             if per == "element"
             else _zeros(rows, torch.float32, device, allocate)
-            for name, per in optimizer.state_widths.items()
+            for name, per in group.key.optimizer.state_widths.items()
         }
         if space is None:
             weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width

@@ -30,51 +30,31 @@ from rayrec.sparse.ops import offsets_of
 _SUM = 0  # FBGEMM's pooling mode
 
 
-class _Lanes:
-    """The slots of a group as the update's kernel sees them.
+def _lanes(group: LookupGroup) -> tuple[list[int], list[int]]:
+    """Return a number of each lane's shard, ascending; and the rows before it, and of all.
 
-    The kernel wants slots without gaps. So the columns between two slots become a lane, too: a slot
-    of a table of one row that nobody looks up.
-
-    Attributes:
-        shards: the index of each lane's shard, or None for a gap.
-        numbers: a number of each lane's shard or gap, ascending.
-        bounds: the rows before each lane's shard, and the rows of all.
-        widths: the columns of each lane.
+    The update's kernel wants slots without gaps. So the columns between two slots become a lane,
+    too: a slot of a table of one row that nobody looks up, with a number of its own.
     """
-
-    def __init__(self, group: LookupGroup) -> None:
-        self.shards: list[int | None] = []
-        self.numbers: list[int] = []
-        self.bounds: list[int] = []
-        self.widths: list[int] = []
-        number = used = 0
-        before = None
-        for slot, shard, gap in zip(group.slots, group.slot_shards, group.gaps, strict=True):
-            rows = group.shards[shard].shape[0]
-            # A gap is a table of one row without ids; the slots of one shard share its number.
-            if gap:
-                self._add(None, number, used, gap)
-                number, used = number + 1, used + 1
-            if shard != before:
-                number, used = number + 1, used + rows
-            self._add(shard, number - 1, used - rows, slot.width)
-            before = shard
-        self.bounds.append(used)
-
-    def _add(self, shard: int | None, number: int, rows: int, width: int) -> None:
-        self.shards.append(shard)
-        self.numbers.append(number)
-        self.bounds.append(rows)
-        self.widths.append(width)
+    numbers: list[int] = []
+    bounds: list[int] = []
+    number = used = 0
+    before = None
+    for shard in group.lanes:
+        rows = 1 if shard is None else group.shards[shard].shape[0]
+        if shard is None or shard != before:
+            number, used = number + 1, used + rows
+        numbers.append(number - 1)
+        bounds.append(used - rows)
+        before = before if shard is None else shard
+    return numbers, [*bounds, used]
 
 
 class RowWiseAdagradLookup:
     """A kernel of one group on CPU; see the module.
 
     Args:
-        group: slots and shards to look up.
-        optimizer: a row-wise Adagrad.
+        group: slots and shards to look up; its key names a row-wise Adagrad.
         workers: threads that share the work; see `parts`.
         space: memory of rows that all ranks share; memory of its own when None.
         allocate: returns memory of so many bytes.
@@ -85,11 +65,12 @@ class RowWiseAdagradLookup:
     def __init__(
         self,
         group: LookupGroup,
-        optimizer: RowWiseAdagrad,
         workers: Workers | None = None,
         space: TableSpace | None = None,
         allocate: Allocate = private_memory,
     ) -> None:
+        optimizer = group.key.optimizer
+        assert isinstance(optimizer, RowWiseAdagrad), "it is the one that is vectorized"
         self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
         bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
         self._starts = (
@@ -98,18 +79,16 @@ class RowWiseAdagradLookup:
         self.rows = allocate(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
         self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
         self.sums = allocate(4 * self._row_bounds[-1]).view(torch.float32)
-        lanes = _Lanes(group)
-        self._shards = lanes.numbers
-        starts = [0 if shard is None else self._starts[shard] for shard in lanes.shards]
-        self._slots = SlotRows(
-            self.rows, starts, lanes.bounds, lanes.widths, self.workers, group.first_column
-        )
-        self._widest = max(lanes.widths)
+        self._shards, before = _lanes(group)
+        starts = [0 if shard is None else self._starts[shard] for shard in group.lanes]
+        widths = group.lane_widths
+        self._slots = SlotRows(self.rows, starts, before, widths, self.workers, group.first_column)
+        self._widest = max(widths)
         self._sum_offsets = torch.tensor(
-            [0 if shard is None else self._row_bounds[shard] for shard in lanes.shards]
+            [0 if shard is None else self._row_bounds[shard] for shard in group.lanes]
         )
-        self._bits = max(1, lanes.bounds[-1].bit_length())
-        self._places = torch.zeros(len(lanes.widths), dtype=torch.int32)
+        self._bits = max(1, before[-1].bit_length())
+        self._places = torch.zeros(len(widths), dtype=torch.int32)
         self.learning_rate = optimizer.lr
         self._lr = torch.tensor(optimizer.lr)
         self._anchor = torch.zeros(0, requires_grad=True)

@@ -80,7 +80,7 @@ class GroupLookup:
             group = _merged(group, rows)
             space = None if space is None else space.as_one(group.shards[0])
         allocate = private_memory if memory is None else memory.next
-        self.kernel = make_lookup(group, group.key.optimizer, device, workers, space, allocate)
+        self.kernel = make_lookup(group, device, workers, space, allocate)
         if dynamic is not None:
             parts = dynamic, self.group, self._bases, self._own_states()
             self.ids = DynamicIds(*parts, allocate)

@@ -44,7 +44,7 @@ from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, is_vectorized
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType
-from rayrec.optim import RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import SparseOptimizer
 
 _TRAINED_TYPES = (DataType.FP32, DataType.FP16)  # that FBGEMM's kernels train
 _ON_GPU = {
@@ -63,18 +63,16 @@ _NO_ARGUMENTS = (
 
 def make_lookup(
     group: LookupGroup,
-    optimizer: SparseOptimizer,
     device: torch.device,
     workers: Workers | None = None,
     space: TableSpace | None = None,
     allocate: Allocate = private_memory,
 ) -> FusedLookup | RowWiseAdagradLookup | TorchLookup:
-    """FBGEMM's kernel where it trains `optimizer` as defined and is the faster, else the one with
-    its update in torch.
+    """FBGEMM's kernel where it trains a group's optimizer as defined and is the faster, else the
+    one with its update in torch.
 
     Args:
-        group: slots and shards to look up.
-        optimizer: the update that the backward pass applies.
+        group: slots and shards to look up; its key names the optimizer.
         device: device of the rows and of the kernel.
         workers: threads that share the work on CPU; the calling thread alone when None.
         space: the shared memory of rows that are read in place, on CPU; None for rows of its own.
@@ -84,15 +82,15 @@ def make_lookup(
             memory.
     """
     if device.type == "cpu":
-        if isinstance(optimizer, RowWiseAdagrad) and is_vectorized(optimizer, group.key.data_type):
-            return RowWiseAdagradLookup(group, optimizer, workers, space, allocate)
-        return TorchLookup(group, optimizer, device, workers, space, allocate)
+        if is_vectorized(group.key.optimizer, group.key.data_type):
+            return RowWiseAdagradLookup(group, workers, space, allocate)
+        return TorchLookup(group, device, workers, space, allocate)
     fused = (
-        has_fused_kernel(optimizer, device.type, group.key.data_type)
+        has_fused_kernel(group.key.optimizer, device.type, group.key.data_type)
         and not group.key.odd
         and group.key.data_type in _TRAINED_TYPES
     )
-    return (FusedLookup if fused else TorchLookup)(group, optimizer, device)
+    return (FusedLookup if fused else TorchLookup)(group, device)
 
 
 def has_fused_kernel(
@@ -134,16 +132,14 @@ class FusedLookup:
     them.
 
     Args:
-        group: slots and shards to look up.
-        optimizer: the update that the backward pass applies.
+        group: slots and shards to look up; its key names the optimizer.
         device: device of the rows and of the kernel.
     Raises:
         ConfigError: FBGEMM's kernel would not apply this update.
     """
 
-    def __init__(
-        self, group: LookupGroup, optimizer: SparseOptimizer, device: torch.device
-    ) -> None:
+    def __init__(self, group: LookupGroup, device: torch.device) -> None:
+        optimizer = group.key.optimizer
         if not has_fused_kernel(optimizer, device.type, group.key.data_type):
             raise ConfigError(
                 f"FBGEMM's {device.type} kernel does not train {group.key.data_type.value} tables "

@@ -31,7 +31,6 @@ from rayrec.distributed.kernels.touched_rows import Update, grad_of_weights, upd
 from rayrec.distributed.kernels.workers import Task, Workers
 from rayrec.distributed.program.groups import LookupGroup
 from rayrec.errors import ConfigError
-from rayrec.optim import SparseOptimizer
 from rayrec.sparse.ops import complete_cumsum, runs
 
 
@@ -40,8 +39,7 @@ class TorchLookup:
     them.
 
     Args:
-        group: slots and shards to look up.
-        optimizer: the update that the backward pass applies.
+        group: slots and shards to look up; its key names the optimizer.
         device: device of the rows.
         workers: threads that share the work on CPU; see `parts`.
         space: memory of rows that all ranks share; memory of its own when None.
@@ -56,12 +54,12 @@ class TorchLookup:
     def __init__(
         self,
         group: LookupGroup,
-        optimizer: SparseOptimizer,
         device: torch.device,
         workers: Workers | None = None,
         space: TableSpace | None = None,
         allocate: Allocate = private_memory,
     ) -> None:
+        optimizer = group.key.optimizer
         if device.type != "cpu" and group.key.storage.kind != "device":
             tables = ", ".join(sorted({shard.table for shard in group.shards}))
             why = f"{optimizer} on {group.key.data_type.value} tables"
@@ -76,7 +74,7 @@ class TorchLookup:
         self.group, self.optimizer, self.device = group, optimizer, device
         self.workers = workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
-        rows, self._bands = bands_of(group, optimizer, device, space, allocate)
+        rows, self._bands = bands_of(group, device, space, allocate)
         self._slots = (
             slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
         )
@@ -172,46 +170,26 @@ class TorchLookup:
             weights: (N,) or None.
         """
         num_bags = (offsets.numel() - 1) // len(self.group.slots)
-        # (S + 1,): where the ids of each slot begin
-        bounds = offsets[:: max(num_bags, 1)]
+        # every `each`-th offset is where the ids of a slot begin
+        each, found, whole = max(num_bags, 1), [], range(len(self.group.slots))
         if len(self._bands) == 1:
+            rows_N = shift(ids, self._bands[0], offsets[::each])
+            everything = (slice(None),)
             return [
-                self._bags(
-                    self._bands[0],
-                    shift(ids, self._bands[0], bounds),
-                    offsets,
-                    weights,
-                    (slice(None),),
-                )
+                BandBags(rows_N, offsets, weights, everything, whole, len(whole), by_slot=False)
             ]
-        cuts, lengths, found = (
-            bounds.tolist() if num_bags else [0] * (len(self.group.slots) + 1),
-            offsets.diff(),
-            [],
-        )
+        cuts = offsets[::each].tolist() if num_bags else [0] * (len(whole) + 1)
+        lengths = offsets.diff()
         for band in self._bands:
-            slots = runs(band.slots)
+            slots, count = runs(band.slots), len(band.slots)
             spans = tuple(slice(cuts[run.start], cuts[run.stop]) for run in slots)
             own = complete_cumsum(
                 torch.cat([lengths[run.start * num_bags : run.stop * num_bags] for run in slots])
             )
-            rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[:: max(num_bags, 1)])
+            rows_N = shift(torch.cat([ids[span] for span in spans]), band, own[::each])
             weights_N = None if weights is None else torch.cat([weights[span] for span in spans])
-            found.append(self._bags(band, rows_N, own, weights_N, spans))
+            found.append(BandBags(rows_N, own, weights_N, spans, range(count), count, by_slot=True))
         return found
-
-    def _bags(
-        self,
-        band: Band,
-        rows_N: Tensor,
-        offsets: Tensor,
-        weights_N: Tensor | None,
-        spans: tuple[slice, ...],
-    ) -> BandBags:
-        slots = len(band.slots)
-        return BandBags(
-            rows_N, offsets, weights_N, spans, range(slots), slots, by_slot=len(self._bands) > 1
-        )
 
 
 class _Pool(torch.autograd.Function):

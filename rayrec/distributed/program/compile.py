@@ -6,9 +6,10 @@ It costs one pass over uses x shards, once per set of collections.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rayrec.distributed.program.groups import (
     CollectionSpec,
@@ -46,20 +47,20 @@ class Address(NamedTuple):
     leaves_out: bool = False
 
 
-class Addressing(Protocol):
+class Addressing(ABC):
     """Decisions of a way while the slot table is compiled."""
 
+    @abstractmethod
     def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """Return how the ids and rows of a table with this layout travel."""
-        ...
+        """Return how the ids and rows of a table with this layout travel; see `Address`."""
 
     def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
         """Return the counts of a batch that ranks tell each other; see `SlotTable.headers`."""
-        ...
+        return ()
 
     def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
         """Return the groups of one rank's slots that have a key in common."""
-        ...
+        return [group_of(key, slots)]
 
 
 def uses_of(collection: int, tables: Sequence[BaseEmbeddingConfig]) -> tuple[Use, ...]:
@@ -110,7 +111,8 @@ def compile_slots(
     uses = {c: uses_of(c, spec.tables) for c, spec in specs.items()}
     granules = {c: granule_of(uses[c], plan) for c in specs}
     # Every rank compiles all ranks, since it must know the shape of every message.
-    builders = [_RankBuilder() for _ in range(world_size)]
+    pieces: list[dict[Piece, int]] = [{} for _ in range(world_size)]
+    slots: list[dict[GroupKey, list[Slot]]] = [{} for _ in range(world_size)]
     limits: dict[str, int] = {}
     for c, spec in specs.items():
         configs = {table.name: table for table in spec.tables}
@@ -145,11 +147,16 @@ def compile_slots(
                     spec.sequence,
                     spec.weighted,
                     address.leaves_out,
-                    _blocks_of(config),
+                    blocks_of(config),
                 )
-                whole = len(shard.rows) == rows
-                builders[shard.rank].add(key, use, shard, block, piece, whole)
-    ranks = tuple(builder.build(ways) for builder in builders)
+                # Equal pieces get one number, so their ids are sent once per rank.
+                number = pieces[shard.rank].setdefault(piece, len(pieces[shard.rank]))
+                slot = Slot(use, shard, block, number, whole=len(shard.rows) == rows)
+                slots[shard.rank].setdefault(key, []).append(slot)
+    ranks = tuple(
+        RankSlots(tuple(of_rank), _groups(by_key, ways))
+        for of_rank, by_key in zip(pieces, slots, strict=True)
+    )
     headers = {c: ways[c].header(spec, uses[c]) for c, spec in specs.items()}
     return SlotTable(
         ranks=ranks,
@@ -163,34 +170,23 @@ def compile_slots(
     )
 
 
-def _blocks_of(table: BaseEmbeddingConfig) -> tuple[int, int]:
+def blocks_of(table: BaseEmbeddingConfig) -> tuple[int, int]:
     """Return the blocks of a dynamic table and their rows; (0, 0) for any other one."""
     if table.dynamic is None:
         return 0, 0
     return table.num_embeddings // table.row_multiple, table.row_multiple
 
 
-class _RankBuilder:
-    """Collects the pieces and the slots of one rank."""
-
-    def __init__(self) -> None:
-        self.pieces: dict[Piece, int] = {}
-        self.slots: dict[GroupKey, list[Slot]] = {}
-
-    def add(
-        self, key: GroupKey, use: Use, shard: Shard, block: int, piece: Piece, whole: bool
-    ) -> None:
-        # Equal pieces get one number, so their ids are sent once per rank.
-        index = self.pieces.setdefault(piece, len(self.pieces))
-        self.slots.setdefault(key, []).append(Slot(use, shard, block, index, whole))
-
-    def build(self, ways: Mapping[int, Addressing]) -> RankSlots:
-        groups: list[LookupGroup] = []
-        for key, slots in self.slots.items():
-            groups.extend(ways[key.collection].arrange(key, slots))
-        # every rank must order the groups alike, and a message holds its carriers in this order
-        groups.sort(key=lambda g: (g.key.carrier, g.key.collection, g.key.width, repr(g.key)))
-        return RankSlots(tuple(self.pieces), tuple(groups))
+def _groups(
+    by_key: Mapping[GroupKey, Sequence[Slot]], ways: Mapping[int, Addressing]
+) -> tuple[LookupGroup, ...]:
+    """Return the groups of one rank's slots."""
+    groups: list[LookupGroup] = []
+    for key, slots in by_key.items():
+        groups.extend(ways[key.collection].arrange(key, slots))
+    # every rank must order the groups alike, and a message holds its carriers in this order
+    groups.sort(key=lambda g: (g.key.carrier, g.key.collection, g.key.width, repr(g.key)))
+    return tuple(groups)
 
 
 def group_of(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rayrec.comm.codec import Codecs
+from rayrec.distributed.program.groups import CollectionSpec
+from rayrec.layout.tables import refuse_dynamic, refuse_growth
 from rayrec.shards.named_memory import Memory
 
 
@@ -38,3 +41,29 @@ class EngineOptions:
     initialize: bool = True
     seed: int = 0
     averaged: bool = False
+
+
+def check_dynamic(collections: Sequence[CollectionSpec], options: EngineOptions) -> None:
+    """Refuse dynamic tables where their rows would be wrong.
+
+    Raises:
+        ConfigError: names the first dynamic table, what does not go with it, and what to do.
+    """
+    tables = [table for spec in collections for table in spec.tables]
+    for holds, why in (
+        (
+            options.averaged,
+            "rows of sharding groups are averaged by number (sync_every above 1), where each group "
+            "gives them to ids of its own; use sync_every=1",
+        ),
+        (
+            options.dedup_sequences,
+            "ids are sent once per batch (dedup_sequences), and their counts decide who gets a "
+            "row; leave it out",
+        ),
+    ):
+        if holds:
+            refuse_dynamic(tables, why)
+    if options.memory is not None:
+        why = "the rows of sync points lie in memory (memory=) that keeps its size; leave it out"
+        refuse_growth(tables, why)

@@ -192,6 +192,14 @@ class LookupGroup:
             lanes += [None, shard] if gap else [shard]
         return tuple(lanes)
 
+    @property
+    def lane_widths(self) -> list[int]:
+        """The columns of every lane."""
+        widths: list[int] = []
+        for slot, gap in zip(self.slots, self.gaps, strict=True):
+            widths += [gap, slot.width] if gap else [slot.width]
+        return widths
+
     @cached_property
     def has_lags(self) -> bool:
         """Return True if a slot has a lag; see `Use`."""

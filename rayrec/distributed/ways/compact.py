@@ -28,7 +28,7 @@ from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.source_rows import FilledBags, SourceRows
 from rayrec.distributed.ways.matrices import Matrix
-from rayrec.distributed.ways.spans import JoinPlan, Received
+from rayrec.distributed.ways.spans import Buffers, JoinPlan
 from rayrec.sparse.ops import offsets_of
 
 _CACHED_VALUES = 1 << 17  # gathered and scaled on CPU before they leave the core's cache
@@ -56,11 +56,6 @@ class Places:
 
     columns: _Columns
     index: Tensor
-
-    @property
-    def collection(self) -> int:
-        """Number of the collection whose output it is."""
-        return self.columns.collection
 
     def put(self, matrix: Tensor, output: Tensor) -> None:
         """Write the rows into (B + 1, D), where no other owner has a row for the same bag and
@@ -169,7 +164,7 @@ def _index(columns: _Columns, filled: FilledBags, rows: int, width: int) -> Tens
 
 def join_blocks(
     plan: JoinPlan,
-    received: Received,
+    received: Buffers,
     collection: int,
     places: Mapping[tuple[int, int], Places],
     source: SourceRows,
@@ -177,27 +172,27 @@ def join_blocks(
     """Return (B, D): the join of a collection some of whose bags stayed at home."""
     filled = source.filled
     assert filled is not None
-    here = {key: place for key, place in places.items() if place.collection == collection}
+    here = {key: one for key, one in places.items() if one.columns.collection == collection}
     bags, width = source.batch, plan.widths[collection]
-    like = next(received.pooled[owner][number] for owner, number in here)
+    like = next(received[owner][number] for owner, number in here)
     # one row more than there are bags: the rows of the padding go there
     # If every bag has ids in exactly one block, the rows below write all of the output.
     tiled = filled.once and filled.every
     output = like.new_empty(bags + 1, width) if tiled else like.new_zeros(bags + 1, width)
     for span in plan.writes[collection]:
-        if (span.owner, span.matrix) not in here or span.replicated or span.hop:
+        if (span.owner, span.matrix) not in here:
             columns = slice(span.column, span.column + span.width)
-            output[:bags, columns] = received.columns_of(span)
+            output[:bags, columns] = span.of(received)
     if filled.once:
         for (owner, number), place in here.items():
-            place.put(received.pooled[owner][number], output)
+            place.put(received[owner][number], output)
     else:
         blocks = 1 + max(max(place.columns.blocks) for place in here.values())
         for block in range(blocks):
             for (owner, number), place in here.items():
-                place.add(received.pooled[owner][number], output, block)
+                place.add(received[owner][number], output, block)
     for span in plan.adds:
-        if span.collection == collection and ((span.owner, span.matrix) not in here or span.hop):
+        if span.collection == collection and (span.owner, span.matrix) not in here:
             columns = slice(span.column, span.column + span.width)
-            output[:bags, columns].add_(received.columns_of(span))
+            output[:bags, columns].add_(span.of(received))
     return output[:bags]

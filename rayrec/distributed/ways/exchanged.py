@@ -20,7 +20,7 @@ from rayrec.distributed.ways.pooled import Pooled
 from rayrec.distributed.ways.sequences import Sequences
 from rayrec.distributed.ways.two_hop import TwoHop
 from rayrec.distributed.ways.way import Leg, Opening, Way
-from rayrec.layout import Layout, Replicated, ShardingPlan, TableLayout, takes_two_hops
+from rayrec.layout import Layout, Replicated, ShardingPlan, takes_two_hops
 from rayrec.layout.kinds import COMPACT_COLUMNS
 
 
@@ -56,14 +56,13 @@ class Exchanged(Way):
         """Cut ids by row blocks, and name the part of the messages that carries the rows."""
         if isinstance(layout, Replicated):
             return Address(sequences.REPLICAS if spec.sequence else matrices.REPLICAS, None)
-        cut = isinstance(layout, TableLayout) and layout.num_row_blocks > 1
-        cuts = layout.row_cuts if cut else None
+        cuts = layout.row_cuts if layout.num_row_blocks > 1 else None
         if spec.sequence:
             return Address(sequences.SEQUENCE, cuts)
         if takes_two_hops(layout, self._plan.hosts):
             return Address(matrices.HOPS, cuts)
         # narrow blocks are not worth an index each
-        if cut and granule >= COMPACT_COLUMNS:
+        if cuts is not None and granule >= COMPACT_COLUMNS:
             return Address(matrices.BLOCKS, cuts, leaves_out=True)
         return Address(matrices.POOLED, cuts)
 

@@ -34,16 +34,14 @@ from rayrec.distributed.program.groups import (
 )
 from rayrec.distributed.program.slots import Sizes, SlotTable, by_collection
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
-from rayrec.distributed.ways.home import Home, Wanted, fill
-from rayrec.distributed.ways.home_lookup import HomeLookup
-from rayrec.distributed.ways.home_sequence import HomeSequence
+from rayrec.distributed.ways.home import Home, HomeLookup, HomeSequence, Wanted, fill
 from rayrec.distributed.ways.in_place_groups import (
+    SharedGradients,
     ascending_chains,
     columns_of,
     sequence_ids_in_place,
 )
-from rayrec.distributed.ways.in_place_rows import OwnedRows, owned_ids
-from rayrec.distributed.ways.shared_gradients import SharedGradients
+from rayrec.distributed.ways.in_place_rows import OwnedRows
 from rayrec.distributed.ways.way import Joined, Leg, Opening, Step, Way, World
 from rayrec.layout import Layout, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.observe.timer import span
@@ -191,10 +189,7 @@ class _InPlaceLeg(Leg):
             extents = self._slots.extents[group.key.collection]
             if group.key.sequence:
                 counts = [s.extents[extents] for s in got]
-                if group.key.dynamic:
-                    ids[group.key] = owned_ids(group, self._pieces, counts, arrived)
-                else:
-                    ids[group.key] = sequence_ids_in_place(group, counts, arrived)
+                ids[group.key] = sequence_ids_in_place(group, self._pieces, counts, arrived)
             else:
                 rows = [sizes.extents[extents.start] for sizes in got]
                 ids[group.key] = pooled_ids(group, rows, arrived)
@@ -244,7 +239,7 @@ class _InPlaceLeg(Leg):
             if step.weights is not None:  # before any row changes
                 total = torch.zeros_like(step.weights)
                 for c, home in self._homes.items():
-                    if home.weighted:
+                    if isinstance(home, HomeLookup) and home.weighted:
                         source, keys = step.routed.source, step.send.keys
                         home.grad_of_weights(mine[c], kept[c], source, keys, total)
                 of_weights.append(total)

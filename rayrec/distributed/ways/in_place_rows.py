@@ -15,71 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayrec.distributed.kernels.dynamic_ids import size_of
-from rayrec.distributed.kernels.ids import WORD, GroupIds, bag_offsets
-from rayrec.distributed.program.groups import GroupKey, LookupGroup, Piece, Use
+from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.program.compile import blocks_of
+from rayrec.distributed.program.groups import GroupKey, LookupGroup, Use
 from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
-from rayrec.distributed.steps.unpack import Arrived
 from rayrec.distributed.ways.way import Step
 from rayrec.dynamic.blocks import first_rows
 from rayrec.dynamic.id_map import ABSENT
 from rayrec.layout import Layout, TableLayout
 
 Parts = list[list[Tensor]]  # by slot and source
-
-
-def owned_ids(
-    group: LookupGroup,
-    pieces: Sequence[Piece],
-    counts: Sequence[Sequence[int]],
-    arrived: Sequence[Arrived],
-) -> GroupIds:
-    """Return bags of one id for what all ranks look up of sequences, empty where the id is
-    another rank's.
-
-    Args:
-        counts: per source, the ids of every use of the collection.
-    """
-    of_use: dict[int, list[int]] = {}
-    for i, slot in enumerate(group.slots):
-        of_use.setdefault(slot.use.index, []).append(i)
-    one = torch.ones(max(max(of_source) for of_source in counts), dtype=WORD)
-    none = torch.zeros_like(one)
-    ids: list[Tensor] = []
-    lengths: list[Tensor] = []
-    lags: list[Tensor] = []
-    places: list[list[slice | Tensor]] = [[] for _ in group.slots]
-    at = 0
-    # source by source and use by use, as the rows of the gradients lie
-    for of_source, source in zip(counts, arrived, strict=True):
-        for use, count in enumerate(of_source):
-            mine = of_use.get(use, [])
-            if not mine:
-                lengths.append(none[:count])
-                continue
-            slot = group.slots[mine[0]]
-            own = source.ids[slot.piece]
-            if slot.whole:
-                lengths.append(one[:count])
-                places[mine[0]].append(slice(at, at + count))
-            else:
-                first = first_rows(own, *pieces[slot.piece].dynamic)
-                shards = [group.slots[i].shard.rows for i in mine]
-                inside = [(first >= rows.start) & (first < rows.stop) for rows in shards]
-                here = torch.stack(inside).any(0)
-                own = own[here]
-                lengths.append(here.to(WORD))
-                for i, of_shard in zip(mine, inside, strict=True):
-                    places[i].append(of_shard[here].nonzero().view(-1) + at)
-            ids.append(own)
-            if group.has_lags:
-                lags.append(torch.full((own.numel(),), slot.use.lag))
-            at += own.numel()
-    offsets = bag_offsets(torch.cat(lengths))
-    sizes = tuple(size_of(place) for of_slot in places for place in of_slot)
-    lags_N = torch.cat(lags) if lags else None
-    return GroupIds(torch.cat(ids), offsets, None, lags_N, sizes, places)
 
 
 class _Told(NamedTuple):
@@ -165,8 +111,7 @@ class OwnedRows:
             table, layout = tables[use.table], self._layout(use)
             blocks, cuts = None, None
             if table.dynamic is not None:
-                size = table.row_multiple
-                blocks = table.num_embeddings // size, size
+                blocks = blocks_of(table)
                 if isinstance(layout, TableLayout) and layout.num_row_blocks > 1:
                     cuts = torch.tensor(layout.row_cuts)
             asked.append(_Asked(use.feature, blocks, cuts))

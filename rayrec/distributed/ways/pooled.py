@@ -23,9 +23,8 @@ from rayrec.distributed.program.groups import GroupKey
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived, pooled_ids
 from rayrec.distributed.ways.compact import BlockPlan, Places, join_blocks
-from rayrec.distributed.ways.home_grads import HomeGrads
 from rayrec.distributed.ways.message_part import MessagePart, Rows, stack
-from rayrec.distributed.ways.spans import Received, cut_spans, plan_join
+from rayrec.distributed.ways.spans import Buffers, HomeGrads, cut_spans, plan_join
 from rayrec.distributed.ways.two_hop import TwoHop
 from rayrec.distributed.ways.way import Step
 
@@ -81,7 +80,7 @@ class Pooled(MessagePart):
         for collection in self.collections:
             groups = [group for group in self.groups if group.key.collection == collection]
             spans = self.plan.writes[collection]
-            if len(self.plan.owners) > 1 or len(groups) != 1 or len(spans) != 1 or spans[0].hop:
+            if len(self.plan.owners) > 1 or len(groups) != 1 or len(spans) != 1 or spans[0].owner:
                 return None
             if spans[0].width != groups[0].width:  # other row blocks are added
                 return None
@@ -114,7 +113,7 @@ class Pooled(MessagePart):
         """Sum row blocks and join column blocks, per collection."""
         home = self._arrive(step, received, rows)
         places = self._places(step)
-        cut_collections = {place.collection for place in places.values()}
+        cut_collections = {place.columns.collection for place in places.values()}
         outputs = {}
         for collection in self.collections:
             if step.bags:
@@ -126,25 +125,25 @@ class Pooled(MessagePart):
                 outputs[collection] = [self._join(home, collection)]
         return outputs, places
 
-    def _arrive(self, step: Step, received: Sequence[Tensor], rows: Rows) -> Received:
-        """Sort what arrived, with this rank's own rows of replicated tables."""
+    def _arrive(self, step: Step, received: Sequence[Tensor], rows: Rows) -> Buffers:
+        """Sort what arrived, with this rank's own rows of replicated tables; see `Span`."""
         routed, rank = step.routed, self.plan.rank
-        pooled: list[list[Tensor]] = []
+        buffers: list[list[Tensor]] = []
         for owner, sizes, values in zip(self.plan.owners, routed.sent, received, strict=True):
             counts = [matrix.values(sizes) for matrix in owner.matrices]
-            parts = zip(values.split(counts), owner.matrices, strict=True) if counts else ()
-            pooled.append([part.view(m.rows(sizes), m.width) for part, m in parts])
+            parts = zip(values.split(counts), owner.matrices, strict=True)
+            buffers.append([part.view(m.rows(sizes), m.width) for part, m in parts])
         replicas = self._mine.replicas
-        # A replica looks up the bags of all ranks, in rank order; only this rank's own are used.
-        before = sum(replicas.rows(sizes) for sizes in routed.got[:rank])
-        bags = replicas.rows(routed.sent[rank])
-        own = [rows[group.key][before : before + bags] for group in replicas.groups]
-        replicated = torch.cat(own, 1) if own else received[0].new_empty(bags, 0)
-        hops: list[Tensor] = []
+        if replicas.groups:
+            # A replica looks up the bags of all ranks, in rank order; only this rank's are used.
+            before = sum(replicas.rows(sizes) for sizes in routed.got[:rank])
+            own = slice(before, before + replicas.rows(routed.sent[rank]))
+            buffers[rank].append(torch.cat([rows[g.key][own] for g in replicas.groups], 1))
         if self._hops is not None:
             of_hops = [rows[group.key] for group in self._mine.hop.groups]
-            hops = self._hops.send_home(self.plan.owners, routed, of_hops, self._device)
-        return Received(pooled, replicated, hops)
+            sums = self._hops.send_home(self.plan.owners, routed, of_hops, self._device)
+            buffers += [[of_host] for of_host in sums]
+        return buffers
 
     def _places(self, step: Step) -> dict[tuple[int, int], Places]:
         """Return where rows belong whose bags without ids stayed at home; empty if none did."""
@@ -154,18 +153,18 @@ class Pooled(MessagePart):
             self._block_plans[keys] = plan
         return self._block_plans[keys].places(step.routed)
 
-    def _join(self, home: Received, collection: int) -> Tensor:
+    def _join(self, home: Buffers, collection: int) -> Tensor:
         """Return (B, D): row blocks summed and column blocks side by side, where all bags came."""
         plan = self.plan
-        output = torch.cat([home.columns_of(span) for span in plan.writes[collection]], 1)
+        output = torch.cat([span.of(home) for span in plan.writes[collection]], 1)
         # Row block 0 is written by now. The order of `adds` fixes the order of every sum.
         for span in plan.adds:
             if span.collection == collection:
-                output[:, span.column : span.column + span.width].add_(home.columns_of(span))
+                output[:, span.column : span.column + span.width].add_(span.of(home))
         return output
 
     def _join_varying(
-        self, home: Received, collection: int, bags: Mapping[str, int]
+        self, home: Buffers, collection: int, bags: Mapping[str, int]
     ) -> list[Tensor]:
         """Return per use (bags, width), where keys have different numbers of bags."""
         plan, outputs = self.plan, []
@@ -173,10 +172,10 @@ class Pooled(MessagePart):
         for use in self._slots.uses[collection]:
             count = bags[use.feature]
             cuts = cut_spans(plan.writes[collection], use)
-            output = torch.cat([home.columns_of(cut)[:count] for cut in cuts], 1)
+            output = torch.cat([cut.of(home)[:count] for cut in cuts], 1)
             for cut in cut_spans(adds, use):
                 first = cut.column - use.column
-                output[:, first : first + cut.width].add_(home.columns_of(cut)[:count])
+                output[:, first : first + cut.width].add_(cut.of(home)[:count])
             outputs.append(output)
         return outputs
 
@@ -208,38 +207,40 @@ class Pooled(MessagePart):
         for owner, (of_owner, sizes, buffer) in enumerate(
             zip(self.plan.owners, step.routed.sent, buffers, strict=True)
         ):
-            at = 0
-            for i, matrix in enumerate(of_owner.flat):
-                count = matrix.values(sizes)
-                if count:
-                    into = buffer[at : at + count].view(-1, matrix.width)
-                    spans, place = self.plan.sends_back[owner][i], kept.get((owner, i))
-                    if place is not None:
-                        place.take(home.whole[spans[0].collection], into, scale)
-                    else:
-                        home.write(spans, into, scale)
-                at += count
+            parts = buffer.split([matrix.values(sizes) for matrix in of_owner.flat])
+            for i, (matrix, part) in enumerate(zip(of_owner.flat, parts, strict=True)):
+                if not part.numel():
+                    continue
+                into = part.view(-1, matrix.width)
+                spans, place = self.plan.sends_back[owner][i], kept.get((owner, i))
+                if place is not None:
+                    place.take(home.whole[spans[0].collection], into, scale)
+                else:
+                    home.write(spans, into, scale)
 
     def _home_grads(
         self, step: Step, grads: Mapping[int, Sequence[Tensor]], kept: _PlacesOf
     ) -> HomeGrads:
+        if step.bags:
+            return HomeGrads({}, grads, self._slots.uses)
         # a look-up by index wants a gradient in one piece
-        return HomeGrads.of(grads, self._slots.uses, bool(step.bags), bool(kept))
+        whole = {c: grad.contiguous() if kept else grad for c, (grad,) in grads.items()}
+        return HomeGrads(whole, {}, self._slots.uses)
 
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
         """Stack the gradients of each matrix, and split them by kernel."""
         grads: dict[GroupKey, Tensor] = {}
-        ats = [0] * len(got)
-        for matrix in self._mine.flat:
+        # [home rank][matrix]
+        cut = [
+            message.split([matrix.values(sizes) for matrix in self._mine.flat])
+            for message, sizes in zip(messages, got, strict=True)
+        ]
+        for i, matrix in enumerate(self._mine.flat):
             if not matrix.groups:
                 continue
-            parts = []
-            for i, (message, sizes) in enumerate(zip(messages, got, strict=True)):
-                parts.append(message[ats[i] : ats[i] + matrix.values(sizes)])
-                ats[i] += matrix.values(sizes)
-            stacked = stack(parts, matrix.width, scale, into)
+            stacked = stack([of_rank[i] for of_rank in cut], matrix.width, scale, into)
             columns = stacked.split([group.width for group in matrix.groups], 1)
             grads.update((g.key, part) for g, part in zip(matrix.groups, columns, strict=True))
         return grads

@@ -6,7 +6,7 @@ replicated table's rows are taken from this rank's own look-up; its gradient goe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,24 +73,17 @@ class Sequences(MessagePart):
         came: dict[tuple[int, int], list[_Came]] = {}
 
         def sort(owner: int, groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor) -> None:
-            # `values` are the rows of some groups, slot by slot: each (ids of its piece, width).
-            at = 0
-            for group in groups:
-                for slot in group.slots:
-                    count = sizes.ids[slot.piece] * slot.width
-                    part = values[at : at + count].view(-1, slot.width)
-                    use = slot.use
-                    came.setdefault((use.collection, use.index), []).append(
-                        _Came(slot, owner, part)
-                    )
-                    at += count
+            for slot, part in _by_slot(groups, sizes, values):
+                use = slot.use.collection, slot.use.index
+                came.setdefault(use, []).append(_Came(slot, owner, part))
 
         for owner, (sizes, values) in enumerate(zip(step.routed.sent, received, strict=True)):
             sort(owner, self._sharded[owner], sizes, values)
         rank, own = self._rank, step.routed.sent[self._rank]
         for group in self._replicas[rank]:
             before = sum(_ids(group, sizes) for sizes in step.routed.got[:rank])
-            sort(rank, [group], own, rows[group.key][before:].reshape(-1))
+            mine = rows[group.key][before : before + _ids(group, own)]
+            sort(rank, [group], own, mine.reshape(-1))
         outputs = {}
         for collection in self.collections:
             outputs[collection] = [
@@ -143,38 +136,42 @@ class Sequences(MessagePart):
         """Write the gradients slot by slot, in the order in which the ids were sent."""
         bounds, keys = step.routed.source.kjt_offsets, step.send.keys
         for owner, (sizes, buffer) in enumerate(zip(step.routed.sent, buffers, strict=True)):
-            at = 0
-            for group in (*self._sharded[owner], *self._replicas[owner]):
-                for slot in group.slots:
-                    count = sizes.ids[slot.piece] * slot.width
-                    of_use = grads[slot.use.collection][slot.use.index]
-                    grad = of_use[:, slot.shard.cols.start : slot.shard.cols.stop]
-                    home = _home_of(step, owner, slot)
-                    if home is not None:
-                        grad = grad[home - bounds[keys.index(slot.use.feature)]]
-                    into = buffer[at : at + count].view(-1, slot.width)
-                    torch.mul(grad, scale, out=into)
-                    at += count
+            groups = (*self._sharded[owner], *self._replicas[owner])
+            for slot, into in _by_slot(groups, sizes, buffer):
+                of_use = grads[slot.use.collection][slot.use.index]
+                grad = of_use[:, slot.shard.cols.start : slot.shard.cols.stop]
+                home = _home_of(step, owner, slot)
+                if home is not None:
+                    grad = grad[home - bounds[keys.index(slot.use.feature)]]
+                torch.mul(grad, scale, out=into)
 
     def split(
         self, messages: Sequence[Tensor], got: Sequence[Sizes], scale: float, into: Tensor | None
     ) -> dict[GroupKey, Tensor]:
         """Stack the gradients of each group, home rank by home rank."""
-        grads = {}
-        ats = [0] * len(got)
-        for group in self.groups:
-            parts = []
-            for i, (message, sizes) in enumerate(zip(messages, got, strict=True)):
-                count = _ids(group, sizes) * group.key.width
-                parts.append(message[ats[i] : ats[i] + count])
-                ats[i] += count
-            grads[group.key] = stack(parts, group.key.width, scale, into)
-        return grads
+        # [home rank][group]
+        cut = [
+            message.split([_values([group], sizes) for group in self.groups])
+            for message, sizes in zip(messages, got, strict=True)
+        ]
+        return {
+            group.key: stack([of_rank[i] for of_rank in cut], group.key.width, scale, into)
+            for i, group in enumerate(self.groups)
+        }
 
 
 def _ids(group: LookupGroup, sizes: Sizes) -> int:
     """Return the ids of one message that a group looks up."""
     return sum(sizes.ids[slot.piece] for slot in group.slots)
+
+
+def _by_slot(
+    groups: Sequence[LookupGroup], sizes: Sizes, values: Tensor
+) -> Iterator[tuple[Slot, Tensor]]:
+    """Yield each slot of some groups with its part of a flat message, (ids of its piece, width)."""
+    slots = [slot for group in groups for slot in group.slots]
+    parts = values.split([sizes.ids[slot.piece] * slot.width for slot in slots])
+    return ((slot, part.view(-1, slot.width)) for slot, part in zip(slots, parts, strict=True))
 
 
 def _values(groups: Sequence[LookupGroup], sizes: Sizes) -> int:

@@ -8,7 +8,7 @@ memory or connections it needs. For a set of collections that share one exchange
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -21,17 +21,18 @@ from rayrec.distributed.kernels.group_lookup import GroupLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
-from rayrec.distributed.program.compile import Address, group_of
+from rayrec.distributed.program.compile import Addressing
 from rayrec.distributed.program.engine_options import EngineOptions
-from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup, Slot, Use
+from rayrec.distributed.program.groups import CollectionSpec, GroupKey, LookupGroup
 from rayrec.distributed.program.slots import Sizes, SlotTable
+from rayrec.distributed.steps.peers import look_up_with_peers
 from rayrec.distributed.steps.route import RoutedIds, SendPlan
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.dynamic.clock import Dynamic, IdClock, Instant
-from rayrec.layout import BaseEmbeddingConfig, Layout, ShardingPlan
+from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.observe.timer import StepTimer
 from rayrec.optim import SparseOptimizer
-from rayrec.shards.named_memory import Memory, MemoryPart
+from rayrec.shards.named_memory import MemoryPart
 from rayrec.shards.touched import TouchClock
 
 
@@ -47,8 +48,6 @@ class World:
         workers: threads that share the work of CPU kernels.
         has_replicas: other sharding groups hold the same shards and make the same updates.
         clock: clock of the stamps of touched rows; None keeps none.
-        memory: memory of this rank's rows and of what undoes their updates; None keeps rows in
-            memory of the process, and undoes nothing.
         id_clocks: clock of the ids of every collection that has dynamic tables, by its number.
     """
 
@@ -60,17 +59,8 @@ class World:
     options: EngineOptions
     has_replicas: bool = False
     clock: TouchClock | None = None
-    memory: Memory | None = None
-    id_clocks: dict[int, IdClock] = field(init=False)
+    id_clocks: Mapping[int, IdClock] = field(default_factory=dict)
     _parts: Iterator[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        clocks = {
-            number: IdClock(timed=spec.uses_time)
-            for number, spec in enumerate(self.specs)
-            if any(table.dynamic is not None for table in spec.tables)
-        }
-        object.__setattr__(self, "id_clocks", clocks)
 
     def with_rows(self, rows: Mapping[str, int]) -> World:
         """Return the world with other numbers of rows of some dynamic tables; ids grow on."""
@@ -84,9 +74,7 @@ class World:
             )
             for spec in self.specs
         )
-        world = replace(self, specs=specs)
-        object.__setattr__(world, "id_clocks", self.id_clocks)
-        return world
+        return replace(self, specs=specs)
 
     def instants(self) -> dict[str, Instant]:
         """Return the instant of every dynamic table, by which its ids grow old."""
@@ -113,7 +101,8 @@ class World:
 
     def part(self) -> MemoryPart | None:
         """Return memory for one more kernel or space; ranks with one plan get the same names."""
-        return None if self.memory is None else self.memory.part(f"rows{next(self._parts)}")
+        memory = self.options.memory
+        return None if memory is None else memory.part(f"rows{next(self._parts)}")
 
 
 @dataclass(frozen=True)
@@ -127,9 +116,9 @@ class Step:
         weights: the weights of the KJT, where the model learns them; else None.
         exchange: connects the ranks.
         lookups: the kernels of this rank.
-        look_up: runs one of them on the ids that a key's group was sent.
+        peers: the ranks of other sharding groups that make the same updates, each with the
+            gradients of all; None where there are none.
         ahead: the ids were routed beside an earlier step, so no rank has waited for the others.
-        replicas: sharding groups that make the same updates, each with the gradients of all.
         anchor: an empty tensor that keeps a rank without rows in the graph, since every rank must
             enter the collectives of the backward pass.
         timer: counts where time goes, or None.
@@ -143,15 +132,20 @@ class Step:
     weights: Tensor | None
     exchange: Exchange
     lookups: Mapping[GroupKey, GroupLookup]
-    look_up: Callable[[GroupKey, GroupIds], Tensor]
+    peers: Exchange | None
     ahead: bool
-    replicas: int
     anchor: Tensor
     timer: StepTimer | None
     rows: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
+    def look_up(self, key: GroupKey, ids: GroupIds) -> Tensor:
+        """Run a kernel on the ids that its group was sent."""
+        if self.peers is None or not torch.is_grad_enabled():
+            return self.lookups[key](ids)
+        return look_up_with_peers(self.lookups[key], ids, self.peers)
 
-class Way(ABC):
+
+class Way(Addressing):
     """Way in which the rows of some collections travel under one plan."""
 
     @abstractmethod
@@ -159,20 +153,8 @@ class Way(ABC):
         """Return True if the rows of a collection travel this way; all ranks answer alike."""
 
     @abstractmethod
-    def address(self, spec: CollectionSpec, layout: Layout, granule: int) -> Address:
-        """Return how the ids and rows of a table with this layout travel; see `Address`."""
-
-    @abstractmethod
     def leg(self, slots: SlotTable, rank: int, collections: Sequence[int]) -> Leg:
         """Make the leg that runs in every step, for some collections of a slot table."""
-
-    def header(self, spec: CollectionSpec, uses: Sequence[Use]) -> tuple[str | None, ...]:
-        """Return the counts of a batch that ranks tell each other; see `SlotTable.headers`."""
-        return ()
-
-    def arrange(self, key: GroupKey, slots: Sequence[Slot]) -> Iterable[LookupGroup]:
-        """Return the groups of one rank's slots that have a key in common."""
-        return [group_of(key, slots)]
 
     def space_of(self, collection: int) -> TableSpace | None:
         """Return the memory that holds the rows of a collection, where ranks share one."""

@@ -64,7 +64,8 @@ class RouteWeights(torch.autograd.Function):
                 else:
                     total.index_add_(0, part.origin[ids], grad.to(total.dtype))
         # `MessageLeg.reverse` has divided by the number of ranks, as only the tables' part wants it
-        return None, None, total.mul_(len(got) * step.replicas)
+        groups = 1 if step.peers is None else step.peers.world_size
+        return None, None, total.mul_(len(got) * groups)
 
 
 def _ids(pieces: frozenset[int], sizes: Sizes) -> int:
