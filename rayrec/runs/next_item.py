@@ -14,7 +14,7 @@ that the rows of a user should overlap little: windows of their items, and not o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayrec.errors import ConfigError
@@ -24,68 +24,44 @@ from rayrec.runs.item_pairs import Pairs
 from rayrec.runs.next_item_options import check_schema
 from rayrec.runs.next_item_scores import NextItemScorer, by_ranker, score_lines
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
-from rayrec.runs.training import FileRun
 
 if TYPE_CHECKING:
     from rayrec.driver import Result
+    from rayrec.runs.run_file import RunFile
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextItemRun(FileRun):
-    """Training run of a next-item model.
-
-    Attributes:
-        model: the model.
-        eval: as `train`, of the rows to rank.
-        schema: the JSON text of the schema.
-        where, eval_where: filters of the rows; None takes all.
-        num_streams: see `DataSection`.
-    """
-
-    model: NextItemModel
-    eval: str
-    schema: str
-    where: str | None = None
-    eval_where: str | None = None
-    num_streams: int | None = None
-
-
-def train_next_item(run: NextItemRun, reporting: Reporting) -> None:
+def train_next_item(settings: RunFile, reporting: Reporting) -> None:
     """Train, rank the items of the held-out rows by model and baselines, and report.
 
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
-        ConfigError: a feature is not in the schema, or a list is longer than all items.
+        ConfigError: the data are not said, a feature is not in the schema, or a list is longer than
+            all items.
         InputError: no training row has a history.
     """
     from rayrec.data import NextItemDataset
-    from rayrec.driver import Driver
 
-    model = run.model
-    if run.run.evaluation is not None:
+    text, model, said = settings.schema_text(), settings.model, settings.data
+    assert isinstance(model, NextItemModel)
+    if settings.run.evaluation is not None:
         raise ConfigError(
             "run.evaluation scores on the way, and next-item models are ranked after training "
             "alone; leave it out."
         )
+    schema, of_train, of_eval = map(settings.needed, ("schema", "train", "eval"))
     # labels are not read
-    train = open_data(
-        run.train, run.schema, run.schema_source, run.where, False, num_streams=run.num_streams
-    )
-    held_out = open_data(run.eval, run.schema, run.schema_source, run.eval_where, with_labels=False)
+    train = open_data(of_train, text, schema, said.where, False, num_streams=said.num_streams)
+    held_out = open_data(of_eval, text, schema, said.eval_where, with_labels=False)
     check_schema(model, train.schema)
     if not held_out.num_rows:
-        raise ConfigError(f"{run.eval} has no rows to rank; hold out others.")
+        raise ConfigError(f"{of_eval} has no rows to rank; hold out others.")
     pairs = Pairs.of_rows(train, model.history, model.item)
-    recipe = NextItemRecipe(schema=run.schema, model=model, counts=pairs.counts)
+    recipe = NextItemRecipe(schema=text, model=model, counts=pairs.counts)
     recipe.table()  # checks
-    driver = Driver(
+    driver = settings.driver(
         recipe,
         NextItemDataset(data=train, candidates=recipe.candidates()),
-        run.scaling,
-        replace(run.run, extras={**run.run.extras, **recipe.to_extras()}),
-        plan=run.plan,
-        constraints=run.constraints,
-        topology=run.topology,
+        replace(settings.run, extras={**settings.run.extras, **recipe.to_extras()}),
         scorer=NextItemScorer(held_out=held_out, pairs=pairs, seen=model.seen, ks=model.ks),
     )
     fit_and_report(driver, reporting, _outcome)

@@ -27,11 +27,11 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     planted = settings.data.planted
     if planted is None:
         if isinstance(settings.model, TwoTowerModel):
-            train_towers(settings.tower_run(), reporting)
+            train_towers(settings, reporting)
         elif isinstance(settings.model, NextItemModel):
-            train_next_item(settings.next_item_run(), reporting)
+            train_next_item(settings, reporting)
         else:
-            train_clicks(settings.click_run(), reporting)
+            train_clicks(settings, reporting)
         return
     if not isinstance(settings.model, ModelRecipe):
         raise ConfigError(
@@ -56,4 +56,4 @@ def train(settings: RunFile, reporting: Reporting) -> None:
             eval=str(made.eval),
             schema=str(made.schema),
         )
-        train_clicks(replace(settings, data=data).click_run(), reporting)
+        train_clicks(replace(settings, data=data), reporting)
