@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,7 @@ def command(**given: Any) -> None:
     say(convert_criteo(**given), "rows")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the conversion; returns the exit code.
-
-    Raises:
-        RayrecError: see `rayrec.command.run_command`.
-    """
-    return run_click(command, "python -m jobs.convert_criteo", argv)
+main = partial(run_click, command, "python -m jobs.convert_criteo")
 
 
 def convert_criteo(
