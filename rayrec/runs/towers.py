@@ -107,7 +107,7 @@ def train_towers(settings: RunFile, reporting: Reporting) -> None:
         log_q=None,
         all_ranks=model.all_ranks,
     )
-    recipe.check()
+    recipe.sides()  # checks
     with ExitStack() as stack:
         work = settings.data.work_dir
         if work is None:
