@@ -7,27 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from rayrec.streams.config import KAFKA_READER
 from rayrec.streams.objects import KafkaMessage
 
 REPLY_S = 3.0  # for a broker's answer
 POLL_S = 0.1
-FETCH_MS = 100  # for an answer while a partition has no more
-AHEAD_KB = 4096  # that the client receives of a partition before its turn
-FULL_MS = 10  # until it asks for more, once it had as much
-
-
-def own_properties() -> dict[str, Any]:
-    """Return the properties by which a client reads one partition by offsets."""
-    return {
-        "group.id": "rayrec",  # the client wants one; nothing is committed to it
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-        "enable.partition.eof": True,
-        "fetch.wait.max.ms": FETCH_MS,  # another partition waits for it
-        "queued.max.messages.kbytes": AHEAD_KB,
-        "fetch.queue.backoff.ms": FULL_MS,
-    }
 
 
 class MessagesGone(Exception):
@@ -48,7 +32,7 @@ class PartitionReader:
 
     def __init__(self, kafka: Any, common: Mapping[str, Any]) -> None:
         self._kafka = kafka
-        self._client = kafka.Consumer({**common, **own_properties()})
+        self._client = kafka.Consumer({**common, **KAFKA_READER})
         self.queue: deque[KafkaMessage] = deque()
         self._place: tuple[str, int, int] | None = None  # topic, partition, offset of the cursor
         self.past = 0  # the offset up to which messages were received

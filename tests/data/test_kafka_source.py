@@ -15,7 +15,7 @@ import pytest
 from rayrec.errors import ConfigError, InputError
 from rayrec.streams import StreamConfig, kafka_partition
 from rayrec.streams import kafka as reading
-from rayrec.streams.config import KafkaConfig
+from rayrec.streams.config import KAFKA_READER, KafkaConfig
 from rayrec.streams.messages import decode
 from rayrec.streams.objects import KafkaMessage, ObjectReader
 from tests.data.kafka_cluster import PARTITIONS, awaited, cluster, cluster_process, ipc, kafka, send
@@ -62,7 +62,7 @@ def test_rows_of_windows_are_those_of_a_plain_walk(
     turn = rng.choice([1, 3, 50])
     monkeypatch.setattr(reading, "ROUND", turn)
     monkeypatch.setattr(reading, "MOST_READERS", rng.choice([1, 2, 3, 8]))
-    monkeypatch.setattr(kafka_partition, "FETCH_MS", 1)
+    monkeypatch.setitem(KAFKA_READER, "fetch.wait.max.ms", 1)
     monkeypatch.setattr(
         reading, "READ", {"json": rng.choice([1, 5, 100]), "arrow": rng.choice([1, 9])}
     )
