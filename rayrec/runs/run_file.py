@@ -32,11 +32,13 @@ from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
 from rayrec.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
-from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
+from rayrec.runs.next_item_options import run_options
+from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, read_settings
 from rayrec.runs.towers import TWO_TOWER, TwoTowerModel
+from rayrec.train.optimizer_config import DEFAULT_BATCH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,8 +151,8 @@ class RunFile:
         whole = cls(
             model=section,
             data=read("data", DataSection),
-            scaling=read("scaling", ScalingConfig, default_scaling()),
-            run=read("run", RunConfig, default_run("steps" in run, section)),
+            scaling=read("scaling", ScalingConfig, _default_scaling()),
+            run=read("run", RunConfig, _default_run("steps" in run, section)),
             plan=read("plan", PlanSection),
             source=settings.file or "the command line",
         )
@@ -164,13 +166,7 @@ class RunFile:
     def _check_used(
         self, source_of: Callable[[tuple[str, ...]], str], run: Mapping[str, Any]
     ) -> None:
-        """Check that the run uses what is said of it.
-
-        Args:
-            run: the section as the user wrote it.
-        Raises:
-            ConfigError: names the key.
-        """
+        """Check that the run uses what is said of it, in `run` as the user wrote it."""
         ignored = []
         # who says storage_path = "none" has switched off what else is said of it
         if "name" in run and "storage_path" not in run:
@@ -204,11 +200,11 @@ class RunFile:
             {
                 "model": table_of(self.model, leave_out=("schema", "tasks")),
                 "data": table_of(self.data),
-                "scaling": table_of(self.scaling, default_scaling()),
+                "scaling": table_of(self.scaling, _default_scaling()),
                 # a name without the key would be a mistake
                 "run": {
                     "storage_path": NONE,
-                    **table_of(self.run, default_run(in_steps, self.model)),
+                    **table_of(self.run, _default_run(in_steps, self.model)),
                 },
                 "plan": table_of(self.plan),
             }
@@ -272,3 +268,23 @@ class RunFile:
             topology=self.plan.topology,
             scorer=scorer,
         )
+
+
+def _default_scaling() -> ScalingConfig:
+    """Return the scaling of a file without the section."""
+    return ScalingConfig(num_workers=default_ranks())
+
+
+def _default_run(in_steps: bool, model: object) -> RunConfig:
+    """Return the run options of a file without the section, of one epoch.
+
+    Args:
+        in_steps: the file gives steps, so there are no epochs by default.
+        model: the section model; next-item models have rates and batches of their own.
+    """
+    run = RunConfig(
+        global_batch_size=DEFAULT_BATCH,
+        steps=1 if in_steps else None,
+        epochs=None if in_steps else 1,
+    )
+    return replace(run, **run_options(model)) if isinstance(model, NextItemModel) else run
