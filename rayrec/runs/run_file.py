@@ -33,7 +33,7 @@ from rayrec.fields.writing import table_of
 from rayrec.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
 from rayrec.runs.inputs import read_text
-from rayrec.runs.next_item_options import run_options
+from rayrec.runs.next_item import run_options
 from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, read_settings

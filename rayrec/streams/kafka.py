@@ -17,8 +17,7 @@ from typing import Any
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
 from rayrec.streams.config import KafkaConfig
-from rayrec.streams.kafka_client import client_properties
-from rayrec.streams.kafka_partition import REPLY_S, MessagesGone, PartitionReader
+from rayrec.streams.kafka_client import REPLY_S, MessagesGone, PartitionReader, client_properties
 from rayrec.streams.messages import Decoded, decode
 from rayrec.streams.objects import ObjectReader
 from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, library

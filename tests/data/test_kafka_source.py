@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.streams import StreamConfig, kafka_partition
+from rayrec.streams import StreamConfig, kafka_client
 from rayrec.streams import kafka as reading
 from rayrec.streams.config import KAFKA_READER, KafkaConfig
 from rayrec.streams.messages import decode
@@ -201,7 +201,7 @@ def test_a_partition_that_is_added_begins_at_its_beginning() -> None:
 def test_a_cluster_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start and inside of a round, with one warning and without a spin."""
     monkeypatch.setattr(reading, "REPLY_S", 0.4)
-    monkeypatch.setattr(kafka_partition, "REPLY_S", 0.4)
+    monkeypatch.setattr(kafka_client, "REPLY_S", 0.4)
     with cluster_process() as (process, servers):
         producer = kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
         send(producer, "clicks", [(0, value) for value in messages_of("json", 0, 3)])
