@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from rayrec.chaos.outcome_file import read_out
+from rayrec.chaos.campaign import Outcome
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     moments: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     for path in args.outcomes:
-        outcome = read_out(path)
+        outcome = Outcome.from_json(Path(path).read_text())
         lines += ["", f"{Path(path).stem}:", "", *outcome.table()]
         for run in outcome.runs:
             struck.update(blow.kind for blow in run.blows for _ in blow.pids)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -67,13 +67,7 @@ def say(log: WrittenLog) -> None:
     print(f"{sum(log.events.values())} events of {log.users} users in {log.path}: {parts}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the conversion; returns the exit code.
-
-    Raises:
-        RayrecError: see `rayrec.command.run_command`.
-    """
-    return run_click(command, "python -m jobs.convert_events", argv)
+main = partial(run_click, command, "python -m jobs.convert_events")
 
 
 if __name__ == "__main__":

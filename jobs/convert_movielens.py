@@ -14,8 +14,8 @@ ratings. `movielens_files` reads the files.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from click.core import ParameterSource
 
 from jobs.convert_events import say as say_log
 from jobs.converting import Converted, converted, options, say
 from jobs.movielens_files import log_schema, numbers, place_of, read_films
 from rayrec.checks import seed_number
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, is_said
 from rayrec.cli.group import run_click
 from rayrec.cli.values import PATH, count
 from rayrec.command import run_command
@@ -86,7 +85,7 @@ def command(**given: Any) -> None:
     given["split"] = given["split"] or "leave-one-out"
     unused = ["seed"] if given["split"] == "time" else ["seed", "eval_fraction"]
     for name in unused:
-        if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if is_said(name):
             option = name.replace("_", "-")
             raise ConfigError(
                 f"--{option} has no effect with --sequences and --split {given['split']}; leave it "
@@ -98,13 +97,7 @@ def command(**given: Any) -> None:
     say_log(convert_movielens_log(history=history, **given))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the conversion; returns the exit code.
-
-    Raises:
-        RayrecError: see `rayrec.command.run_command`.
-    """
-    return run_click(command, "python -m jobs.convert_movielens", argv)
+main = partial(run_click, command, "python -m jobs.convert_movielens")
 
 
 def convert_movielens(

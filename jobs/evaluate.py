@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from rayrec.cli.main import run, start
+from rayrec.cli.main import job, start
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Score a checkpoint; returns the exit code.
-
-    Raises:
-        RayrecError, RunInterrupted: the error of the command.
-    """
-    return run(["evaluate", *(sys.argv[1:] if argv is None else argv)])
-
+main = job("evaluate")
 
 if __name__ == "__main__":
     sys.exit(start(main))

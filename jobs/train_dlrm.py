@@ -10,22 +10,12 @@ Without a run file it takes train_dlrm.toml, which lies beside this file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from rayrec.cli.main import run, start
+from rayrec.cli.main import job, start
 
 RUN_FILE = str(Path(__file__).with_suffix(".toml"))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train; returns the exit code.
-
-    Raises:
-        RayrecError, RunInterrupted: the error of the command.
-    """
-    return run(["train", *(sys.argv[1:] if argv is None else argv)], RUN_FILE)
-
+main = job("train", RUN_FILE)
 
 if __name__ == "__main__":
     sys.exit(start(main))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rayrec.chaos.account import RunRecord, table
@@ -13,6 +14,7 @@ from rayrec.chaos.fault_run import Bounds, FaultRun
 from rayrec.chaos.job import Job
 from rayrec.chaos.schedule import DRIVER, GCS, NODE, schedule
 from rayrec.errors import ConfigError, RayrecError, RunInterrupted
+from rayrec.fields.reading import read_record
 from rayrec.machine.signals import hold_signals
 
 USER_MISTAKE = "code 2: "
@@ -71,6 +73,23 @@ class Outcome:
     def table(self) -> list[str]:
         """Return the runs as a Markdown table."""
         return table(self.runs, self.calm.digests, self.kinds)
+
+    def to_json(self) -> str:
+        """Return the outcome as JSON text, with a verdict beside each run."""
+        told = {"good": self.is_good, "kinds": self.kinds, **asdict(self)}
+        for run, record in zip(self.runs, told["runs"], strict=True):
+            record["verdict"] = run.verdict(self.calm.digests)
+        return json.dumps(told, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Outcome:
+        """Return the outcome of such a text."""
+        told = json.loads(text)
+        del told["good"]
+        for record in told["runs"]:
+            del record["verdict"]
+        outcome: Outcome = read_record(cls, told)
+        return outcome
 
 
 def shake(

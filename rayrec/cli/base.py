@@ -83,6 +83,12 @@ class Command(click.Command):
                 raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
 
 
+def is_said(name: str) -> bool:
+    """Return True if the command line gives an option of the command that runs."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     """Return a decorator that adds options and arguments, which the help shows in this order."""
 
@@ -94,26 +100,18 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     return decorate
 
 
-def rank_options(*, plan: bool = True, local: bool = True) -> Callable[[F], F]:
-    """Return a decorator that adds the options that `rayrec.runs.scaling.scaling_from` reads.
-
-    Args:
-        plan: the command places tables, so that a plan can be chosen.
-        local: the command can run without Ray.
-    """
-    option = click.option
-    wait = "seconds to wait for room on the cluster (120 where that can help)"
-    options = [
-        option("--ranks", type=count(), metavar="N", help="ranks, one Ray actor each (2)"),
-        option("--gpu", is_flag=True, help="one GPU per rank and NCCL; default is CPU and gloo"),
-        option("--cpus-per-rank", type=POSITIVE, default=1, metavar="C", help="CPUs of a rank (1)"),
-        option("--pin-cores", is_flag=True, help="pin every CPU rank to cores of its own"),
-        option("--placement-timeout", type=SECONDS, metavar="SECONDS", help=wait),
-    ]
-    if plan:
-        text = "auto, a sharding kind for all tables, or a plan's JSON file"
-        options.append(option("--plan", default="auto", metavar="PLAN", help=text))
-    if local:
-        text = "one rank in this process, without Ray"
-        options.append(option("--local", is_flag=True, help=text))
-    return with_options(options)
+# what `rayrec.runs.scaling.scaling_from` reads, but for `local`
+RANK_OPTIONS = [
+    click.option("--ranks", type=count(), metavar="N", help="ranks, one Ray actor each (2)"),
+    click.option("--gpu", is_flag=True, help="one GPU per rank and NCCL; default is CPU and gloo"),
+    click.option(
+        "--cpus-per-rank", type=POSITIVE, default=1, metavar="C", help="CPUs of a rank (1)"
+    ),
+    click.option("--pin-cores", is_flag=True, help="pin every CPU rank to cores of its own"),
+    click.option(
+        "--placement-timeout",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="seconds to wait for room on the cluster (120 where that can help)",
+    ),
+]

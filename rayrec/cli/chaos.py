@@ -91,15 +91,16 @@ def command(
     finished step, and the steps that were done again. It ends with 1 where a run failed, hung, or
     ended with other tables.
     """
-    from rayrec.chaos.campaign import Campaign, shake
+    from rayrec.chaos.campaign import Campaign, Outcome, shake
     from rayrec.chaos.fault_run import Bounds
     from rayrec.chaos.job import read_job, set_values
-    from rayrec.chaos.outcome_file import check_out, write_out
     from rayrec.runs.scaling import default_ranks
     from rayrec.runs.toml_tree import read_settings
+    from rayrec.storage import probe_output, write_whole
 
     read = read_job(job, read_settings(None, set_values(job)).tables, default_ranks())
-    check_out(out)
+    what = "the outcome (--out)"
+    probe_output(what, out)  # hours are spent before it is written
     campaign = Campaign(
         every_s=every,
         signals=signals,
@@ -114,7 +115,11 @@ def command(
     def say(line: str) -> None:
         print(line, flush=True)
 
-    outcome = shake(read, campaign, say, lambda runs: write_out(out, runs))
+    def keep(outcome: Outcome) -> None:
+        if out is not None:
+            write_whole(what, out, outcome.to_json())
+
+    outcome = shake(read, campaign, say, keep)
     print("\n".join(["", *outcome.table()]))
     if not outcome.is_good:
         raise click.exceptions.Exit(1)

@@ -99,7 +99,7 @@ def command(
     from rayrec.checkpoint import checkpoint_path, read_manifest
     from rayrec.errors import ConfigError
     from rayrec.next_item_recipe import NextItemRecipe
-    from rayrec.runs.inputs import made_part, open_data
+    from rayrec.runs.inputs import open_data, rows_to_score
     from rayrec.serve import ParityBounds, export
     from rayrec.serve.recipes import recipe_in
 
@@ -114,7 +114,7 @@ def command(
         # the labels of a log's events are not those of its next items
         labels = not isinstance(recipe, NextItemRecipe)
         source = f"the schema of {path}"
-        rows = open_data(made_part(data, "eval"), recipe.schema, source, with_labels=labels)
+        rows = open_data(rows_to_score(data), recipe.schema, source, with_labels=labels)
     manifest = export(
         path,
         out,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, is_said
 from rayrec.cli.values import NAMES, PATH, count
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ rayrec inspect runs/clicks@best
 @click.option("--where", metavar="CONDITION", help="which rows are looked at")
 @click.option("--schema", type=PATH, metavar="FILE", help="write the proposed schema there")
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON")
-@click.pass_context
 def command(
-    context: click.Context,
     path: str,
     label: tuple[str, ...],
     rows: int,
@@ -68,11 +66,7 @@ def command(
 
     found = _kept(path)
     if found is not None:
-        told = [
-            f"--{name.removeprefix('as_')}"
-            for name in ("label", "rows", "where", "schema")
-            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        ]
+        told = [f"--{name}" for name in ("label", "rows", "where", "schema") if is_said(name)]
         if told:
             raise ConfigError(f"{told[0]} is about data, and {path} is none; leave it out.")
         print(found.to_json() if as_json else found.to_text(), end="\n" * (not as_json))

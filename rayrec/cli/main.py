@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from rayrec.cli.ctrl_c import ended_by_ctrl_c
+
+Main = Callable[[Sequence[str] | None], int]
 
 
 def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:
@@ -22,7 +25,16 @@ def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:
     return group.run(argv, run_file)
 
 
-def start(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
+def job(command: str, run_file: str | None = None) -> Main:
+    """Return the `main` of a job, which runs a subcommand with the words of the job."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        return run([command, *(sys.argv[1:] if argv is None else argv)], run_file)
+
+    return main
+
+
+def start(main: Main, argv: Sequence[str] | None = None) -> int:
     """Load the command line and call `main`; returns the exit code, see `rayrec.command`."""
     with ended_by_ctrl_c():
         from rayrec.command import run_command  # late: these imports take a while

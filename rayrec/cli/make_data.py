@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, is_said
 from rayrec.cli.values import PATH, SEED, count
 from rayrec.errors import ConfigError
 
@@ -65,9 +64,7 @@ rayrec make-data data/plays --rows 500000 --days 20
     help="other seeds make other rows of the same kind",
 )
 @click.option("--overwrite", is_flag=True, help="replace data in DIR, and leave other files")
-@click.pass_context
 def command(
-    context: click.Context,
     out: str,
     rows: int,
     eval_rows: int,
@@ -86,7 +83,7 @@ def command(
     of_log = {"days", "drift_day"}
     others = {"lifetime", "eval_rows"} if days is not None else of_log
     for name in sorted(others):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if is_said(name):
             why = "needs --days" if name in of_log else "is not for an event log (--days)"
             raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out.")
     if days is not None:

@@ -6,6 +6,7 @@ Needs neither torch nor Ray nor a cluster.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 from rayrec.checks import separate_files
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, F
 from rayrec.cli.values import FRACTION, PATH, SHARE, count
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
@@ -30,100 +31,93 @@ from rayrec.storage import probe_output, write_whole
 RANKS = count(1, MAX_RANKS)
 
 
-def _wire_option(name: str, help: str) -> click.Option:
-    return click.Option(
-        [name], type=click.Choice(WIRE_PRECISIONS), default="fp32", show_default=True, help=help
-    )
+def _wire_option(name: str, text: str) -> Callable[[F], F]:
+    choices = click.Choice(WIRE_PRECISIONS)
+    return click.option(name, type=choices, default="fp32", show_default=True, help=text)
 
 
-OPTIONS = [
-    click.Option(
-        ["--schema"],
-        type=PATH,
-        required=True,
-        metavar="FILE",
-        help="schema.json with the tables and features",
-    ),
-    click.Option(
-        ["--topology"],
-        type=PATH,
-        required=True,
-        metavar="FILE|PRESET",
-        help=f"a topology's JSON file, or one of {', '.join([*PRESETS, CPU])}",
-    ),
-    click.Option(
-        ["--ranks"],
-        type=RANKS,
-        metavar="N",
-        help="ranks of a preset, all hosts together (8 per host)",
-    ),
-    click.Option(
-        ["--hosts"], type=RANKS, metavar="H", help="hosts of a preset (as few as the ranks need)"
-    ),
-    click.Option(
-        ["--reserve"],
-        type=FRACTION,
-        metavar="FRACTION",
-        help=f"memory of a preset kept free ({RESERVE})",
-    ),
-    click.Option(
-        ["--input-hidden"],
-        type=SHARE,
-        metavar="SHARE",
-        help="share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)",
-    ),
-    click.Option(
-        ["--batch"],
-        type=count(),
-        default=2048,
-        show_default=True,
-        metavar="B",
-        help="rows per rank and step",
-    ),
-    click.Option(
-        ["--optimizer"],
-        type=click.Choice(list(SPARSE_OPTIMIZERS)),
-        default="rowwise_adagrad",
-        show_default=True,
-        help="fused optimizer",
-    ),
-    click.Option(
-        ["--kinds"], metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}"
-    ),
-    _wire_option("--qcomms-forward", "what rows travel as between ranks"),
-    _wire_option("--qcomms-backward", "what their gradients travel as"),
-    click.Option(
-        ["--share-tables/--no-share-tables"],
-        default=True,
-        help="CPU ranks of one host read each other's rows in place where they can (default)",
-    ),
-    click.Option(
-        ["--constraints"],
-        type=PATH,
-        metavar="FILE",
-        help="JSON: table name -> fields of ParameterConstraints",
-    ),
-    click.Option(
-        ["--profile"],
-        type=PATH,
-        metavar="PATH",
-        help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)",
-    ),
-    click.Option(["--out"], type=PATH, metavar="FILE", help="where to write the plan as JSON"),
-    click.Option(
-        ["--html"],
-        type=PATH,
-        metavar="FILE",
-        help="where to write the plan as one self-contained page",
-    ),
-    click.Option(
-        ["--diff"], type=PATH, metavar="FILE", help="an earlier plan: print what would move"
-    ),
-]
+@click.command(
+    cls=Command,
+    examples=r"""
+rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 \
+    --out plan.json --html plan.html
+rayrec plan --schema schema.json --topology topology.json --diff plan.json
+""",
+)
+@click.option(
+    "--schema",
+    type=PATH,
+    required=True,
+    metavar="FILE",
+    help="schema.json with the tables and features",
+)
+@click.option(
+    "--topology",
+    type=PATH,
+    required=True,
+    metavar="FILE|PRESET",
+    help=f"a topology's JSON file, or one of {', '.join([*PRESETS, CPU])}",
+)
+@click.option(
+    "--ranks", type=RANKS, metavar="N", help="ranks of a preset, all hosts together (8 per host)"
+)
+@click.option(
+    "--hosts", type=RANKS, metavar="H", help="hosts of a preset (as few as the ranks need)"
+)
+@click.option(
+    "--reserve", type=FRACTION, metavar="FRACTION", help=f"memory of a preset kept free ({RESERVE})"
+)
+@click.option(
+    "--input-hidden",
+    type=SHARE,
+    metavar="SHARE",
+    help="share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)",
+)
+@click.option(
+    "--batch",
+    type=count(),
+    default=2048,
+    show_default=True,
+    metavar="B",
+    help="rows per rank and step",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(SPARSE_OPTIMIZERS)),
+    default="rowwise_adagrad",
+    show_default=True,
+    help="fused optimizer",
+)
+@click.option("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
+@_wire_option("--qcomms-forward", "what rows travel as between ranks")
+@_wire_option("--qcomms-backward", "what their gradients travel as")
+@click.option(
+    "--share-tables/--no-share-tables",
+    default=True,
+    help="CPU ranks of one host read each other's rows in place where they can (default)",
+)
+@click.option(
+    "--constraints",
+    type=PATH,
+    metavar="FILE",
+    help="JSON: table name -> fields of ParameterConstraints",
+)
+@click.option(
+    "--profile",
+    type=PATH,
+    metavar="PATH",
+    help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)",
+)
+@click.option("--out", type=PATH, metavar="FILE", help="where to write the plan as JSON")
+@click.option(
+    "--html", type=PATH, metavar="FILE", help="where to write the plan as one self-contained page"
+)
+@click.option("--diff", type=PATH, metavar="FILE", help="an earlier plan: print what would move")
+def command(**given: Any) -> None:
+    """Plan where every table lies, without a cluster.
 
-
-def run(**given: Any) -> None:
-    """Make the plan, print its report and write the files asked for. Raises RayrecError."""
+    The plan that --out gets is the one that `rayrec train` and rayrec.Driver take.
+    """
     options = SimpleNamespace(**given)
     _check_files(options)
     schema = FeatureSchema.load(options.schema)
@@ -178,10 +172,8 @@ def run(**given: Any) -> None:
 
 
 def _check_files(options: SimpleNamespace) -> None:
-    """Check before planning that the files asked for can be written, and over no file that is read.
-
-    Raises:
-        ConfigError: names the option and the file.
+    """Check before planning that the files asked for can be written, and over no file that is
+    read.
     """
     outputs = {"--out": options.out, "--html": options.html}
     inputs = {"--schema": options.schema, "--constraints": options.constraints}
@@ -217,19 +209,3 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from None
-
-
-command = Command(
-    "plan",
-    callback=run,
-    params=[*OPTIONS],
-    help="""Plan where every table lies, without a cluster.
-
-    The plan that --out gets is the one that `rayrec train` and rayrec.Driver take.
-    """,
-    examples=r"""
-rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 \
-    --out plan.json --html plan.html
-rayrec plan --schema schema.json --topology topology.json --diff plan.json
-""",
-)

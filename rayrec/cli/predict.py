@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, is_said
 from rayrec.cli.scored import score, scoring_of, scoring_options
 from rayrec.cli.values import NAMES, PATH, count
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 FILES = (".parquet", ".pq", ".parq")  # an --out that ends so is one file
 MOST_WORKERS = 16  # started unasked: each holds the libraries of its own, some 0.3 GB
+FORMAT = b'"rayrec.artifact"'
+HEAD_BYTES = 256  # the format is the first field of a manifest
 OF_RANKS = (
     "ranks",
     "local",
@@ -97,13 +100,12 @@ def command(
     --columns. It appears when it is complete. Labels are not read, so the data need none.
     """
     from rayrec.errors import ConfigError
-    from rayrec.runs.predicting import is_artifact
 
     if given["masked"] and given["k"] is None:
         raise ConfigError("--masked is about the lists of --k; give --k, too, or leave it out.")
     if columns and keys:
         raise ConfigError("--columns and --keys are the same; give one of them.")
-    if is_artifact(given["checkpoint"]):
+    if _is_artifact(given["checkpoint"]):
         predicted = _by_artifact(given, out, columns or keys, workers, batch_size)
     else:
         _take("--workers", "ranks", workers, given)
@@ -117,6 +119,17 @@ def command(
     print(f"predictions: {predicted.path} ({predicted.rows} rows, {predicted.parts} files)")
 
 
+def _is_artifact(path: str) -> bool:
+    """Return True if a local folder has the manifest of an artifact; that of a checkpoint names
+    another format.
+    """
+    try:
+        with open(os.path.join(os.path.expanduser(path), "manifest.json"), "rb") as file:
+            return FORMAT in file.read(HEAD_BYTES)
+    except (OSError, ValueError):
+        return False
+
+
 def _by_artifact(
     given: dict[str, Any],
     out: str,
@@ -124,18 +137,15 @@ def _by_artifact(
     workers: int | None,
     batch_size: int | None,
 ) -> Predicted:
-    """Score by processes of this machine.
-
-    Raises:
-        ConfigError: an option is about ranks, or names a file.
-    """
+    """Score by processes of this machine; no option may be about ranks, or name a file."""
+    from rayrec.checks import absolute_path
     from rayrec.errors import ConfigError
     from rayrec.machine.cores import usable_processors
-    from rayrec.runs.predicting import predict_artifact
+    from rayrec.runs.inputs import open_data, read_text, rows_to_score
 
     artifact = given["checkpoint"]
     for name in OF_RANKS:
-        if _is_given(name):
+        if is_said(name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option} is for a checkpoint, and {artifact} is an artifact; leave it out."
@@ -144,24 +154,30 @@ def _by_artifact(
         raise ConfigError(
             f"--out {out} is one file, and the scores by an artifact go to a folder; name one."
         )
-    return predict_artifact(
-        artifact,
-        given["data"],
+    from rayrec.serve import predict_files
+    from rayrec.serve.artifact import SCHEMA
+    from rayrec.serve.bulk import BATCH_ROWS
+
+    folder, schema = absolute_path("ARTIFACT", artifact), given["schema"]
+    if schema is None:
+        schema = os.path.join(folder, SCHEMA)
+        if not os.path.isfile(schema):
+            raise ConfigError(
+                f"{folder} has no {SCHEMA}; give --schema, which says what columns are."
+            )
+    text, data = read_text("--schema", schema), rows_to_score(given["data"])
+    return predict_files(
+        folder,
+        open_data(data, text, schema, given["where"], with_labels=False),
         out,
-        schema=given["schema"],
-        where=given["where"],
         columns=columns,
         workers=workers or min(usable_processors(), MOST_WORKERS),
-        batch_size=batch_size,
+        batch_size=batch_size or BATCH_ROWS,
     )
 
 
 def _by_checkpoint(given: dict[str, Any], out: str, columns: tuple[str, ...]) -> Predicted:
-    """Score by ranks.
-
-    Raises:
-        ConfigError: --result is given, and no scores of the model are worked out.
-    """
+    """Score by ranks; no scores of the model are worked out, and --result may not ask for them."""
     from dataclasses import replace
 
     from rayrec.errors import ConfigError
@@ -177,22 +193,13 @@ def _by_checkpoint(given: dict[str, Any], out: str, columns: tuple[str, ...]) ->
 
 
 def _take(option: str, name: str, value: int | None, given: dict[str, Any]) -> None:
-    """Use the value of an option for the one of ranks that means the same.
-
-    Raises:
-        ConfigError: both are given.
-    """
+    """Use the value of an option for the one of ranks that means the same; not both are given."""
     from rayrec.errors import ConfigError
 
     if value is None:
         return
-    if _is_given(name):
+    if is_said(name):
         raise ConfigError(
             f"{option} and --{name.replace('_', '-')} are the same; give one of them."
         )
     given[name] = value
-
-
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec.cli.base import F, rank_options, with_options
+from rayrec.cli.base import RANK_OPTIONS, F, with_options
 from rayrec.cli.values import PATH, SECONDS, count
 
 if TYPE_CHECKING:
@@ -49,7 +49,14 @@ OPTIONS = [
         help="until a hanging collective counts as failed",
     ),
     click.option("--result", type=PATH, metavar="FILE", help="JSON file for the scores"),
-    rank_options(),
+    *RANK_OPTIONS,
+    click.option(
+        "--plan",
+        default="auto",
+        metavar="PLAN",
+        help="auto, a sharding kind for all tables, or a plan's JSON file",
+    ),
+    click.option("--local", is_flag=True, help="one rank in this process, without Ray"),
 ]
 
 
@@ -68,7 +75,7 @@ def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> ScoringOption
     Raises:
         ConfigError: options contradict each other.
     """
-    from rayrec.runs.inputs import made_part
+    from rayrec.runs.inputs import rows_to_score
     from rayrec.runs.scaling import scaling_from
     from rayrec.runs.scoring import ScoringOptions
 
@@ -78,7 +85,7 @@ def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> ScoringOption
 
     return ScoringOptions(
         checkpoint=checkpoint_path("CHECKPOINT", given["checkpoint"]),
-        data=made_part(given["data"], "eval"),
+        data=rows_to_score(given["data"]),
         schema=given["schema"],
         where=given["where"],
         scaling=scaling,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rayrec.cli.base import Command, rank_options
+from rayrec.cli.base import RANK_OPTIONS, Command, with_options
 
 
 @click.command(
@@ -17,7 +17,7 @@ rayrec smoke --ranks 2
 rayrec smoke --ranks 8 --gpu --cpus-per-rank 8 --placement-timeout 900
 """,
 )
-@rank_options(plan=False, local=False)
+@with_options(RANK_OPTIONS)
 def command(**given: Any) -> None:
     """Check that a cluster is fit to train; says OK, or names the fault.
 

@@ -128,6 +128,7 @@ def command(
     if print_config:
         print(settings.to_toml(), end="")
         return
+    constraints = settings.plan.constraints
     inputs = {
         "the run file": run,
         "[data] train": settings.data.train,
@@ -135,7 +136,7 @@ def command(
         "[data] schema": settings.data.schema,
         "[plan] plan": settings.plan.plan,
         "[plan] topology": settings.plan.topology,
-        "[plan] constraints": settings.plan.constraints_file,
+        "[plan] constraints": constraints if isinstance(constraints, str) else None,
     }
     separate_files({"--result": result}, inputs)
     whole = output_path("--result", result)

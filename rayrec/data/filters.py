@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rayrec.data.column_types import missing
 from rayrec.data.predicate import Junction, Literal, Not, Predicate, Term
 from rayrec.errors import InputError
+from rayrec.storage import one_line
 
 _OPERATORS: dict[str, Any] = {
     "==": operator.eq,
@@ -49,7 +50,7 @@ def check_terms(terms: Sequence[Term], schema: pa.Schema, source: str) -> None:
             try:
                 literal_of(value, kind)
             except (ValueError, OverflowError, pa.ArrowException) as error:
-                cause = str(error).strip().split("\n")[0].rstrip(".")
+                cause = one_line(error).rstrip(".")
                 raise InputError(
                     f"where: column {term.column!r} has type {kind} ({source}) and cannot be "
                     f"compared with {value!r}: {cause}."

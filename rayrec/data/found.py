@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.histories import Histories, HistoryReader
-from rayrec.data.listing import DataFile, broken_file, list_files, resolve_path
+from rayrec.data.listing import DataFile, list_files, resolve_path
 from rayrec.data.partitions import Partitions, Value
 from rayrec.data.predicate import parse_where
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
 from rayrec.data.selected import Selection
 from rayrec.errors import InputError
+from rayrec.storage import one_line
 
 Kind = type[ParquetReader] | type[ArrowReader]
 
@@ -84,7 +85,10 @@ class FoundFiles:
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
-        return broken_file(path, self.kind.KIND, error)
+        return InputError(
+            f"cannot read {path!r} as {self.kind.KIND}: {one_line(error)}. It may be truncated or "
+            "of another format; write it again, or bring a copy back."
+        )
 
 
 def find_files(

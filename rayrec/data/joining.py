@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rayrec.data.column_types import forgotten, is_forgotten
 from rayrec.errors import InputError
+from rayrec.storage import one_line
 
 if TYPE_CHECKING:
     from rayrec.data.listing import DataFile
@@ -26,9 +27,9 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         whole = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        cause = str(error).strip().split("\n")[0]
         raise InputError(
-            f"columns differ in type between files: {cause}. Write all files with the same types."
+            f"columns differ in type between files: {one_line(error)}. Write all files with the "
+            "same types."
         ) from error
     # joining keeps what the first table says of a column
     marked = [forgotten(one) if one.name in lost else one for one in whole.schema]

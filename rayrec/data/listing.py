@@ -90,12 +90,3 @@ def _is_data(name: str, suffixes: tuple[str, ...]) -> bool:
     """True for a path below the root that has one of the suffixes and is not hidden."""
     hidden = any(part.startswith((".", "_")) for part in name.strip("/").split("/"))
     return not hidden and name.endswith(suffixes)
-
-
-def broken_file(path: str, kind: str, error: Exception) -> InputError:
-    """The error for a file that cannot be read as its kind."""
-    cause = str(error).strip().split("\n")[0]
-    return InputError(
-        f"cannot read {path!r} as {kind}: {cause}. It may be truncated or of another "
-        "format; write it again, or bring a copy back."
-    )

@@ -73,15 +73,11 @@ def join_origins(parts: Sequence[RowOrigin]) -> RowOrigin:
     kept = [part.columns for part in parts if part.columns is not None]
     columns = None
     if len(kept) == len(parts):
-        table = pa.Table.from_batches([]) if not kept else _concat(kept)
+        tables = [pa.Table.from_batches([batch]) for batch in kept]
+        table = pa.concat_tables(tables, promote_options="permissive")
         columns = table.combine_chunks().to_batches()[0] if table.num_rows else kept[0]
     return RowOrigin(
         np.concatenate([part.file for part in parts]),
         np.concatenate([part.row for part in parts]),
         columns,
     )
-
-
-def _concat(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    tables = [pa.Table.from_batches([batch]) for batch in batches]
-    return pa.concat_tables(tables, promote_options="permissive")

@@ -8,7 +8,7 @@ set's root. A column whose values are all whole numbers is int64, any other is a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -56,20 +56,6 @@ class Partitions:
             return {}
         told = ds.get_partition_keys(ds.HivePartitioning(self.schema).parse(path))
         return {name: told[name] for name in self.schema.names if name in told}
-
-
-def constant_columns(
-    values: Mapping[str, Value], schema: pa.Schema, rows: int
-) -> dict[str, pa.Array]:
-    """Arrays of so many rows that hold the values of folders.
-
-    Args:
-        schema: types of the values.
-    """
-    return {
-        name: pa.repeat(pa.scalar(value, schema.field(name).type), rows)
-        for name, value in values.items()
-    }
 
 
 def _pairs(folder: str) -> list[tuple[str, str]]:

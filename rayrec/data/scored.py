@@ -88,11 +88,7 @@ def scored_folder(
 
 
 def _check_out(path: str, data: FileDataset) -> None:
-    """Check that a folder can become that of the predictions.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that a folder can become that of the predictions."""
     if is_uri(path):
         raise ConfigError(
             f"out (--out) {path} is on another file system, and a folder of predictions is written "
@@ -132,11 +128,7 @@ def _check_out(path: str, data: FileDataset) -> None:
 
 
 def _common_types(data: FileDataset, columns: Sequence[str]) -> pa.Schema:
-    """Types of columns that hold the values of all files.
-
-    Raises:
-        InputError: there is no such type of a column.
-    """
+    """Types of columns that hold the values of all files, where there are such types."""
     common = pa.schema([])
     for file in data.files if columns else ():
         own = data.open(file).schema

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.data.filters import check_terms, compile_predicate, mask_of, simplify
-from rayrec.data.partitions import Partitions, Value, constant_columns
+from rayrec.data.partitions import Partitions, Value
 from rayrec.data.predicate import Predicate, columns_of, terms_of
 from rayrec.data.readers import STREAM_ROWS, FileReader
 
@@ -167,7 +167,9 @@ class SelectedReader:
                 places = np.flatnonzero(taken)
                 rows = rows.filter(pa.array(taken))
         count = rows.num_rows
-        added: dict[str, Any] = constant_columns(self._folders, self._types, count)
+        added: dict[str, Any] = {}
+        for name, value in self._folders.items():
+            added[name] = pa.repeat(pa.scalar(value, self._types.field(name).type), count)
         if ROW in columns:
             start = self._starts[chunk] + first
             numbers = np.arange(count, dtype=np.int64) if places is None else places

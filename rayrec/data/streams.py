@@ -108,7 +108,7 @@ class _Stream:
         row_numbers = None
         if source.dataset.filters_rows:
             row_numbers = rows.column(ROW).to_numpy()
-        where = partial(_where, source.chunks, ranges, places, row_numbers)
+        where = partial(_where, source, ranges, places, row_numbers)
         dataset = source.dataset
         columns = read_columns(
             rows, dataset.schema, where, reading.binary_labels, dataset.with_labels
@@ -142,20 +142,16 @@ def _reads_as(own: pa.Schema, other: pa.Schema) -> bool:
 
 
 def _where(
-    chunks: tuple[Chunk, ...],
+    source: _ChunkSource,
     ranges: list[ChunkRange],
     places: NDArray[np.int64] | None,
     numbers: NDArray[np.int64] | None,
     row: int,
 ) -> str:
     """Row of a shuffled block -> row of a file, in words."""
-    at = row if places is None or not len(places) else int(places[row])
-    for chunk, start, stop in ranges:
-        if at < stop - start:
-            number = chunks[chunk].first_row + start + at if numbers is None else numbers[row]
-            return f"row {number} of {chunks[chunk].file.path!r}"
-        at -= stop - start
-    return "no row"
+    files = source.file_numbers
+    origin = origin_of_block(source.chunks, files, ranges, places, None, numbers)
+    return f"row {origin.row[row]} of {source.dataset.files[origin.file[row]].path!r}"
 
 
 class _ChunkSource:

@@ -51,11 +51,7 @@ def examine(path: str | os.PathLike[str]) -> DoctorReport:
 
 
 def _newest(run: str) -> str:
-    """Return the newest checkpoint of a run's folder.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return the newest checkpoint of a run's folder, which must have one."""
     try:
         newest = CheckpointManager(run).latest()
     except CheckpointError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, get_origin
 
 from rayrec.fields.misfit import Misfit, Notation
-from rayrec.fields.scalars import MAX_INTEGER, Read, as_it_is
+from rayrec.fields.scalars import MAX_INTEGER, Read
 
 
 def reader_of_items(
@@ -21,7 +22,7 @@ def reader_of_items(
     make, count = _maker(kind, notation), None if items[-1] is ... else len(items)
     of_each = [one for one in items if one is not ...]
     are_integers = set(of_each) == {int}
-    sames = [as_it_is(one) for one in of_each]
+    ways = repeat(reads[0]) if count is None else reads
 
     def read(values: Any, base: Any) -> Any:
         if type(values) is not list or count not in (None, len(values)):
@@ -34,16 +35,8 @@ def reader_of_items(
                 return make(values)
         made: list[Any] = []
         try:
-            if count is None:
-                (way,) = reads
-                for value in values:
-                    made.append(way(value, None))
-            else:
-                for way, same, value in zip(reads, sames, values, strict=True):
-                    fits = type(value) is same and (
-                        same is not int or -MAX_INTEGER <= value <= MAX_INTEGER
-                    )
-                    made.append(value if fits else way(value, None))
+            for way, value in zip(ways, values, strict=False):
+                made.append(way(value, None))
         except Misfit as error:
             raise error.at(len(made)) from error.__cause__
         return make(made)

@@ -21,7 +21,7 @@ from rayrec.fields.choosing import chosen
 from rayrec.fields.items import reader_of_items, reader_of_mapping
 from rayrec.fields.kinds import NONE
 from rayrec.fields.misfit import JSON, TOML, Misfit, Notation
-from rayrec.fields.scalars import MAX_INTEGER, Read, as_it_is, form_of, is_table, reader_of_scalar
+from rayrec.fields.scalars import Read, form_of, is_table, reader_of_scalar
 
 MISSING = dataclasses.MISSING
 
@@ -140,48 +140,10 @@ def _reader_of_one(kind: Any, whole: Any, notation: Notation) -> Read:
 
 
 def _reader_of_table(classes: list[type], whole: Any, notation: Notation) -> Read:
-    if not notation.lends and len(classes) == 1:
-        return _reader_of_record(classes[0], whole)
-
     def read(table: Any, base: Any) -> Any:
         if not isinstance(table, Mapping):
             raise notation.wrong(table, whole)
         return _read_table(classes, table, base, notation)
-
-    return read
-
-
-def _reader_of_record(kind: type, whole: Any) -> Read:
-    """The way of most of JSON: a table of one class that fits it.
-
-    All others go through `_read_table`, which finds out what is wrong.
-    """
-    # worked out when the first is read, since a dataclass may hold others of its kind
-    ways: list[tuple[str, Read, Any]] = []
-    needed: set[str] = set()
-
-    def read(table: Any, base: Any) -> Any:
-        if type(table) is not dict:
-            raise JSON.wrong(table, whole)
-        if not ways:
-            slots = _record_shape(kind).slots
-            ways.extend((one.name, one.read, as_it_is(one.kind)) for one in slots)
-            needed.update(one.name for one in slots if _is_needed(one.field))
-        values = {}
-        try:
-            for name, way, same in ways:
-                if name in table:
-                    value = table[name]
-                    fits = type(value) is same and (
-                        same is not int or -MAX_INTEGER <= value <= MAX_INTEGER
-                    )
-                    values[name] = value if fits else way(value, None)
-            # as many values as keys: none is unknown
-            if len(values) == len(table) and (len(values) == len(ways) or needed <= values.keys()):
-                return kind(**values)
-        except (RayrecError, TypeError, ValueError):
-            pass
-        return _read_table([kind], table, base, JSON)
 
     return read
 

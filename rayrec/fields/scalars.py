@@ -95,8 +95,3 @@ def _member(kind: Any, value: Any) -> Any:
         return None
     known = (one for one in kind if value == one.value or value.upper() == one.name.upper())
     return next(known, None)
-
-
-def as_it_is(kind: Any) -> Any:
-    """The class whose values a field takes as they are, or None; an int must not be too large."""
-    return {str: str, bool: bool, int: int}.get(kind)

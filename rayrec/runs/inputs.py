@@ -103,13 +103,8 @@ def run_folder(path: str) -> tuple[str, str]:
     return parent or "/", name
 
 
-def made_part(path: str, part: str) -> str:
-    """Return a part of a folder that `rayrec make-data` wrote, or the path if it is no such folder.
-
-    Args:
-        path: folder, file or URI of rows, or a folder with schema.json and the part.
-        part: "train" or "eval".
-    """
-    below = os.path.join(os.path.expanduser(path), part)
+def rows_to_score(path: str) -> str:
+    """Return a path of rows; of a folder that `rayrec make-data` wrote, its part eval/."""
+    below = os.path.join(os.path.expanduser(path), "eval")
     is_made = os.path.isdir(below) and os.path.isfile(os.path.join(path, "schema.json"))
     return below if is_made and not is_uri(path) else path

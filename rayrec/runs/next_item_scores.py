@@ -17,6 +17,7 @@ import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
 from rayrec.runs.ranked_queries import PROTOCOLS, of_baseline, write_places
+from rayrec.runs.retrieval_scores import add_places, merged
 
 if TYPE_CHECKING:
     import torch
@@ -200,18 +201,11 @@ class NextItemScorer:
         import torch
 
         from rayrec.metrics import RankingMetrics
-        from rayrec.train.window import all_sum
 
         metrics = RankingMetrics(self.ks, places.device)
-        depth = torch.arange(max(self.ks), device=places.device)
-        # one item is wanted, so that the hit rate is the recall
-        metrics.update_hits(places.unsqueeze(1) == depth, torch.ones_like(places))
-        state = metrics.state()
-        all_sum(state)
-        total = RankingMetrics.from_state(state, self.ks).compute()
-        scores = {f"{name} hr@{k}": value for k, value in total.recall.items()}
-        scores |= {f"{name} ndcg@{k}": value for k, value in total.ndcg.items()}
-        return {**scores, f"{name} mrr": total.mrr}
+        add_places(metrics, places, torch.ones_like(places))
+        _, scores = merged(metrics, "hr")
+        return {f"{name} {score}": value for score, value in scores.items()}
 
 
 def by_ranker(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

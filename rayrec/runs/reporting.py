@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.errors import RunInterrupted
+from rayrec.fields.writing import json_data
 from rayrec.storage import write_whole
 from rayrec.train.events import Milestone
 
@@ -119,7 +119,7 @@ def write_result(path: str | None, result: Mapping[str, Any]) -> None:
         ConfigError: it cannot be written.
     """
     if path is not None:
-        write_whole("the result (--result)", path, json.dumps(_finite(result), indent=1))
+        write_whole("the result (--result)", path, json.dumps(json_data(result), indent=1))
 
 
 def truth_beside(eval_path: str | None, where: str | None = None) -> PlantedScores | None:
@@ -213,10 +213,3 @@ def timing_table(timing: Sequence[Milestone]) -> str:
     parts["to the first step"] = sum(parts.values())
     lines = [f"  {name:<24}{seconds:7.2f} s" for name, seconds in parts.items()]
     return "\n".join(["start-up, by part:", *lines])
-
-
-def _finite(value: Any) -> Any:
-    """Return scores with None for nan, which JSON lacks."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.layout import EmbeddingBagConfig
-
-CHUNK = 1024  # users or items a rank embeds at a time
 
 
 class LogShares(NamedTuple):
@@ -63,19 +60,14 @@ class TwoTowerRecipe:
         """Build the module with its loss.
 
         Raises:
-            ConfigError: the schema lacks a feature.
+            ConfigError: see `sides`.
         """
         import torch
 
-        from rayrec.data import FeatureSchema
-        from rayrec.layout.schema_sequences import check_pooled
         from rayrec.models import TwoTower, TwoTowerTrain
         from rayrec.modules import EmbeddingBagCollection
 
-        schema = FeatureSchema.from_json(self.schema, "the schema")
-        check_pooled(schema, "two_tower")
-        sides = self._sides(schema.embedding_bag_configs())
-        weighted = schema.is_weighted
+        sides, weighted = self.sides()
         query, candidate = (EmbeddingBagCollection(side, weighted, "meta") for side in sides)
         model = TwoTower(query, self.layers, candidate, self.query, self.candidate)
         # without a mask corrected scores tend to log p(item | user), popularity included; lists
@@ -93,21 +85,19 @@ class TwoTowerRecipe:
             log_q_ids=ids,
         )
 
-    def check(self) -> None:
-        """Check that the towers' features are in the schema.
+    def sides(self) -> tuple[list[list[EmbeddingBagConfig]], bool]:
+        """Return the tables of the query tower and of the candidate tower, and whether ids have
+        weights.
 
         Raises:
-            ConfigError: a feature is not, or a table serves both towers.
+            ConfigError: a feature is not in the schema, or a table serves both towers.
         """
         from rayrec.data import FeatureSchema
         from rayrec.layout.schema_sequences import check_pooled
 
         schema = FeatureSchema.from_json(self.schema, "the schema")
         check_pooled(schema, "two_tower")
-        self._sides(schema.embedding_bag_configs())
-
-    def _sides(self, tables: Sequence[EmbeddingBagConfig]) -> list[list[EmbeddingBagConfig]]:
-        """Return the tables of the query tower and of the candidate tower."""
+        tables = schema.embedding_bag_configs()
         known = {feature for table in tables for feature in table.feature_names}
         missing = [name for name in (*self.query, *self.candidate) if name not in known]
         if missing:
@@ -124,7 +114,7 @@ class TwoTowerRecipe:
                 f"table {sorted(shared)[0]!r} serves both towers; give each tower tables of its "
                 "own."
             )
-        return sides
+        return sides, schema.is_weighted
 
 
 def write_positives(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from rayrec.metrics import RankingMetrics, RankingScores
+    from rayrec.metrics import RankingMetrics
     from rayrec.models import Lists, TwoTower
     from rayrec.runs.held_out import IdArray, Truth
     from rayrec.sparse import KeyedJaggedTensor
@@ -70,19 +70,21 @@ class RetrievalScorer:
     def __call__(self, trainer: RankTrainer) -> dict[str, float]:
         """Score the model and popularity; return the scores by name, the same on every rank."""
         truth = self.truth()
-        model, popularity = compare(trainer, truth, self.ks)
+        by_model, by_count = compare(trainer, truth, self.ks)
+        queries, model = merged(by_model)
+        _, popularity = merged(by_count)
         return {
-            **{f"model {name}": value for name, value in _plain(model).items()},
-            **{f"popularity {name}": value for name, value in _plain(popularity).items()},
-            "queries": float(model.queries),
+            **{f"model {name}": value for name, value in model.items()},
+            **{f"popularity {name}": value for name, value in popularity.items()},
+            "queries": float(queries),
             "candidates": float(len(truth.item_ids)),
         }
 
 
 def compare(
     trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]
-) -> tuple[RankingScores, RankingScores]:
-    """Scores of lists by the model and by popularity; a collective, and the same on every rank."""
+) -> tuple[RankingMetrics, RankingMetrics]:
+    """Count the lists of this rank's users by the model and by popularity; a collective."""
     import torch
 
     from rayrec.metrics import RankingMetrics
@@ -116,10 +118,10 @@ def compare(
             zeros = vectors.new_zeros(len(vectors))
             mine = known[: len(vectors)]
             found = rank_items(queries, wanted, seen, vectors, zeros, first, mine, exchange)
-            add_places(by_model, found.masked, wanted)
+            add_places(by_model, found.masked, wanted.lengths)
             popular = rank_scores(counts.repeat(len(rows), 1), wanted, seen, known)
-            add_places(by_count, popular.masked, wanted)
-    return _merged(by_model, ks), _merged(by_count, ks)
+            add_places(by_count, popular.masked, wanted.lengths)
+    return by_model, by_count
 
 
 def places_of(lists: Sequence[IdArray], rows: range, truth: Truth, device: Any) -> Lists:
@@ -135,26 +137,39 @@ def places_of(lists: Sequence[IdArray], rows: range, truth: Truth, device: Any) 
     return Lists(torch.from_numpy(ids).to(device), lengths.to(device))
 
 
-def add_places(metrics: RankingMetrics, places: Tensor, wanted: Lists) -> None:
-    """Count the wanted items of each user that are in its lists."""
+def add_places(metrics: RankingMetrics, places: Tensor, wanted: Tensor) -> None:
+    """Count the wanted items of each query that are in its list.
+
+    Args:
+        places: of the wanted items, those of a query after those of the one before it.
+        wanted: their number for each query.
+    """
     import torch
 
     depth = max(metrics.ks)
-    user = torch.arange(len(wanted.lengths), device=places.device)
-    row, listed = user.repeat_interleave(wanted.lengths), places < depth
-    hits = torch.zeros(len(user), depth, dtype=torch.bool, device=places.device)
+    queries = torch.arange(len(wanted), device=places.device)
+    row, listed = queries.repeat_interleave(wanted), places < depth
+    hits = torch.zeros(len(queries), depth, dtype=torch.bool, device=places.device)
     hits[row[listed], places[listed]] = True
-    metrics.update_hits(hits, wanted.lengths)
+    metrics.update_hits(hits, wanted)
 
 
-def _merged(metrics: RankingMetrics, ks: tuple[int, ...]) -> RankingScores:
+def merged(metrics: RankingMetrics, recall: str = "recall") -> tuple[int, dict[str, float]]:
+    """Return the number of queries of all ranks, and their scores by name; a collective.
+
+    Args:
+        recall: name of the recall; where one item is wanted, it is the hit rate.
+    """
     from rayrec.metrics import RankingMetrics
     from rayrec.train.window import all_sum
 
-    # States are sums over users, so the sum over ranks is the state of all users.
+    # States are sums over queries, so the sum over ranks is the state of all queries.
     state = metrics.state()
     all_sum(state)
-    return RankingMetrics.from_state(state, ks).compute()
+    total = RankingMetrics.from_state(state, metrics.ks).compute()
+    scores = {f"{recall}@{k}": value for k, value in total.recall.items()}
+    scores |= {f"ndcg@{k}": value for k, value in total.ndcg.items()}
+    return total.queries, {**scores, "mrr": total.mrr}
 
 
 def _shares(total: int, rank: int, world_size: int) -> list[range]:
@@ -181,9 +196,3 @@ def _ids(table: pa.Table, rows: range, schema: Any, device: Any) -> KeyedJaggedT
     from rayrec.data.convert import to_batch
 
     return to_batch(table.slice(rows.start, len(rows)), schema).sparse_features.to(device)
-
-
-def _plain(scores: RankingScores) -> dict[str, float]:
-    plain = {f"recall@{k}": value for k, value in scores.recall.items()}
-    plain |= {f"ndcg@{k}": value for k, value in scores.ndcg.items()}
-    return {**plain, "mrr": scores.mrr}

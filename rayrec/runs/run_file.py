@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from rayrec.driver import RunConfig, ScalingConfig
+from rayrec.driver import Driver, RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.fields.kinds import NONE
 from rayrec.fields.misfit import meant, wrong
@@ -32,15 +32,44 @@ from rayrec.fields.reading import read_table
 from rayrec.fields.writing import table_of
 from rayrec.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
-from rayrec.runs.defaults import default_run, default_scaling
 from rayrec.runs.inputs import read_text
-from rayrec.runs.next_item import NextItemRun
+from rayrec.runs.next_item import run_options
+from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, read_settings
-from rayrec.runs.towers import TWO_TOWER, TowerRun, TwoTowerModel
-from rayrec.runs.training import ClickRun
+from rayrec.runs.towers import TWO_TOWER, TwoTowerModel
+from rayrec.train.optimizer_config import DEFAULT_BATCH
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rayrec.data import FileDataset
+    from rayrec.train.config import TrainData
+    from rayrec.train.tasks import Scorer
 
 DEFAULT_MODEL = ModelRecipe(model="dlrm", schema="")
+_WHERE = (
+    "[data] where and eval_where are for click models; {model!r} takes all rows. Leave them out."
+)
+_ON_THE_WAY = (
+    "is for click models, which are scored on the way; {model!r} ranks items after training alone. "
+    "Leave it out."
+)
+# keys of [data] that not all models take -> those that do, and why others do not
+_OF_MODELS: dict[str, tuple[tuple[type, ...], str]] = {
+    "work_dir": (
+        (TwoTowerModel,),
+        f"[data] work_dir is for {TWO_TOWER!r}, which writes rows of its own; leave it out.",
+    ),
+    "where": ((ModelRecipe, NextItemModel), _WHERE),
+    "eval_where": ((ModelRecipe, NextItemModel), _WHERE),
+    "num_streams": (
+        (ModelRecipe, NextItemModel),
+        "[data] num_streams is for click models; {model!r} writes rows of its own. Leave it out.",
+    ),
+    "windows": ((ModelRecipe,), f"[data.windows] {_ON_THE_WAY}"),
+    "stream": ((ModelRecipe,), f"[data.stream] {_ON_THE_WAY}"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +151,8 @@ class RunFile:
         whole = cls(
             model=section,
             data=read("data", DataSection),
-            scaling=read("scaling", ScalingConfig, default_scaling()),
-            run=read("run", RunConfig, default_run("steps" in run, section)),
+            scaling=read("scaling", ScalingConfig, _default_scaling()),
+            run=read("run", RunConfig, _default_run("steps" in run, section)),
             plan=read("plan", PlanSection),
             source=settings.file or "the command line",
         )
@@ -137,13 +166,7 @@ class RunFile:
     def _check_used(
         self, source_of: Callable[[tuple[str, ...]], str], run: Mapping[str, Any]
     ) -> None:
-        """Check that the run uses what is said of it.
-
-        Args:
-            run: the section as the user wrote it.
-        Raises:
-            ConfigError: names the key.
-        """
+        """Check that the run uses what is said of it, in `run` as the user wrote it."""
         ignored = []
         # who says storage_path = "none" has switched off what else is said of it
         if "name" in run and "storage_path" not in run:
@@ -177,115 +200,39 @@ class RunFile:
             {
                 "model": table_of(self.model, leave_out=("schema", "tasks")),
                 "data": table_of(self.data),
-                "scaling": table_of(self.scaling, default_scaling()),
+                "scaling": table_of(self.scaling, _default_scaling()),
                 # a name without the key would be a mistake
                 "run": {
                     "storage_path": NONE,
-                    **table_of(self.run, default_run(in_steps, self.model)),
+                    **table_of(self.run, _default_run(in_steps, self.model)),
                 },
                 "plan": table_of(self.plan),
             }
         )
 
-    def click_run(self) -> ClickRun:
-        """Return the training run of a click model, with the schema read.
+    def schema_text(self) -> str:
+        """Return the text of the schema, if the model takes what is said of the data.
 
         Raises:
-            ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
+            ConfigError: the data are not said, or not as the model takes them, or the schema cannot
+                be read.
         """
-        assert isinstance(self.model, ModelRecipe)
-        self._no_work_dir()
-        common, schema = self._common()
-        return ClickRun(
-            **common,
-            recipe=replace(self.model, schema=schema),
-            eval=self.data.eval,
-            where=self.data.where,
-            eval_where=self.data.eval_where,
-            num_streams=self.data.num_streams,
-            windows=self.data.windows,
-            stream=self.data.stream,
-        )
+        for name, (models, why) in _OF_MODELS.items():
+            if getattr(self.data, name) is not None and not isinstance(self.model, models):
+                raise ConfigError(f"{self.source}: {why.format(model=self.model.model)}")
+        if self.data.stream is None:
+            self.needed("train")
+        text = read_text("[data] schema", self.needed("schema"))
+        if not isinstance(self.model, ModelRecipe):
+            self.needed("eval")
+        return text
 
-    def tower_run(self) -> TowerRun:
-        """Return the training run of two towers, with the schema read.
+    def needed(self, name: str) -> str:
+        """Return what the section data says of a path.
 
         Raises:
-            ConfigError: the data are not said, or filtered or in streams, or the schema cannot be
-                read.
+            ConfigError: it says nothing.
         """
-        assert isinstance(self.model, TwoTowerModel)
-        if self.data.where is not None or self.data.eval_where is not None:
-            raise ConfigError(
-                f"{self.source}: [data] where and eval_where are for click models; {TWO_TOWER!r} "
-                "takes all rows. Leave them out."
-            )
-        if self.data.num_streams is not None:
-            raise ConfigError(
-                f"{self.source}: [data] num_streams is for click models; {TWO_TOWER!r} writes rows "
-                "of its own. Leave it out."
-            )
-        self._no_windows()
-        common, schema = self._common()
-        return TowerRun(
-            **common,
-            model=self.model,
-            eval=self._needed("eval"),
-            schema=schema,
-            work_dir=self.data.work_dir,
-        )
-
-    def next_item_run(self) -> NextItemRun:
-        """Return the training run of a next-item model, with the schema read.
-
-        Raises:
-            ConfigError: the data are not said, or have a work_dir, or the schema cannot be read.
-        """
-        assert isinstance(self.model, NextItemModel)
-        self._no_work_dir()
-        self._no_windows()
-        common, schema = self._common()
-        return NextItemRun(
-            **common,
-            model=self.model,
-            eval=self._needed("eval"),
-            where=self.data.where,
-            eval_where=self.data.eval_where,
-            num_streams=self.data.num_streams,
-            schema=schema,
-        )
-
-    def _common(self) -> tuple[dict[str, Any], str]:
-        """Return what every run takes, and the text of the schema."""
-        stream = self.data.stream
-        train = self._needed("train") if stream is None else stream.source_name
-        schema = self._needed("schema")
-        return {
-            "run": self.run,
-            "scaling": self.scaling,
-            "train": train,
-            "schema_source": schema,
-            "plan": self.plan.plan,
-            "topology": self.plan.topology,
-            "constraints": self.plan.by_table(),
-        }, read_text("[data] schema", schema)
-
-    def _no_work_dir(self) -> None:
-        if self.data.work_dir is not None:
-            raise ConfigError(
-                f"{self.source}: [data] work_dir is for {TWO_TOWER!r}, which writes rows of its "
-                "own; leave it out."
-            )
-
-    def _no_windows(self) -> None:
-        for what in ("windows", "stream"):
-            if getattr(self.data, what) is not None:
-                raise ConfigError(
-                    f"{self.source}: [data.{what}] is for click models, which are scored on the "
-                    f"way; {self.model.model!r} ranks items after training alone. Leave it out."
-                )
-
-    def _needed(self, name: str) -> str:
         path: str | None = getattr(self.data, name)
         if path is None:
             maker = "python -m jobs.convert_movielens SOURCE DIR"
@@ -296,3 +243,48 @@ class RunFile:
                 f"a folder with train, eval and schema.json, such as `{maker}` writes."
             )
         return path
+
+    def driver(
+        self,
+        model: Callable[[], nn.Module],
+        data: TrainData,
+        run: RunConfig,
+        eval_data: FileDataset | None = None,
+        scorer: Scorer | None = None,
+    ) -> Driver:
+        """Return the driver of the run, on its ranks and by its plan.
+
+        Args:
+            run: `self.run` with what follows from model and data.
+        """
+        return Driver(
+            model,
+            data,
+            self.scaling,
+            run,
+            eval_data=eval_data,
+            plan=self.plan.plan,
+            constraints=self.plan.by_table(),
+            topology=self.plan.topology,
+            scorer=scorer,
+        )
+
+
+def _default_scaling() -> ScalingConfig:
+    """Return the scaling of a file without the section."""
+    return ScalingConfig(num_workers=default_ranks())
+
+
+def _default_run(in_steps: bool, model: object) -> RunConfig:
+    """Return the run options of a file without the section, of one epoch.
+
+    Args:
+        in_steps: the file gives steps, so there are no epochs by default.
+        model: the section model; next-item models have rates and batches of their own.
+    """
+    run = RunConfig(
+        global_batch_size=DEFAULT_BATCH,
+        steps=1 if in_steps else None,
+        epochs=None if in_steps else 1,
+    )
+    return replace(run, **run_options(model)) if isinstance(model, NextItemModel) else run

@@ -97,11 +97,6 @@ class PlanSection:
             object.__setattr__(self, "constraints", path)
         self.by_table()  # checks
 
-    @property
-    def constraints_file(self) -> str | None:
-        """The JSON file of the constraints, or None where they stand in the section."""
-        return self.constraints if isinstance(self.constraints, str) else None
-
     def by_table(self) -> dict[str, ParameterConstraints] | None:
         """Return the constraints in the form that the planner takes.
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rayrec.driver.planning import check_plan_word
 from rayrec.driver.scaling_checks import check_run, check_sizes
@@ -10,11 +15,15 @@ from rayrec.errors import ConfigError
 from rayrec.next_item_recipe import NextItemModel
 from rayrec.recipe import SEVERAL_TASKS, ModelRecipe
 from rayrec.runs.next_item import train_next_item
-from rayrec.runs.planted import planted_rows
 from rayrec.runs.reporting import Reporting
 from rayrec.runs.run_file import RunFile
 from rayrec.runs.towers import TwoTowerModel, train_towers
 from rayrec.runs.training import train_clicks
+from rayrec.train.events import Milestone
+
+if TYPE_CHECKING:
+    from rayrec.data.planted import SyntheticConfig
+    from rayrec.data.synthetic import SyntheticPaths
 
 
 def train(settings: RunFile, reporting: Reporting) -> None:
@@ -27,11 +36,11 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     planted = settings.data.planted
     if planted is None:
         if isinstance(settings.model, TwoTowerModel):
-            train_towers(settings.tower_run(), reporting)
+            train_towers(settings, reporting)
         elif isinstance(settings.model, NextItemModel):
-            train_next_item(settings.next_item_run(), reporting)
+            train_next_item(settings, reporting)
         else:
-            train_clicks(settings.click_run(), reporting)
+            train_clicks(settings, reporting)
         return
     if not isinstance(settings.model, ModelRecipe):
         raise ConfigError(
@@ -48,7 +57,7 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     check_sizes(settings.plan.plan, settings.run, settings.scaling)
     check_run(settings.run, settings.scaling)
     on_cluster = settings.scaling.most > 0
-    with planted_rows(planted, on_cluster, reporting.timing) as made:
+    with _planted_rows(planted, on_cluster, reporting.timing) as made:
         data = replace(
             settings.data,
             planted=None,
@@ -56,4 +65,40 @@ def train(settings: RunFile, reporting: Reporting) -> None:
             eval=str(made.eval),
             schema=str(made.schema),
         )
-        train_clicks(replace(settings, data=data).click_run(), reporting)
+        train_clicks(replace(settings, data=data), reporting)
+
+
+@contextmanager
+def _planted_rows(
+    config: SyntheticConfig, on_cluster: bool, timing: list[Milestone]
+) -> Iterator[SyntheticPaths]:
+    """Make rows with planted truth in a temporary folder, which is removed at the end.
+
+    Args:
+        on_cluster: Ray is started beside it, and stays connected.
+        timing: gets the milestones of both.
+    Raises:
+        ConfigError: there is no room for the rows.
+        ClusterError: Ray does not start.
+    """
+    from rayrec.data.synthetic import check_room, write_synthetic
+    from rayrec.driver.cluster import connected
+    from rayrec.machine.signals import hold_signals
+
+    def write() -> tuple[SyntheticPaths, Milestone]:
+        return write_synthetic(folder, config), Milestone("data")
+
+    print(f"making {config.rows_train} + {config.rows_eval} rows with planted truth", flush=True)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-data-"))
+        check_room(folder, config)
+        signals = stack.enter_context(hold_signals())
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(write)
+            if on_cluster:
+                stack.enter_context(connected())
+                timing.append(Milestone("Ray cluster"))
+        signals.check()
+        paths, ready = made.result()
+        timing.append(ready)
+        yield paths

@@ -21,11 +21,11 @@ from rayrec.fields.typed import check_fields
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
 from rayrec.runs.retrieval import RetrievalPaths, TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
-from rayrec.runs.training import FileRun
 from rayrec.storage import probe_output
 
 if TYPE_CHECKING:
     from rayrec.driver import Result
+    from rayrec.runs.run_file import RunFile
 
 TWO_TOWER: Literal["two_tower"] = "two_tower"
 
@@ -72,49 +72,34 @@ class TwoTowerModel:
         positive("temperature", self.temperature)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TowerRun(FileRun):
-    """Training run of two towers, on rows of any label.
-
-    Attributes:
-        model: the towers.
-        eval: as `train`, of the rows to score.
-        schema: the JSON text of the schema.
-        work_dir: folder for the rows with label 1, seen by all ranks; None takes a temporary one.
-    """
-
-    model: TwoTowerModel
-    eval: str
-    schema: str
-    work_dir: str | None = None
-
-
-def train_towers(tower_run: TowerRun, reporting: Reporting) -> None:
+def train_towers(settings: RunFile, reporting: Reporting) -> None:
     """Train, rank the items of the held-out rows by model and popularity, and report.
 
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
-        ConfigError: a feature is not in the schema, a list is longer than all candidates, or a
-            rank's part of a batch has no negatives.
+        ConfigError: the data are not said, a feature is not in the schema, a list is longer than
+            all candidates, or a rank's part of a batch has no negatives.
     """
     from rayrec.data import FeatureSchema
 
-    model, ranks = tower_run.model, max(1, tower_run.scaling.most)
-    if tower_run.run.global_batch_size < 2 * ranks and not model.all_ranks:
+    schema, model, run = settings.schema_text(), settings.model, settings.run
+    assert isinstance(model, TwoTowerModel)
+    ranks = max(1, settings.scaling.most)
+    if run.global_batch_size < 2 * ranks and not model.all_ranks:
         raise ConfigError(
-            f"global_batch_size={tower_run.run.global_batch_size} on {ranks} ranks: the other rows "
+            f"global_batch_size={run.global_batch_size} on {ranks} ranks: the other rows "
             f"of a rank's batch are the negatives, so it must be at least {2 * ranks}; or say "
             "[model] all_ranks = true."
         )
-    if tower_run.run.publish is not None:
+    if run.publish is not None:
         raise ConfigError(
             "run.publish is for models that are served, and two towers are not; leave it out."
         )
     # All that can be wrong is found before the positives are written.
-    source = tower_run.schema_source
-    FeatureSchema.from_json(tower_run.schema, source).one_label(f"retrieval ({source})")
+    source = settings.needed("schema")
+    FeatureSchema.from_json(schema, source).one_label(f"retrieval ({source})")
     recipe = TwoTowerRecipe(
-        schema=tower_run.schema,
+        schema=schema,
         query=model.query,
         candidate=model.candidate,
         layers=model.layers,
@@ -122,28 +107,29 @@ def train_towers(tower_run: TowerRun, reporting: Reporting) -> None:
         log_q=None,
         all_ranks=model.all_ranks,
     )
-    recipe.check()
+    recipe.sides()  # checks
     with ExitStack() as stack:
-        work = tower_run.work_dir
+        work = settings.data.work_dir
         if work is None:
             work = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-two-tower-"))
         probe_output("positive rows ([data] work_dir)", f"{work}/probe")
+        train, held_out = settings.needed("train"), settings.needed("eval")
         positives = f"{work}/positives"
-        paths = write_positives(
-            tower_run.train, tower_run.eval, tower_run.schema, model.candidate[0], positives
-        )
+        paths = write_positives(train, held_out, schema, model.candidate[0], positives)
         if model.log_q:
             recipe = replace(recipe, log_q=paths.log_q)
-        _fit(tower_run, recipe, paths, reporting)
+        _fit(settings, model, recipe, paths, reporting)
 
 
 def _fit(
-    tower_run: TowerRun, recipe: TwoTowerRecipe, paths: RetrievalPaths, reporting: Reporting
+    settings: RunFile,
+    model: TwoTowerModel,
+    recipe: TwoTowerRecipe,
+    paths: RetrievalPaths,
+    reporting: Reporting,
 ) -> None:
     from rayrec.data import FeatureSchema, ParquetDataset
-    from rayrec.driver import Driver
 
-    model = tower_run.model
     # Held-out rows are read once before, so that a damaged file costs no run.
     scorer = RetrievalScorer(paths=paths, query=model.query, candidate=model.candidate, ks=model.ks)
     candidates = len(scorer.truth().item_ids)
@@ -151,19 +137,11 @@ def _fit(
         raise ConfigError(
             f"ks has {max(model.ks)}, which is longer than a list of all {candidates} candidates."
         )
-    extras = {**tower_run.run.extras, "two_tower": {**asdict(recipe), "log_q": model.log_q}}
-    driver = Driver(
-        recipe,
-        ParquetDataset(paths.positives, FeatureSchema.from_json(paths.schema, "the schema")),
-        tower_run.scaling,
-        # a short batch has too few negatives
-        replace(tower_run.run, extras=extras, drop_last=True),
-        plan=tower_run.plan,
-        constraints=tower_run.constraints,
-        topology=tower_run.topology,
-        scorer=scorer,
-    )
-    fit_and_report(driver, reporting, _outcome)
+    extras = {**settings.run.extras, "two_tower": {**asdict(recipe), "log_q": model.log_q}}
+    rows = ParquetDataset(paths.positives, FeatureSchema.from_json(paths.schema, "the schema"))
+    # a short batch has too few negatives
+    run = replace(settings.run, extras=extras, drop_last=True)
+    fit_and_report(settings.driver(recipe, rows, run, scorer=scorer), reporting, _outcome)
 
 
 def _outcome(result: Result) -> ResultReport:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayrec.errors import ConfigError
@@ -23,103 +23,52 @@ from rayrec.watch.numbers import mean_of_windows
 
 if TYPE_CHECKING:
     from rayrec.data import FileDataset
-    from rayrec.data.windows import TimeWindows
-    from rayrec.driver import Result, RunConfig, ScalingConfig
+    from rayrec.driver import Result
     from rayrec.metrics import PlantedScores
-    from rayrec.planner import ParameterConstraints
+    from rayrec.runs.run_file import RunFile
     from rayrec.spec.task import Task
-    from rayrec.streams import StreamConfig, StreamDataset
+    from rayrec.streams import StreamDataset
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileRun:
-    """Training run on rows in files.
-
-    Attributes:
-        run, scaling: options of the run and of its ranks.
-        train: folder, file or URI of the rows.
-        schema_source: name of the schema in messages.
-        plan: "auto", a sharding kind, or a plan's JSON file.
-        topology: JSON file of a calibrated topology, or None.
-        constraints: limits on the planner's choice, by table.
-    """
-
-    run: RunConfig
-    scaling: ScalingConfig
-    train: str
-    schema_source: str
-    plan: str = "auto"
-    topology: str | None = None
-    constraints: Mapping[str, ParameterConstraints] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClickRun(FileRun):
-    """Training run of a click model.
-
-    Attributes:
-        recipe: recipe of the model, with the text of the schema.
-        eval: as `train`, of the rows to score; None scores none.
-        where, eval_where: filters of the rows; None takes all.
-        num_streams, windows, stream: see `DataSection`.
-    """
-
-    recipe: ModelRecipe
-    eval: str | None
-    where: str | None = None
-    eval_where: str | None = None
-    num_streams: int | None = None
-    windows: TimeWindows | None = None
-    stream: StreamConfig | None = None
-
-
-def train_clicks(click_run: ClickRun, reporting: Reporting) -> None:
+def train_clicks(settings: RunFile, reporting: Reporting) -> None:
     """Open the data, train, score, and report.
 
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
-        ConfigError: the run has tasks that its model does not predict.
+        ConfigError: the data are not said, or the run has tasks that its model does not predict.
     """
-    from rayrec.driver import Driver
-
-    source = click_run.schema_source
-    recipe = _with_tasks(click_run.recipe, click_run.run.tasks, source)
-    train = _training_data(click_run, recipe.schema)
+    assert isinstance(settings.model, ModelRecipe)
+    recipe = replace(settings.model, schema=settings.schema_text())
+    said, source = settings.data, settings.needed("schema")
+    recipe = _with_tasks(recipe, settings.run.tasks, source)
+    train = _training_data(settings, recipe.schema)
     held_out = None
-    if click_run.eval is not None:
-        held_out = open_data(click_run.eval, recipe.schema, source, click_run.eval_where)
-    truth = truth_beside(click_run.eval, click_run.eval_where)
-    of_windows = None if click_run.windows is None else truth_beside(click_run.train)
+    if said.eval is not None:
+        held_out = open_data(said.eval, recipe.schema, source, said.eval_where)
+    truth = truth_beside(said.eval, said.eval_where)
+    of_windows = None if said.windows is None else truth_beside(said.train)
     # The recipe travels in every checkpoint, so that whoever scores it can build the model.
-    run = replace(click_run.run, extras={**click_run.run.extras, **recipe.to_extras()})
-    driver = Driver(
-        recipe,
-        train,
-        click_run.scaling,
-        run,
-        eval_data=held_out,
-        plan=click_run.plan,
-        constraints=click_run.constraints,
-        topology=click_run.topology,
-    )
-    fit_and_report(driver, reporting, lambda result: _told(click_run, truth, of_windows, result))
+    run = replace(settings.run, extras={**settings.run.extras, **recipe.to_extras()})
+    driver = settings.driver(recipe, train, run, held_out)
+    fit_and_report(driver, reporting, lambda result: _told(settings, truth, of_windows, result))
 
 
-def _training_data(click_run: ClickRun, schema: str) -> FileDataset | StreamDataset:
+def _training_data(settings: RunFile, schema: str) -> FileDataset | StreamDataset:
     """Return the rows to train on: files, windows of them, or a stream."""
     from rayrec.data import WindowedDataset
     from rayrec.streams import StreamDataset
 
-    source, streams = click_run.schema_source, click_run.num_streams
-    if click_run.stream is not None:
+    said, source = settings.data, settings.needed("schema")
+    if said.stream is not None:
         return StreamDataset(
-            config=click_run.stream,
+            config=said.stream,
             schema=FeatureSchema.from_json(schema, source),
-            num_streams=8 if streams is None else streams,
+            num_streams=8 if said.num_streams is None else said.num_streams,
         )
-    train = open_data(click_run.train, schema, source, click_run.where, num_streams=streams)
-    if click_run.windows is not None:
-        return WindowedDataset(train, click_run.windows)
+    path = settings.needed("train")
+    train = open_data(path, schema, source, said.where, num_streams=said.num_streams)
+    if said.windows is not None:
+        return WindowedDataset(train, said.windows)
     return train
 
 
@@ -151,20 +100,17 @@ def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> Mode
 
 
 def _told(
-    click_run: ClickRun,
-    truth: PlantedScores | None,
-    of_windows: PlantedScores | None,
-    result: Result,
+    settings: RunFile, truth: PlantedScores | None, of_windows: PlantedScores | None, result: Result
 ) -> ResultReport:
-    scores = scores_beside_truth(result.metrics, truth)
+    scores, windows = scores_beside_truth(result.metrics, truth), settings.data.windows
     loss = "" if result.train_loss is None else f", train loss {result.train_loss:.5f}"
     scored = []
     for one in result.evaluations:
         if one.window is not None:
             part = None
-            if click_run.windows is not None and click_run.windows.size == 1:
+            if windows is not None and windows.size == 1:
                 # the truth tells of single values of a column, such as days
-                part = part_of(of_windows, f"`{click_run.windows.column}` == {one.window}")
+                part = part_of(of_windows, f"`{windows.column}` == {one.window}")
             scored.append((one, scores_beside_truth(one.scores, part)))
     lines = [f"evaluation: {line}" for line in scores_lines(scores)]
     if scored:
@@ -173,8 +119,8 @@ def _told(
     fields = {
         "plan": {table: result.plan.kind(table) for table in result.plan.tables},
         "eval": scores,
-        "model": click_run.recipe.model,
-        "global_batch": click_run.run.global_batch_size,
+        "model": settings.model.model,
+        "global_batch": settings.run.global_batch_size,
     }
     if scored:
         fields["windows"] = [

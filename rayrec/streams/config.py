@@ -25,20 +25,19 @@ SECRETS = {
     "secret",
     "token",
 }
-# properties of the client of Kafka that a source sets itself
-KAFKA_OWN = (
-    "auto.offset.reset",
-    "bootstrap.servers",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.partition.eof",
-    "fetch.queue.backoff.ms",
-    "fetch.wait.max.ms",
-    "group.id",
-    "log_level",
-    "metadata.broker.list",
-    "queued.max.messages.kbytes",
-)
+# properties by which a client of Kafka reads one partition by offsets
+KAFKA_READER = {
+    "group.id": "rayrec",  # the client wants one; nothing is committed to it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 100,  # for an answer while it has no more; another one waits for it
+    "queued.max.messages.kbytes": 4096,  # that are received of a partition before its turn
+    "fetch.queue.backoff.ms": 10,  # until it asks for more, once it had as much
+}
+# which a source sets itself, as others
+KAFKA_OWN = (*KAFKA_READER, "bootstrap.servers", "log_level", "metadata.broker.list")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,11 +148,7 @@ class KafkaConfig:
 
 
 def _check_secrets(kind: str, properties: Mapping[str, str], place: str) -> None:
-    """Check that no property is a secret, since run files are copied into the folders of runs.
-
-    Raises:
-        ConfigError: one is.
-    """
+    """Check that no property is a secret, since run files are copied into the folders of runs."""
     for name, value in properties.items():
         user = value.partition("://")[2].partition("/")[0].rpartition("@")[0]
         if any(word in name for word in SECRETS) or ":" in user:

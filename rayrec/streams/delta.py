@@ -58,18 +58,13 @@ class DeltaSource(StreamSource):
 
     def __init__(self, table: str, first_version: int = 0) -> None:
         self._library = library("deltalake", "delta")
-        self.table, self._first = table, first_version
+        self.name, self.table, self._first = f"Delta table {table}", table, first_version
         self._faults = (self._library.exceptions.DeltaError, pa.ArrowException, OSError, ValueError)
         self._files = library("deltalake.fs", "delta").DeltaStorageHandler
         self._table: Any = None  # as it was when it was opened last
         self._schema: tuple[int, pa.Schema] | None = None  # of a version
         self._parts: tuple[int, list[_Part]] | None = None  # of one version
         self._held: tuple[int, int, pa.Table] | None = None  # the rows of one of them
-
-    @property
-    def name(self) -> str:
-        """What messages call the source."""
-        return f"Delta table {self.table}"
 
     def start(self) -> Cursor:
         """Return the cursor before the first version."""

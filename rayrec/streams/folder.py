@@ -45,17 +45,12 @@ class FolderSource(StreamSource):
     """
 
     def __init__(self, path: str, patience_s: float = 30.0) -> None:
-        self.path, self._patience_s = path, patience_s
+        self.name, self._patience_s = f"folder {path}", patience_s
         self._filesystem, self._root = resolve(path)
         self._partial: dict[str, _Seen] = {}
         self._rows: dict[tuple[str, int], int] = {}  # of whole files that wait, for the lag
         self._groups: tuple[tuple[str, int, list[int]], pa.Table] | None = None
         self._passed: set[str] | None = None  # names of the last look
-
-    @property
-    def name(self) -> str:
-        """What messages call the source."""
-        return f"folder {self.path}"
 
     def start(self) -> Cursor:
         """Return the cursor before the first file."""

@@ -55,18 +55,14 @@ class IcebergSource(StreamSource):
         after_snapshot: int | None = None,
     ) -> None:
         library("pyiceberg.io.pyarrow", "iceberg")
-        self.table, self._catalog_name, self._after = table, catalog, after_snapshot
+        self.name, self.table = f"Iceberg table {table}", table
+        self._catalog_name, self._after = catalog, after_snapshot
         # a SQL catalog would make its tables where there are none
         self._properties = {"init_catalog_tables": "false", **(properties or {})}
         self._catalog: Any = None
         self._begun: _Begun | None = None
         self._ahead: tuple[Any, list[Any]] = (None, [])
         self._held: tuple[int, str, pa.Table] | None = None  # the rows of a file of a snapshot
-
-    @property
-    def name(self) -> str:
-        """What messages call the source."""
-        return f"Iceberg table {self.table}"
 
     def start(self) -> Cursor:
         """Return the cursor behind the snapshot that a new run begins after."""

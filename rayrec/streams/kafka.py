@@ -17,8 +17,7 @@ from typing import Any
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
 from rayrec.streams.config import KafkaConfig
-from rayrec.streams.kafka_client import client_properties
-from rayrec.streams.kafka_partition import REPLY_S, MessagesGone, PartitionReader
+from rayrec.streams.kafka_client import REPLY_S, MessagesGone, PartitionReader, client_properties
 from rayrec.streams.messages import Decoded, decode
 from rayrec.streams.objects import ObjectReader
 from rayrec.streams.source import Cursor, SourceLag, StreamRows, StreamSource, library
@@ -45,7 +44,7 @@ class KafkaSource(StreamSource):
     def __init__(self, config: KafkaConfig, whole: Collection[str] = ()) -> None:
         kafka = library("confluent_kafka", "kafka")
         admin = library("confluent_kafka.admin", "kafka")
-        self._kafka, self._servers = kafka, config.servers
+        self._kafka, self.name = kafka, f"topic {config.topic} of {config.servers}"
         self._topic, self._form = config.topic, config.format
         self._from_latest = config.starting_offsets == "latest"
         self._objects = ObjectReader(whole) if self._form == "json" else None
@@ -69,11 +68,6 @@ class KafkaSource(StreamSource):
         self._begun: tuple[Cursor, Cursor] | None = None  # a cursor, and the round begun at it
         self._is_away = False
         self._was_there, self._missing_since = False, 0.0
-
-    @property
-    def name(self) -> str:
-        """What messages call the source."""
-        return f"topic {self._topic} of {self._servers}"
 
     def start(self) -> Cursor:
         """Return the cursor of a run that begins: partitions begin where they are first seen."""

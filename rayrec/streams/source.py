@@ -64,11 +64,12 @@ class StreamSource(Protocol):
 
     Equal cursors give equal rows for as long as the source keeps them; a window, once it is cut,
     does not need the source any more.
+
+    Attributes:
+        name: what messages call the source.
     """
 
-    @property
-    def name(self) -> str:
-        """What messages and fingerprints call the source."""
+    name: str
 
     def start(self) -> Cursor:
         """Return the cursor of a run that begins."""

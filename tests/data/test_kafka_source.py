@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.streams import StreamConfig, kafka_partition
+from rayrec.streams import StreamConfig, kafka_client
 from rayrec.streams import kafka as reading
-from rayrec.streams.config import KafkaConfig
+from rayrec.streams.config import KAFKA_READER, KafkaConfig
 from rayrec.streams.messages import decode
 from rayrec.streams.objects import KafkaMessage, ObjectReader
 from tests.data.kafka_cluster import PARTITIONS, awaited, cluster, cluster_process, ipc, kafka, send
@@ -62,7 +62,7 @@ def test_rows_of_windows_are_those_of_a_plain_walk(
     turn = rng.choice([1, 3, 50])
     monkeypatch.setattr(reading, "ROUND", turn)
     monkeypatch.setattr(reading, "MOST_READERS", rng.choice([1, 2, 3, 8]))
-    monkeypatch.setattr(kafka_partition, "FETCH_MS", 1)
+    monkeypatch.setitem(KAFKA_READER, "fetch.wait.max.ms", 1)
     monkeypatch.setattr(
         reading, "READ", {"json": rng.choice([1, 5, 100]), "arrow": rng.choice([1, 9])}
     )
@@ -201,7 +201,7 @@ def test_a_partition_that_is_added_begins_at_its_beginning() -> None:
 def test_a_cluster_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start and inside of a round, with one warning and without a spin."""
     monkeypatch.setattr(reading, "REPLY_S", 0.4)
-    monkeypatch.setattr(kafka_partition, "REPLY_S", 0.4)
+    monkeypatch.setattr(kafka_client, "REPLY_S", 0.4)
     with cluster_process() as (process, servers):
         producer = kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
         send(producer, "clicks", [(0, value) for value in messages_of("json", 0, 3)])

@@ -16,12 +16,10 @@ from tests.data.stream_files import SCHEMA, amounts, cut, rows_of
 class Flow(StreamSource):
     """Gives a row, or a refusal, whenever it is asked."""
 
+    name = "flow"
+
     def __init__(self, has_rows: bool = True) -> None:
         self._has_rows = has_rows
-
-    @property
-    def name(self) -> str:
-        return "flow"
 
     def start(self) -> Cursor:
         return {"next": 0}

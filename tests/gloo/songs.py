@@ -17,7 +17,7 @@ from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.planner import manual_plan
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs
-from rayrec.runs.next_item_options import run_options
+from rayrec.runs.next_item import run_options
 from rayrec.runs.next_item_scores import NextItemScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec

@@ -20,7 +20,7 @@ from rayrec.metrics.bootstrap import gains, paired_bootstrap
 from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.next_item_options import check_schema
+from rayrec.runs.next_item import check_schema
 from rayrec.runs.ranked_queries import comparison, read_places
 from rayrec.serve import Predictor
 from rayrec.serve.chain.folder import ChainFolder

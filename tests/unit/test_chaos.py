@@ -14,7 +14,6 @@ from rayrec.chaos import cluster
 from rayrec.chaos.account import Account, InjectedFault, RunRecord, account, table
 from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.moments import DOING, Moments, doing, moment_words
-from rayrec.chaos.outcome_file import check_out, read_out, write_out
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
 from rayrec.chaos.stillness import MOST_WITHOUT_STEP, NewestStep, Stillness
 from rayrec.cli.main import main
@@ -161,16 +160,13 @@ def test_the_table_counts_every_rank_that_was_struck() -> None:
     assert lines[4].startswith("| all | 2 | 0 | 1 |") and "1 of 2 the same tables" in lines[4]
 
 
-def test_an_outcome_is_written_and_read(tmp_path: Path) -> None:
+def test_an_outcome_is_written_and_read() -> None:
     blows = (InjectedFault(at=1.5, kind="KILL", pids=(1, 2)),)
     shaken = run(blows=blows, account=Account(failures=2, waits=(3.0, 4.5)), seconds=9.5)
     outcome = Outcome(calm=run(seed=0), runs=(shaken,), kinds=("KILL",))
-    path = str(tmp_path / "out.json")
-    check_out(path)
-    assert not Path(path).exists()
-    write_out(path, outcome)
-    assert read_out(path) == outcome and outcome.is_good
-    assert json.loads(Path(path).read_text())["runs"][0]["verdict"] == "same tables"
+    text = outcome.to_json()
+    assert Outcome.from_json(text) == outcome and outcome.is_good
+    assert json.loads(text)["runs"][0]["verdict"] == "same tables"
 
 
 def test_only_later_steps_and_what_follows_them_are_progress(tmp_path: Path) -> None:
