@@ -18,7 +18,7 @@ from rayrec.train import RankTrainer
 from tests.dynamic_clicks import TABLE, write
 from tests.gloo.dynamic_spec import STEPS, publishing
 from tests.ranks import RankPool
-from tests.unit.published_worlds import bytes_of
+from tests.unit.published_worlds import bytes_of, without_programs
 
 # rows and rules; the last table is never full, so that ids leave it by their time alone
 RULES = {
@@ -29,6 +29,7 @@ RULES = {
 }
 
 
+@without_programs()
 def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> None:
     """Publish and save at every step."""
     whole = publishing(data, world_size, folder)
@@ -49,6 +50,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
     ("kind", "world_size", "rule"),
     [("row", 2, "counted"), ("column", 2, "timed"), ("row", 2, "seconds"), ("grid", 4, "pressed")],
 )
+@without_programs()
 def test_what_follows_has_what_an_export_has_at_every_step(
     ranks: RankPool, tmp_path: Path, kind: str, world_size: int, rule: str
 ) -> None:
