@@ -31,6 +31,8 @@ from tests.gloo.dynamic_spec import HALF, STEPS, publishing, spec
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of, without_programs
 
+# one worker process makes the runs that several tests look at
+pytestmark = pytest.mark.xdist_group("dynamic growth")
 GROWTH = {"max_num_embeddings": 100, "every_n_steps": 2}
 SMALL = TABLE | {"num_embeddings": 16, "dynamic": RULE | {"growth": GROWTH}}
 GROWN = {1: 16, 2: 32, 3: 32, 4: 64, HALF: 64, STEPS: 64}  # by step; 128 are more than the bound

@@ -29,6 +29,9 @@ from tests.dynamic_clicks import RULE, TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
 
+# one worker process makes the runs that several tests look at
+pytestmark = pytest.mark.xdist_group("dynamic runs")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
