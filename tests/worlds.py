@@ -8,8 +8,9 @@ per column block, since its accumulator is one value per row and block.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,6 +25,7 @@ from rayrec.layout import (
     EmbeddingConfig,
     Layout,
     PoolingType,
+    Shard,
     ShardingPlan,
     TableLayout,
     TablePlacement,
@@ -118,6 +120,22 @@ class World:
             stride_per_key_per_rank=per_rank,
             inverse_indices=(keys, inverse),
         )
+
+
+def part_of(table: Tensor, shard: Shard) -> Tensor:
+    """The rows and columns of a whole table that a shard has."""
+    return table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+
+
+def whole_tables(
+    tables: Sequence[BaseEmbeddingConfig], shards: Iterable[tuple[Shard, Tensor]]
+) -> dict[str, Tensor]:
+    """Tables put together of the shards of all ranks, every cell of them."""
+    whole = {t.name: torch.full((t.num_embeddings, t.embedding_dim), math.nan) for t in tables}
+    for shard, weight in shards:
+        part_of(whole[shard.table], shard).copy_(weight)
+    assert not any(table.isnan().any() for table in whole.values())
+    return whole
 
 
 def output_of(module: torch.nn.Module, kjt: KeyedJaggedTensor) -> Tensor:

@@ -20,7 +20,9 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import sparse_optimizer
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.sparse import KeyedJaggedTensor
+from tests.worlds import part_of
 
+PATH = "model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 ROWS, STEPS, GLOBAL = [30, 7, 50, 13], 8, 23  # 23 rows: no number of ranks divides them
 
 
@@ -111,3 +113,21 @@ def dmp(
         build(), plan=make_plan(kind, world_size), sparse_optimizer=optimizer, prefetch=prefetch
     )
     return model, torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)
+
+
+def changed() -> torch.nn.Module:
+    """The unsharded model with values of its own."""
+    source = build("cpu")
+    with torch.no_grad():
+        for i, p in enumerate(source.parameters()):
+            p.add_(i + 1)
+    return source
+
+
+def check_holds(model: DistributedModelParallel, wanted: dict[str, torch.Tensor]) -> None:
+    """This rank's rows and the dense layers are those of a whole state_dict."""
+    for state in model.shard_states():
+        whole = wanted[PATH.format(state.shard.table)]
+        assert torch.equal(state.weight, part_of(whole, state.shard))
+    for name, p in model.named_parameters():
+        assert torch.equal(p, wanted[name])

@@ -24,10 +24,9 @@ from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, hand_over, 
 from rayrec.train.config import TrainSpec
 from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
 from tests.dynamic_clicks import RULE, TABLE, write
 from tests.gloo.dynamic_spec import HALF, STEPS, publishing, spec
+from tests.gloo.trainers import context_of
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of, without_programs
 
@@ -247,12 +246,6 @@ def until(rank: int, ranks: int, data: Path, going_to: int) -> None:
         trainer.going_to = lambda: going_to
         trainer.begin()
         assert trainer.run(lambda: trainer.step >= 5) and trainer.handed_over
-
-
-def context_of(rank: int, world_size: int) -> RankContext:
-    seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
-    never = {"should_stop": lambda: False, "save_asked": lambda: False}
-    return RankContext(seat=seat, log=ProgressLog(), **never)
 
 
 def pass_on(rank: int, world_size: int, data: Path, ranks: int) -> int:

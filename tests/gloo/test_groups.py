@@ -31,8 +31,10 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingCollection
 from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
+from tests import draws
+from tests.draws import RowReference, draw
 from tests.ranks import RankPool
-from tests.simulation import TOLERANCE, batches_of, targets_of
+from tests.simulation import TOLERANCE, Close, batches_of, check_outputs, check_rows, targets_of
 from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
 
 STEPS = 3
@@ -109,23 +111,18 @@ def train_world(
 
 
 def check_world(
-    ranks: RankPool, world: World, meta: bool = True, share_tables: bool = True
+    ranks: RankPool,
+    reference: Reference,
+    meta: bool = True,
+    share_tables: bool = True,
+    close: Close = TOLERANCE,
 ) -> None:
+    world = reference.world
     results = ranks.run(world.world_size, train_world, world, meta, "auto", share_tables)
-    batches, reference = batches_of(world, STEPS), Reference(world)
-    targets = targets_of(world, batches)
-    for step in range(STEPS):
-        wanted = reference.step(batches[step], targets[step])
-        for rank in range(world.world_size):
-            for got, want in zip(results[rank][0][step], wanted[rank], strict=True):
-                torch.testing.assert_close(got, want, **TOLERANCE)
-    weights = reference.weights()
-    for _, states in results:
-        for shard, weight in states:
-            part = weights[shard.table].detach()[
-                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
-            ]
-            torch.testing.assert_close(weight, part, **TOLERANCE)
+    batches = batches_of(world, STEPS)
+    outputs = [list(step) for step in zip(*(outputs for outputs, _ in results), strict=True)]
+    check_outputs(reference, batches, targets_of(world, batches), outputs, close)
+    check_rows(reference, [state for _, states in results for state in states], close)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
@@ -134,7 +131,8 @@ def check_world(
 def test_every_kind_equals_unsharded_over_gloo(
     ranks: RankPool, kind: str, world_size: int, optimizer
 ) -> None:
-    check_world(ranks, world_of_kind(kind, world_size, optimizer), share_tables=world_size != 3)
+    reference = Reference(world_of_kind(kind, world_size, optimizer))
+    check_world(ranks, reference, share_tables=world_size != 3)
 
 
 @pytest.mark.seeds(range(12))
@@ -143,7 +141,15 @@ def test_every_kind_equals_unsharded_over_gloo(
 )
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
     world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
-    check_world(ranks, world, meta=seed % 2 == 0, share_tables=seed % 4 < 2)
+    check_world(ranks, Reference(world), meta=seed % 2 == 0, share_tables=seed % 4 < 2)
+
+
+@pytest.mark.seeds(range(12))
+def test_everything_at_once_equals_unsharded_over_gloo(ranks: RankPool, seed: int) -> None:
+    """The property of tests/sim/test_everything.py, over four ranks as two hosts of two."""
+    world, world.optimizer = draw(10_000 + seed, ((0, 1), (2, 3)))
+    reference, in_place = RowReference(world, world.optimizer), world.seed % 2 == 0
+    check_world(ranks, reference, seed % 2 == 0, in_place, draws.TOLERANCE)
 
 
 def _where(state) -> tuple[str, int, int]:

@@ -26,7 +26,8 @@ from rayrec.serve import Predictor
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.train import PublishConfig
-from tests.gloo.songs import ITEMS, SCHEMA, SMALL, options, rows_of, run_task, task_for, write_songs
+from tests.gloo.songs import ITEMS, SCHEMA, SMALL, options, rows_of, task_for, write_songs
+from tests.gloo.trainers import run_task
 from tests.ranks import RankPool
 
 

@@ -27,9 +27,8 @@ from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
-from rayrec.train.tasks import FitOutcome, FitTask
+from rayrec.train.tasks import FitTask
+from tests.gloo.trainers import run_task
 from tests.ranks import RankPool
 from tests.words import sets
 
@@ -145,14 +144,6 @@ def task_for(
     )
     scorer = RetrievalScorer(paths=paths, query=("user",), candidate=("item", "kind"), ks=(3, 10))
     return FitTask(spec=spec, scorer=scorer)
-
-
-def run_task(rank: int, world_size: int, task: FitTask) -> FitOutcome:
-    seat = Seat(
-        rank=rank, world_size=world_size, host="localhost", store_host="localhost", store_port=0
-    )
-    outcome = task.run(RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False))
-    return replace(outcome, seconds=0.0, times=())
 
 
 def test_lists_do_not_depend_on_the_number_of_ranks(

@@ -31,6 +31,7 @@ from rayrec.layout import (
 )
 from rayrec.modules.names import DTYPES
 from tests.unit.plan_worlds import random_cuts
+from tests.worlds import part_of
 
 STATES = ("none", "row", "element")
 
@@ -46,12 +47,7 @@ class Truth:
 
     def shard_state(self, shard, fill: bool) -> ShardState:
         """The shard cut from the truth, or NaNs of its shape when it is to be filled."""
-        rows, cols = (
-            slice(shard.rows.start, shard.rows.stop),
-            slice(shard.cols.start, shard.cols.stop),
-        )
-        weight = self.weight[rows, cols].clone()
-        squares = self.squares[rows, cols]
+        weight, squares = part_of(self.weight, shard).clone(), part_of(self.squares, shard)
         states = {
             "none": {},
             "row": {"momentum1": squares.mean(1).float()},

@@ -28,6 +28,7 @@ from tests.unit.checkpoint_worlds import (
     save_world,
     shard_states,
 )
+from tests.worlds import part_of
 
 
 def memory_store() -> fs.FileSystem:
@@ -41,16 +42,9 @@ def expected_rowwise(truth: Truth, saved: ShardingPlan, wanted: Shard) -> torch.
     """
     spread = torch.empty_like(truth.squares)
     for shard in saved.tables[truth.config.name].layout.shards(truth.config.name):
-        rows, cols = (
-            slice(shard.rows.start, shard.rows.stop),
-            slice(shard.cols.start, shard.cols.stop),
-        )
-        spread[rows, cols] = truth.squares[rows, cols].mean(1).float().double()[:, None]
-    return (
-        spread[wanted.rows.start : wanted.rows.stop, wanted.cols.start : wanted.cols.stop]
-        .mean(1)
-        .float()
-    )
+        means = part_of(truth.squares, shard).mean(1).float().double()
+        part_of(spread, shard).copy_(means[:, None])
+    return part_of(spread, wanted).mean(1).float()
 
 
 def assert_restored(state: ShardState, truth: Truth, saved: ShardingPlan) -> None:
