@@ -20,12 +20,11 @@ from rayrec.layout import (
     PoolingType,
     ShardingPlan,
     TableLayout,
-    TablePlacement,
 )
 from rayrec.optim import SGD, SPARSE_OPTIMIZERS, RMSprop, SparseOptimizer
 from tests.optim_reference import ReferenceTable
 from tests.simulation import batches_of, check_outputs, run_sharded, targets_of
-from tests.worlds import Reference, World, random_layout
+from tests.worlds import Reference, World, plan_for, random_layout
 
 STEPS = 3
 # float32 sums in another order, divided by roots of small second moments (the eps of `options_of`
@@ -121,7 +120,7 @@ def other_plan(
     """Another random plan. State per row and norms of rows are over column blocks, so those tables
     keep their column cuts.
     """
-    placements = {}
+    layouts = {}
     for table in world.tables:
         old, optimizer = world.plan.tables[table.name].layout, optimizers[table.name]
         by_block = (
@@ -137,8 +136,8 @@ def other_plan(
             if drawn != old and (not by_block or cuts == kept):
                 layout = drawn
                 break
-        placements[table.name] = TablePlacement(layout)
-    return ShardingPlan(world_size=world.world_size, tables=placements, hosts=world.hosts)
+        layouts[table.name] = layout
+    return plan_for(world.world_size, layouts, world.hosts)
 
 
 HOSTS = ((1,), (2,), (1, 1), (3,), (1, 1, 1), (4,), (2, 2), (2, 2), (3, 3))  # ranks of each host
@@ -185,8 +184,7 @@ def draw(
         weighted.append(not sequence and rng.random() < 0.3)
         left -= size
     tables = [table for group in collections for table in group]
-    placements = {table.name: TablePlacement(random_layout(table, hosts, rng)) for table in tables}  # type: ignore[arg-type]
-    plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
+    plan = plan_for(world_size, {t.name: random_layout(t, hosts, rng) for t in tables}, hosts)
     kinds = list(optimizers)
     common = options_of(rng.choice(kinds), rng)
     own = rng.random() < 0.3

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -122,6 +122,14 @@ class World:
         )
 
 
+def plan_for(
+    world_size: int, layouts: Mapping[str, Layout], hosts: tuple[tuple[int, ...], ...] = ()
+) -> ShardingPlan:
+    """A plan of tables that lie on their devices, by name."""
+    tables = {name: TablePlacement(layout) for name, layout in layouts.items()}
+    return ShardingPlan(world_size=world_size, tables=tables, hosts=hosts)
+
+
 def part_of(table: Tensor, shard: Shard) -> Tensor:
     """The rows and columns of a whole table that a shard has."""
     return table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
@@ -227,11 +235,8 @@ def random_world(
             count += 1
         collections.append(tuple(tables))
         weighted.append(not sequence and rng.random() < 0.3)
-    world_size = sum(len(h) for h in hosts)
-    placements = {
-        t.name: TablePlacement(random_layout(t, hosts, rng)) for c in collections for t in c
-    }
-    plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
+    layouts = {t.name: random_layout(t, hosts, rng) for c in collections for t in c}
+    plan = plan_for(sum(len(h) for h in hosts), layouts, hosts)
     return World(
         seed, hosts, collections, weighted, plan, optimizer or rng.choice(OPTIMIZERS), rng, varying
     )

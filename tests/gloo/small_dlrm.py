@@ -8,7 +8,6 @@ from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.layout import (
     EmbeddingBagConfig,
     ShardingPlan,
-    TablePlacement,
     Topology,
     column_wise,
     data_parallel,
@@ -20,7 +19,7 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import sparse_optimizer
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.sparse import KeyedJaggedTensor
-from tests.worlds import part_of
+from tests.worlds import part_of, plan_for
 
 PATH = "model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 ROWS, STEPS, GLOBAL = [30, 7, 50, 13], 8, 23  # 23 rows: no number of ranks divides them
@@ -84,9 +83,7 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         lambda t, i: data_parallel(t, ranks),
     ]
     layouts = {t.name: cycle[i % 3](t, i) for i, t in enumerate(tables)}
-    return ShardingPlan(
-        world_size=world_size, tables={n: TablePlacement(lay) for n, lay in layouts.items()}
-    )
+    return plan_for(world_size, layouts)
 
 
 def plan_of(world_size: int) -> ShardingPlan:
@@ -97,11 +94,8 @@ def plan_of(world_size: int) -> ShardingPlan:
         lambda t, i: row_wise(t, ranks),
         lambda t, i: column_wise(t, ranks),
     ]
-    return ShardingPlan(
-        world_size=world_size,
-        tables={
-            t.name: TablePlacement(kinds[i % 3](t, i)) for i, t in enumerate(table_configs(build()))
-        },
+    return plan_for(
+        world_size, {t.name: kinds[i % 3](t, i) for i, t in enumerate(table_configs(build()))}
     )
 
 

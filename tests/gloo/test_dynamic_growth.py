@@ -14,7 +14,7 @@ import torch
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data import FeatureSchema
 from rayrec.driver.planning import find_tables
-from rayrec.layout import ShardingPlan, TablePlacement, column_wise
+from rayrec.layout import column_wise
 from rayrec.optim import WarmupPolicy, WarmupStage
 from rayrec.runs.inputs import open_data
 from rayrec.serve import Predictor, export
@@ -29,6 +29,7 @@ from tests.gloo.dynamic_spec import HALF, STEPS, publishing, spec
 from tests.gloo.trainers import context_of
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of, without_programs
+from tests.worlds import plan_for
 
 # one worker process makes the runs that several tests look at
 pytestmark = pytest.mark.xdist_group("dynamic growth")
@@ -211,8 +212,7 @@ def test_a_grown_checkpoint_is_scored_and_served(
 def publish(rank: int, world_size: int, data: Path, folder: Path) -> None:
     whole = publishing(data, world_size, folder)
     (table,) = find_tables(whole.model)
-    layout = TablePlacement(column_wise(table, list(range(world_size))))
-    plan = ShardingPlan(world_size=world_size, tables={"t_user": layout})
+    plan = plan_for(world_size, {"t_user": column_wise(table, list(range(world_size)))})
     with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()

@@ -21,13 +21,14 @@ from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.comm.kept_memory import end_keepers
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError
-from rayrec.layout import ShardingPlan, TablePlacement, table_wise
+from rayrec.layout import table_wise
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer
 from rayrec.train.config import SyncPoints
 from tests.dynamic_clicks import RULE, TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 # one worker process makes the runs that several tests look at
 pytestmark = pytest.mark.xdist_group("dynamic runs")
@@ -70,7 +71,7 @@ def run_on_the_last(rank: int, world_size: int, data: Path, folder: Path) -> Non
     """Rank 0, which writes the manifest, has no row of the table."""
     whole = spec(data, world_size, folder)
     layout = table_wise(find_tables(whole.model)[0], world_size - 1)
-    plan = ShardingPlan(world_size=world_size, tables={"t_user": TablePlacement(layout)})
+    plan = plan_for(world_size, {"t_user": layout})
     with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()

@@ -17,9 +17,7 @@ from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
-    ShardingPlan,
     TableLayout,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -35,7 +33,15 @@ from tests import draws
 from tests.draws import RowReference, draw
 from tests.ranks import RankPool
 from tests.simulation import TOLERANCE, Close, batches_of, check_outputs, check_rows, targets_of
-from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
+from tests.worlds import (
+    OPTIMIZERS,
+    Reference,
+    World,
+    build_collections,
+    output_of,
+    plan_for,
+    random_world,
+)
 
 STEPS = 3
 TRANSPORTS = {
@@ -68,11 +74,7 @@ def world_of_kind(kind: str, world_size: int, optimizer) -> World:
         "grid_shard": lambda i, t: grid_shard(t, hosts),
         "data_parallel": lambda i, t: data_parallel(t, everyone),
     }[kind]
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={t.name: TablePlacement(make(i, t)) for i, t in enumerate(tables)},
-        hosts=hosts,
-    )
+    plan = plan_for(world_size, {t.name: make(i, t) for i, t in enumerate(tables)}, hosts)
     return World(7, hosts, [tables], [False], plan, optimizer)
 
 
@@ -234,10 +236,7 @@ def test_a_step_waits_twice_or_three_times(ranks: RankPool, kind: str) -> None:
 
 def keep_outputs(rank: int, world_size: int) -> bool:
     tables = [EmbeddingConfig(50, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={t.name: TablePlacement(table_wise(t, i % 2)) for i, t in enumerate(tables)},
-    )
+    plan = plan_for(world_size, {t.name: table_wise(t, i % 2) for i, t in enumerate(tables)})
     model = DistributedModelParallel(EmbeddingCollection(tables, device="meta"), plan=plan, seed=1)
     generator = torch.Generator().manual_seed(rank)
     kept, copies = [], []

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.errors import CommError
-from rayrec.layout import Shard, ShardingPlan, TableLayout, TablePlacement
+from rayrec.layout import Shard, TableLayout
 from rayrec.shards.state import ShardState
 from rayrec.train import hand_over
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -23,6 +23,7 @@ from rayrec.train.optimizer_config import OptimizerConfig
 from tests.clicks import write_clicks
 from tests.gloo.trainers import WithDropout, context_of, numbers, spec_of
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 STOP = 6
 
@@ -131,7 +132,7 @@ def passed_on_with_much_in_common(rank: int, ranks: int) -> None:
     """A megabyte of dense layers, which all of them have."""
     small, gathered = bytes(1 << 20), []
     layout = TableLayout((0, 4), (0, 2), ((0,),))
-    plan = ShardingPlan(world_size=ranks, tables={"t": TablePlacement(layout)})
+    plan = plan_for(ranks, {"t": layout})
     held = hand_over.Held(
         rank=rank,
         world_rank=rank,

@@ -15,14 +15,14 @@ from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.comm.topology import topology_of
 from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.errors import ConfigError, PlanError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise
+from rayrec.layout import EmbeddingBagConfig, column_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, Adam, sparse_optimizer
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.train.step import train_step
 from tests.gloo.small_dlrm import STEPS, build, changed, check_holds, make_plan, parts
 from tests.ranks import RankPool
-from tests.worlds import part_of
+from tests.worlds import part_of, plan_for
 
 SMALL = 1_520_000  # bytes of a machine whose rank has room for its batch, and for no table
 
@@ -206,8 +206,8 @@ def test_without_a_process_group_the_world_is_one_rank() -> None:
 
 def test_one_rank_with_several_rectangles_of_a_table_has_one_state() -> None:
     tables = table_configs(build())
-    layouts = {t.name: TablePlacement(column_wise(t, [0, 0])) for t in tables}
-    model = DistributedModelParallel(build(), plan=ShardingPlan(world_size=1, tables=layouts))
+    plan = plan_for(1, {t.name: column_wise(t, [0, 0]) for t in tables})
+    model = DistributedModelParallel(build(), plan=plan)
     wanted = build("cpu").state_dict()
     assert all(torch.equal(model.state_dict()[name], value) for name, value in wanted.items())
     changed = {name: value + 1 for name, value in wanted.items()}

@@ -9,14 +9,14 @@ import torch
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.layout import EmbeddingBagConfig, row_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.step import train_step
 from tests.gloo.small_dlrm import build, parts, plan_of
 from tests.ranks import RankPool
-from tests.worlds import part_of
+from tests.worlds import part_of, plan_for
 
 STEPS = 5  # all of equal batches on every rank
 
@@ -91,9 +91,8 @@ def learned(rank: int, world_size: int, group_size: int | None):
     """
     torch.manual_seed(0)
     table = EmbeddingBagConfig(12, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(
-        world_size=group_size or world_size,
-        tables={"t": TablePlacement(row_wise(table, range(group_size or world_size)))},
+    plan = plan_for(
+        group_size or world_size, {"t": row_wise(table, range(group_size or world_size))}
     )
     model = DistributedModelParallel(
         EmbeddingBagCollection([table], is_weighted=True, device="meta"),

@@ -21,7 +21,7 @@ from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.data.hashing import mix, to_ids
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout import DynamicConfig, EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, row_wise
 from rayrec.runs.held_out import Truth
 from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
@@ -31,6 +31,7 @@ from rayrec.train.tasks import FitTask
 from tests.gloo.trainers import run_task
 from tests.ranks import RankPool
 from tests.words import sets
+from tests.worlds import plan_for
 
 USERS, ITEMS, GROUPS = 60, 40, 4
 
@@ -126,12 +127,8 @@ def task_for(
         all_ranks=all_ranks,
     )
     tables = FeatureSchema.from_json(schema).tables
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={
-            t.name: TablePlacement(row_wise(t, range(min(world_size, t.num_embeddings))))
-            for t in tables
-        },
+    plan = plan_for(
+        world_size, {t.name: row_wise(t, range(min(world_size, t.num_embeddings))) for t in tables}
     )
     spec = TrainSpec(
         model=recipe,

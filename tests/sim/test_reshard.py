@@ -25,6 +25,7 @@ from tests.worlds import (
     World,
     build_collections,
     output_of,
+    plan_for,
     random_world,
     whole_tables,
 )
@@ -134,10 +135,10 @@ def test_tables_keep_the_learning_rates_that_were_written() -> None:
     rates = {"a": 0.3, "b": 0.03}
     tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in rates]
     first, second = (
-        ShardingPlan(
-            world_size=2,
-            tables={
-                table.name: TablePlacement(table_wise(table, rank))
+        plan_for(
+            2,
+            {
+                table.name: table_wise(table, rank)
                 for table, rank in zip(tables, ranks, strict=True)
             },
         )

@@ -7,8 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.test_cli import SCHEMA
-
+SCHEMA = {
+    "label": "clicked",
+    "features": [{"name": "user", "column": "user"}],
+    "tables": [
+        {"name": "user", "num_embeddings": 10**6, "embedding_dim": 64, "features": ["user"]}
+    ],
+}
 BLOCK = """
 import sys
 BLOCKED = {"torch", "numpy", "ray", "pyarrow", "fbgemm_gpu", "rich"}
