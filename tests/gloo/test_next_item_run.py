@@ -157,7 +157,7 @@ def test_ranks_publish_as_one(ranks: RankPool, songs: Path, tmp_path: Path) -> N
 )
 def test_the_other_encoders_train(songs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     told = tmp_path / "result.json"
-    assert main([*options(songs, "run.epochs=15", *words), "--result", str(told)]) == 0
+    assert main([*options(songs, "run.epochs=10", *words), "--result", str(told)]) == 0
     result = json.loads(told.read_text())
     assert result["model masked"]["hr@5"] > 1.5 * result["popularity masked"]["hr@5"]
 
