@@ -20,12 +20,11 @@ from rayrec.layout import (
     PoolingType,
     ShardingPlan,
     TableLayout,
-    TablePlacement,
 )
 from rayrec.optim import SGD, SPARSE_OPTIMIZERS, RMSprop, SparseOptimizer
 from tests.optim_reference import ReferenceTable
-from tests.simulation import batches_of, run_sharded, targets_of
-from tests.worlds import Reference, World, random_layout
+from tests.simulation import batches_of, check_outputs, run_sharded, targets_of
+from tests.worlds import Reference, World, plan_for, random_layout
 
 STEPS = 3
 # float32 sums in another order, divided by roots of small second moments (the eps of `options_of`
@@ -100,11 +99,7 @@ def check(world: World, optimizers: dict[str, SparseOptimizer], meta: bool) -> N
     targets = targets_of(world, batches)
     reference = RowReference(world, optimizers)
     outputs, states, _ = run_sharded(world, batches, targets, meta=meta)
-    for step in range(STEPS):
-        wanted = reference.step(batches[step], targets[step])
-        for rank in range(world.world_size):
-            for got, want in zip(outputs[step][rank], wanted[rank], strict=True):
-                torch.testing.assert_close(got, want, **TOLERANCE)
+    check_outputs(reference, batches, targets, outputs, TOLERANCE)
     assert {shard.table for shard, _, _ in states} == set(optimizers)
     for shard, weight, state in states:
         (block,) = [
@@ -117,6 +112,32 @@ def check(world: World, optimizers: dict[str, SparseOptimizer], meta: bool) -> N
         assert list(state) == list(optimizers[shard.table].state_widths)
         for name, tensor in state.items():
             torch.testing.assert_close(tensor.double(), block.tensor(name)[rows], **TOLERANCE)
+
+
+def other_plan(
+    world: World, optimizers: dict[str, SparseOptimizer], rng: random.Random
+) -> ShardingPlan:
+    """Another random plan. State per row and norms of rows are over column blocks, so those tables
+    keep their column cuts.
+    """
+    layouts = {}
+    for table in world.tables:
+        old, optimizer = world.plan.tables[table.name].layout, optimizers[table.name]
+        by_block = (
+            "row" in optimizer.state_widths.values()
+            or optimizer.name in ("lamb", "lars_sgd")
+            or optimizer.max_row_norm is not None
+        )
+        kept = old.col_cuts if isinstance(old, TableLayout) else (0, table.embedding_dim)
+        layout = old
+        for _ in range(100):
+            drawn = random_layout(table, world.hosts, rng)  # type: ignore[arg-type]
+            cuts = drawn.col_cuts if isinstance(drawn, TableLayout) else (0, table.embedding_dim)
+            if drawn != old and (not by_block or cuts == kept):
+                layout = drawn
+                break
+        layouts[table.name] = layout
+    return plan_for(world.world_size, layouts, world.hosts)
 
 
 HOSTS = ((1,), (2,), (1, 1), (3,), (1, 1, 1), (4,), (2, 2), (2, 2), (3, 3))  # ranks of each host
@@ -163,8 +184,7 @@ def draw(
         weighted.append(not sequence and rng.random() < 0.3)
         left -= size
     tables = [table for group in collections for table in group]
-    placements = {table.name: TablePlacement(random_layout(table, hosts, rng)) for table in tables}  # type: ignore[arg-type]
-    plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
+    plan = plan_for(world_size, {t.name: random_layout(t, hosts, rng) for t in tables}, hosts)
     kinds = list(optimizers)
     common = options_of(rng.choice(kinds), rng)
     own = rng.random() < 0.3

@@ -28,6 +28,7 @@ PRELOADED = [
     "rayrec.models",
     "rayrec.planner",
     "rayrec.train.pipeline",
+    "rayrec.driver.planning",
 ]
 
 

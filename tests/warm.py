@@ -58,7 +58,7 @@ class Warm:
 
         Args:
             request: argv, env, stdout and stderr (paths), bound_s, file_bytes (the largest file,
-                or None), and either the name of a module, or the path of a program with its cwd.
+                or None), either the name of a module or the path of a program, and maybe cwd.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -112,8 +112,9 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     tempfile.tempdir = None  # TMPDIR is another one now
     sys.argv = [request.get("program", ""), *request["argv"]]
-    if "program" in request:
+    if "cwd" in request:
         os.chdir(request["cwd"])
+    if "program" in request:
         sys.path[0] = str(Path(request["program"]).parent)
     if request["file_bytes"] is not None:
         # Python would leave compiled modules cut short, which no later process can import

@@ -8,8 +8,9 @@ per column block, since its accumulator is one value per row and block.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,6 +25,7 @@ from rayrec.layout import (
     EmbeddingConfig,
     Layout,
     PoolingType,
+    Shard,
     ShardingPlan,
     TableLayout,
     TablePlacement,
@@ -120,6 +122,30 @@ class World:
         )
 
 
+def plan_for(
+    world_size: int, layouts: Mapping[str, Layout], hosts: tuple[tuple[int, ...], ...] = ()
+) -> ShardingPlan:
+    """A plan of tables that lie on their devices, by name."""
+    tables = {name: TablePlacement(layout) for name, layout in layouts.items()}
+    return ShardingPlan(world_size=world_size, tables=tables, hosts=hosts)
+
+
+def part_of(table: Tensor, shard: Shard) -> Tensor:
+    """The rows and columns of a whole table that a shard has."""
+    return table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop]
+
+
+def whole_tables(
+    tables: Sequence[BaseEmbeddingConfig], shards: Iterable[tuple[Shard, Tensor]]
+) -> dict[str, Tensor]:
+    """Tables put together of the shards of all ranks, every cell of them."""
+    whole = {t.name: torch.full((t.num_embeddings, t.embedding_dim), math.nan) for t in tables}
+    for shard, weight in shards:
+        part_of(whole[shard.table], shard).copy_(weight)
+    assert not any(table.isnan().any() for table in whole.values())
+    return whole
+
+
 def output_of(module: torch.nn.Module, kjt: KeyedJaggedTensor) -> Tensor:
     """The output of a collection of either kind as one tensor: (B, D), or every sequence's values
     one after the other.
@@ -209,11 +235,8 @@ def random_world(
             count += 1
         collections.append(tuple(tables))
         weighted.append(not sequence and rng.random() < 0.3)
-    world_size = sum(len(h) for h in hosts)
-    placements = {
-        t.name: TablePlacement(random_layout(t, hosts, rng)) for c in collections for t in c
-    }
-    plan = ShardingPlan(world_size=world_size, tables=placements, hosts=hosts)
+    layouts = {t.name: random_layout(t, hosts, rng) for c in collections for t in c}
+    plan = plan_for(sum(len(h) for h in hosts), layouts, hosts)
     return World(
         seed, hosts, collections, weighted, plan, optimizer or rng.choice(OPTIMIZERS), rng, varying
     )

@@ -8,7 +8,6 @@ from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.layout import (
     EmbeddingBagConfig,
     ShardingPlan,
-    TablePlacement,
     Topology,
     column_wise,
     data_parallel,
@@ -20,7 +19,9 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import sparse_optimizer
 from rayrec.planner import EmbeddingShardingPlanner
 from rayrec.sparse import KeyedJaggedTensor
+from tests.worlds import part_of, plan_for
 
+PATH = "model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 ROWS, STEPS, GLOBAL = [30, 7, 50, 13], 8, 23  # 23 rows: no number of ranks divides them
 
 
@@ -82,9 +83,7 @@ def make_plan(kind: str, world_size: int) -> ShardingPlan:
         lambda t, i: data_parallel(t, ranks),
     ]
     layouts = {t.name: cycle[i % 3](t, i) for i, t in enumerate(tables)}
-    return ShardingPlan(
-        world_size=world_size, tables={n: TablePlacement(lay) for n, lay in layouts.items()}
-    )
+    return plan_for(world_size, layouts)
 
 
 def plan_of(world_size: int) -> ShardingPlan:
@@ -95,11 +94,8 @@ def plan_of(world_size: int) -> ShardingPlan:
         lambda t, i: row_wise(t, ranks),
         lambda t, i: column_wise(t, ranks),
     ]
-    return ShardingPlan(
-        world_size=world_size,
-        tables={
-            t.name: TablePlacement(kinds[i % 3](t, i)) for i, t in enumerate(table_configs(build()))
-        },
+    return plan_for(
+        world_size, {t.name: kinds[i % 3](t, i) for i, t in enumerate(table_configs(build()))}
     )
 
 
@@ -111,3 +107,21 @@ def dmp(
         build(), plan=make_plan(kind, world_size), sparse_optimizer=optimizer, prefetch=prefetch
     )
     return model, torch.optim.Adam([p for _, p in model.dense_parameters()], lr=1e-2)
+
+
+def changed() -> torch.nn.Module:
+    """The unsharded model with values of its own."""
+    source = build("cpu")
+    with torch.no_grad():
+        for i, p in enumerate(source.parameters()):
+            p.add_(i + 1)
+    return source
+
+
+def check_holds(model: DistributedModelParallel, wanted: dict[str, torch.Tensor]) -> None:
+    """This rank's rows and the dense layers are those of a whole state_dict."""
+    for state in model.shard_states():
+        whole = wanted[PATH.format(state.shard.table)]
+        assert torch.equal(state.weight, part_of(whole, state.shard))
+    for name, p in model.named_parameters():
+        assert torch.equal(p, wanted[name])

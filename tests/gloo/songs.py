@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,7 @@ from rayrec.runs.next_item import run_options
 from rayrec.runs.next_item_scores import NextItemScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
-from rayrec.train.tasks import FitOutcome, FitTask
+from rayrec.train.tasks import FitTask
 from tests.words import sets
 
 ITEMS = 40
@@ -107,12 +104,3 @@ def task_for(
     )
     scorer = NextItemScorer(held_out=held_out, pairs=pairs, seen=model.seen, ks=model.ks)
     return FitTask(spec=spec, scorer=scorer)
-
-
-def seated(rank: int, ranks: int) -> RankContext:
-    seat = Seat(rank=rank, world_size=ranks, host="localhost", store_host="localhost", store_port=0)
-    return RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
-
-
-def run_task(rank: int, ranks: int, task: FitTask) -> FitOutcome:
-    return replace(task.run(seated(rank, ranks)), seconds=0.0, times=())

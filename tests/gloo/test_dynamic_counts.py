@@ -8,12 +8,13 @@ from pathlib import Path
 
 from rayrec.checkpoint import CheckpointManager, load_table
 from rayrec.driver.planning import find_tables
-from rayrec.layout import ShardingPlan, TablePlacement, column_wise, data_parallel, row_wise
+from rayrec.layout import column_wise, data_parallel, row_wise
 from rayrec.train import RankTrainer
 from rayrec.train.events import Event, ProgressReport
 from tests.dynamic_clicks import RULE, TABLE, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 KINDS = {"row_wise": row_wise, "column_wise": column_wise, "data_parallel": data_parallel}
 NOW = ("rows", "held", "candidates")  # the others are sums
@@ -24,8 +25,7 @@ def counted(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
     """Counts of either half of the steps, and the lines of the end, under a plan of one kind."""
     whole = spec(data, world_size, folder)
     (table,) = find_tables(whole.model)
-    placement = TablePlacement(KINDS[kind](table, list(range(world_size))))
-    plan = ShardingPlan(world_size=world_size, tables={table.name: placement})
+    plan = plan_for(world_size, {table.name: KINDS[kind](table, list(range(world_size)))})
     reports: list[ProgressReport] = []
 
     def hear(event: Event) -> None:

@@ -14,7 +14,7 @@ import torch
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data import FeatureSchema
 from rayrec.driver.planning import find_tables
-from rayrec.layout import ShardingPlan, TablePlacement, column_wise
+from rayrec.layout import column_wise
 from rayrec.optim import WarmupPolicy, WarmupStage
 from rayrec.runs.inputs import open_data
 from rayrec.serve import Predictor, export
@@ -24,13 +24,15 @@ from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, hand_over, 
 from rayrec.train.config import TrainSpec
 from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
 from tests.dynamic_clicks import RULE, TABLE, write
 from tests.gloo.dynamic_spec import HALF, STEPS, publishing, spec
+from tests.gloo.trainers import context_of
 from tests.ranks import RankPool
-from tests.unit.published_worlds import bytes_of
+from tests.unit.published_worlds import bytes_of, without_programs
+from tests.worlds import plan_for
 
+# one worker process makes the runs that several tests look at
+pytestmark = pytest.mark.xdist_group("dynamic growth")
 GROWTH = {"max_num_embeddings": 100, "every_n_steps": 2}
 SMALL = TABLE | {"num_embeddings": 16, "dynamic": RULE | {"growth": GROWTH}}
 GROWN = {1: 16, 2: 32, 3: 32, 4: 64, HALF: 64, STEPS: 64}  # by step; 128 are more than the bound
@@ -58,6 +60,22 @@ def run(
         trainer.begin(lines.append)
         trainer.run(lambda: bool(until) and trainer.step >= until)
     return lines
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on one rank, saved at every step; no test writes to it."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert "table 't_user' has 64 rows after step 4" in run(0, 1, data, folder, {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_two(ranks: RankPool, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on two ranks."""
+    folder = tmp_path_factory.mktemp("on-two") / "run"
+    ranks.run(2, run, data, folder, {})
+    return folder
 
 
 def goes_on(rank: int, world_size: int, data: Path, path: str, out: Path) -> None:
@@ -96,36 +114,30 @@ def check_same(found: Path, wanted: Path) -> None:
 
 
 def test_a_table_grows_alike_on_any_ranks_and_in_a_run_that_was_killed(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, data: Path, alone: Path, on_two: Path, tmp_path: Path
 ) -> None:
-    lines = run(0, 1, data, tmp_path / "one", {})
-    assert {step: rows_of(tmp_path / "one", step) for step in GROWN} == GROWN
-    assert "table 't_user' has 64 rows after step 4" in lines
-    ranks.run(2, run, data, tmp_path / "two", {})
-    check_same(tmp_path / "two", tmp_path / "one")
+    assert {step: rows_of(alone, step) for step in GROWN} == GROWN
+    check_same(on_two, alone)
     for step in (1, 3, 4):
         out = tmp_path / f"from-{step}"
-        goes_on(0, 1, data, step_of(tmp_path / "one", step), out)
-        ours, theirs = (load_table(step_of(at, STEPS), "t_user") for at in (out, tmp_path / "one"))
+        goes_on(0, 1, data, step_of(alone, step), out)
+        ours, theirs = (load_table(step_of(at, STEPS), "t_user") for at in (out, alone))
         assert ours.equals(theirs), "the same ranks make the same sums"
-    ranks.run(3, goes_on, data, step_of(tmp_path / "two", 4), tmp_path / "three")
-    check_same(tmp_path / "three", tmp_path / "one")
+    ranks.run(3, goes_on, data, step_of(on_two, 4), tmp_path / "three")
+    check_same(tmp_path / "three", alone)
 
 
 @pytest.mark.parametrize("saves", [{"incremental": True}, {"asynchronous": True}])
 def test_increments_begin_with_a_new_base_after_growth(
-    ranks: RankPool, data: Path, tmp_path: Path, saves: dict[str, Any]
+    ranks: RankPool, data: Path, on_two: Path, tmp_path: Path, saves: dict[str, Any]
 ) -> None:
     saves = {"incremental": True, "full_every": 100} | saves
-    ranks.run(2, run, data, tmp_path / "whole", {})
-    ranks.run(2, run, data, tmp_path / "parts", saves)
+    ranks.run(2, run, data, tmp_path, saves)
     bases = []
     for step in range(1, STEPS + 1):
-        whole, parts = (
-            load_table(step_of(tmp_path / n, step), "t_user") for n in ("whole", "parts")
-        )
+        whole, parts = (load_table(step_of(at, step), "t_user") for at in (on_two, tmp_path))
         assert parts.equals(whole)
-        if read_manifest(step_of(tmp_path / "parts", step)).parent is None:
+        if read_manifest(step_of(tmp_path, step)).parent is None:
             bases.append(step)
     assert bases == [1, 2, 4]
 
@@ -152,11 +164,10 @@ def test_a_checkpoint_that_is_written_during_growth_is_no_parent(
 
 
 def test_a_grown_table_has_the_rows_of_its_checkpoint_within_the_bound(
-    data: Path, tmp_path: Path
+    data: Path, alone: Path, tmp_path: Path
 ) -> None:
     """More than the config begins with, and no more than it allows."""
-    run(0, 1, data, tmp_path / "run", {})
-    path, before = step_of(tmp_path / "run", 5), known(tmp_path / "run", 5)
+    path, before = step_of(alone, 5), known(alone, 5)
     for bound, rows in ((1000, 64), (40, 32), (16, 16)):
         own = {**GROWTH, "max_num_embeddings": bound, "every_n_steps": 1000}
         other = write(tmp_path / f"{bound}", SMALL | {"dynamic": RULE | {"growth": own}})
@@ -183,13 +194,12 @@ def scores(rank: int, world_size: int, data: Path, path: str) -> dict[str, float
 
 
 def test_a_grown_checkpoint_is_scored_and_served(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, data: Path, alone: Path, tmp_path: Path
 ) -> None:
-    run(0, 1, data, tmp_path / "run", {})
-    path = step_of(tmp_path / "run", STEPS)
-    alone = scores(0, 1, data, path)
-    assert alone["auc"] > 0.6
-    assert ranks.run(2, scores, data, path)[0] == pytest.approx(alone, abs=1e-4)
+    path = step_of(alone, STEPS)
+    wanted = scores(0, 1, data, path)
+    assert wanted["auc"] > 0.6
+    assert ranks.run(2, scores, data, path)[0] == pytest.approx(wanted, abs=1e-4)
     recipe = spec(data, 1, None).model
     schema = FeatureSchema.from_json(recipe.schema, "the data")
     (table,) = export(path, tmp_path / "out", model=recipe, schema=schema).tables
@@ -198,16 +208,17 @@ def test_a_grown_checkpoint_is_scored_and_served(
     assert len(set(collection.packed.ids_of(0).keys.tolist()) - {-1}) > 20
 
 
+@without_programs()
 def publish(rank: int, world_size: int, data: Path, folder: Path) -> None:
     whole = publishing(data, world_size, folder)
     (table,) = find_tables(whole.model)
-    layout = TablePlacement(column_wise(table, list(range(world_size))))
-    plan = ShardingPlan(world_size=world_size, tables={"t_user": layout})
+    plan = plan_for(world_size, {"t_user": column_wise(table, list(range(world_size)))})
     with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()
 
 
+@without_programs()
 def test_servers_follow_a_table_that_grows(ranks: RankPool, data: Path, tmp_path: Path) -> None:
     ranks.run(2, publish, data, tmp_path / "run")
     chain = ChainFolder.of_run(tmp_path / "run")
@@ -237,12 +248,6 @@ def until(rank: int, ranks: int, data: Path, going_to: int) -> None:
         assert trainer.run(lambda: trainer.step >= 5) and trainer.handed_over
 
 
-def context_of(rank: int, world_size: int) -> RankContext:
-    seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
-    never = {"should_stop": lambda: False, "save_asked": lambda: False}
-    return RankContext(seat=seat, log=ProgressLog(), **never)
-
-
 def pass_on(rank: int, world_size: int, data: Path, ranks: int) -> int:
     task = HandOverTask(plan=saving(data, ranks, None).plan, ranks=ranks)
     return task.run(context_of(rank, world_size))
@@ -258,13 +263,12 @@ def after(rank: int, ranks: int, data: Path, out: Path) -> None:
 
 @pytest.mark.parametrize(("before", "then"), [(2, 3), (3, 1)])
 def test_a_grown_table_is_handed_over(
-    ranks: RankPool, data: Path, tmp_path: Path, before: int, then: int
+    ranks: RankPool, data: Path, alone: Path, tmp_path: Path, before: int, then: int
 ) -> None:
-    run(0, 1, data, tmp_path / "calm", {})
     ranks.run(before, until, data, then)
     ranks.run(max(before, then), pass_on, data, then)
     ranks.run(then, after, data, tmp_path / "on")
-    check_same(tmp_path / "on", tmp_path / "calm")
+    check_same(tmp_path / "on", alone)
 
 
 def own_loop(context: LoopContext) -> None:

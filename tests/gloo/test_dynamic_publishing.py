@@ -11,14 +11,15 @@ import pytest
 
 from rayrec.driver.planning import find_tables
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan, TablePlacement, column_wise, grid_shard, row_wise
+from rayrec.layout import column_wise, grid_shard, row_wise
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.train import RankTrainer
 from tests.dynamic_clicks import TABLE, write
 from tests.gloo.dynamic_spec import STEPS, publishing
 from tests.ranks import RankPool
-from tests.unit.published_worlds import bytes_of
+from tests.unit.published_worlds import bytes_of, without_programs
+from tests.worlds import plan_for
 
 # rows and rules; the last table is never full, so that ids leave it by their time alone
 RULES = {
@@ -29,6 +30,7 @@ RULES = {
 }
 
 
+@without_programs()
 def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> None:
     """Publish and save at every step."""
     whole = publishing(data, world_size, folder)
@@ -39,7 +41,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
         "column": lambda: column_wise(table, every),
         "grid": lambda: grid_shard(table, (every[:2], every[2:])),
     }[kind]()
-    plan = ShardingPlan(world_size=world_size, tables={"t_user": TablePlacement(layout)})
+    plan = plan_for(world_size, {"t_user": layout})
     with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()
@@ -49,6 +51,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
     ("kind", "world_size", "rule"),
     [("row", 2, "counted"), ("column", 2, "timed"), ("row", 2, "seconds"), ("grid", 4, "pressed")],
 )
+@without_programs()
 def test_what_follows_has_what_an_export_has_at_every_step(
     ranks: RankPool, tmp_path: Path, kind: str, world_size: int, rule: str
 ) -> None:

@@ -21,13 +21,17 @@ from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.comm.kept_memory import end_keepers
 from rayrec.driver.planning import find_tables
 from rayrec.errors import CheckpointError
-from rayrec.layout import ShardingPlan, TablePlacement, table_wise
+from rayrec.layout import table_wise
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer
 from rayrec.train.config import SyncPoints
 from tests.dynamic_clicks import RULE, TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
+from tests.worlds import plan_for
+
+# one worker process makes the runs that several tests look at
+pytestmark = pytest.mark.xdist_group("dynamic runs")
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +51,27 @@ def run(rank: int, world_size: int, data: Path, folder: Path) -> None:
         trainer.run()
 
 
+@pytest.fixture(scope="module")
+def on_two(ranks: RankPool, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `data` on two ranks; no test writes to it."""
+    folder = tmp_path_factory.mktemp("on-two") / "run"
+    ranks.run(2, run, data, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def aged_on_two(ranks: RankPool, aged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `aged` on two ranks; no test writes to it."""
+    folder = tmp_path_factory.mktemp("aged-on-two") / "run"
+    ranks.run(2, run, aged, folder)
+    return folder
+
+
 def run_on_the_last(rank: int, world_size: int, data: Path, folder: Path) -> None:
     """Rank 0, which writes the manifest, has no row of the table."""
     whole = spec(data, world_size, folder)
     layout = table_wise(find_tables(whole.model)[0], world_size - 1)
-    plan = ShardingPlan(world_size=world_size, tables={"t_user": TablePlacement(layout)})
+    plan = plan_for(world_size, {"t_user": layout})
     with RankTrainer(replace(whole, plan=plan)) as trainer:
         trainer.begin()
         trainer.run()
@@ -104,31 +124,29 @@ def check_same(
 
 
 def test_a_run_is_the_same_on_any_ranks_and_goes_on_on_others(
-    ranks: RankPool, aged: Path, tmp_path: Path
+    ranks: RankPool, aged: Path, aged_on_two: Path, tmp_path: Path
 ) -> None:
     run(0, 1, aged, tmp_path / "one")
-    ranks.run(2, run, aged, tmp_path / "two")
     wanted = known(tmp_path / "one")
     assert wanted.keys() != known(tmp_path / "one", HALF).keys(), "ids come and go"
-    check_same(known(tmp_path / "two"), wanted)
-    goes_on(0, 1, aged, tmp_path / "two", tmp_path / "two-one")
+    check_same(known(aged_on_two), wanted)
+    goes_on(0, 1, aged, aged_on_two, tmp_path / "two-one")
     check_same(known(tmp_path / "two-one"), wanted)
     ranks.run(3, goes_on, aged, tmp_path / "one", tmp_path / "one-three")
     check_same(known(tmp_path / "one-three"), wanted)
     ranks.run(2, run_on_the_last, aged, tmp_path / "last")
     goes_on(0, 1, aged, tmp_path / "last", tmp_path / "last-one")
     check_same(known(tmp_path / "last-one"), wanted)
-    folders = "one", "two", "two-one", "one-three", "last-one"
-    places = [places_of(tmp_path / folder) for folder in folders]
+    folders = "one", "two-one", "one-three", "last-one"
+    places = [places_of(folder) for folder in (aged_on_two, *map(tmp_path.joinpath, folders))]
     assert places.count(places[0]) == len(places)
     alone = scores(0, 1, aged, tmp_path / "one")
     assert alone["auc"] > 0.6
-    assert ranks.run(2, scores, aged, tmp_path / "two")[0] == pytest.approx(alone, abs=1e-4)
+    assert ranks.run(2, scores, aged, aged_on_two)[0] == pytest.approx(alone, abs=1e-4)
 
 
-def test_a_static_table_is_refused(data: Path, tmp_path: Path) -> None:
-    run(0, 1, data, tmp_path / "run")
-    path = CheckpointManager(str(tmp_path / "run")).path(STEPS)
+def test_a_static_table_is_refused(on_two: Path, tmp_path: Path) -> None:
+    path = CheckpointManager(str(on_two)).path(STEPS)
     says = "saved as one that is dynamic, and the model's is not"
     check_refused(write(tmp_path / "static", TABLE), path, CheckpointError, says)
 
@@ -147,13 +165,12 @@ def resumed(rank: int, world_size: int, data: Path, path: str, out: Path, steps:
 
 @pytest.mark.parametrize(("rows", "blocks"), [(256, 4), (512, 32), (64, 1), (32, 8), (16, 2)])
 def test_a_table_goes_on_with_other_rows_and_blocks(
-    ranks: RankPool, data: Path, tmp_path: Path, rows: int, blocks: int
+    ranks: RankPool, on_two: Path, tmp_path: Path, rows: int, blocks: int
 ) -> None:
-    ranks.run(2, run, data, tmp_path / "run")
-    path = CheckpointManager(str(tmp_path / "run")).path(HALF)
+    path = CheckpointManager(str(on_two)).path(HALF)
     other = TABLE | {"num_embeddings": rows, "dynamic": RULE | {"blocks": blocks}}
     clicks = write(tmp_path / "other", other)
-    before = known(tmp_path / "run", HALF)
+    before = known(on_two, HALF)
     told = resumed(0, 1, clicks, path, tmp_path / "one", HALF + 2)
     kept = table_of(tmp_path / "one" / "begun")
     assert kept.items() <= before.items() and len(kept) <= rows
@@ -175,12 +192,11 @@ def clocks_of(path: str | Path) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("size", [64, 256])
 def test_a_table_that_counted_steps_goes_on_by_time_and_back(
-    ranks: RankPool, data: Path, tmp_path: Path, size: int
+    ranks: RankPool, data: Path, on_two: Path, tmp_path: Path, size: int
 ) -> None:
-    run(0, 1, data, tmp_path / "run")
-    path = CheckpointManager(str(tmp_path / "run")).path(HALF)
+    path = CheckpointManager(str(on_two)).path(HALF)
     clicks = write(tmp_path / "timed", TABLE | {"num_embeddings": size, "dynamic": TIMED})
-    before = known(tmp_path / "run", HALF)
+    before = known(on_two, HALF)
     ranks.run(2, resumed, clicks, path, tmp_path / "two", HALF + 3)
     begun = table_of(tmp_path / "two" / "begun")
     assert {key: told[:4] for key, told in begun.items()} == before
@@ -231,16 +247,16 @@ def run_with_increments(rank: int, world_size: int, data: Path, folder: Path) ->
 
 
 def test_increments_hold_all_that_whole_checkpoints_do(
-    ranks: RankPool, aged: Path, tmp_path: Path
+    ranks: RankPool, aged: Path, aged_on_two: Path, tmp_path: Path
 ) -> None:
-    ranks.run(2, run, aged, tmp_path / "whole")
     ranks.run(2, run_with_increments, aged, tmp_path / "parts")
     for step in (HALF, STEPS):
-        paths = [CheckpointManager(str(tmp_path / name)).path(step) for name in ("whole", "parts")]
+        folders = aged_on_two, tmp_path / "parts"
+        paths = [CheckpointManager(str(folder)).path(step) for folder in folders]
         whole, parts = (load_table(path, "t_user") for path in paths)
         assert parts.equals(whole)
     ranks.run(3, goes_on, aged, tmp_path / "parts", tmp_path / "three")
-    check_same(known(tmp_path / "three"), known(tmp_path / "whole"))
+    check_same(known(tmp_path / "three"), known(aged_on_two))
 
 
 class Lost(Exception):
@@ -273,14 +289,15 @@ def falls(
     return began
 
 
-def test_sync_points_put_ids_back(ranks: RankPool, aged: Path, tmp_path: Path) -> None:
-    ranks.run(2, run, aged, tmp_path / "calm")
+def test_sync_points_put_ids_back(
+    ranks: RankPool, aged: Path, aged_on_two: Path, tmp_path: Path
+) -> None:
     name = uuid.uuid4().hex
     (began, _) = ranks.run(2, falls, aged, tmp_path / "shaken", name, [1, 5, 7, 11])
     assert began == [0, 0, 4, 6, 10]
     calm, shaken = (
-        load_table(CheckpointManager(str(tmp_path / run)).path(STEPS), "t_user")
-        for run in ("calm", "shaken")
+        load_table(CheckpointManager(str(folder)).path(STEPS), "t_user")
+        for folder in (aged_on_two, tmp_path / "shaken")
     )
     assert shaken.equals(calm)
 

@@ -20,8 +20,6 @@ from rayrec.layout import (
     EmbeddingConfig,
     GrowthConfig,
     Shard,
-    ShardingPlan,
-    TablePlacement,
     column_wise,
     row_wise,
 )
@@ -33,6 +31,7 @@ from tests.dynamic_clicks import TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
 from tests.ranks import RankPool
 from tests.sim.dynamic_worlds import KEYS, Bags, drifting, kjt_of, random_times
+from tests.worlds import plan_for
 
 SEED = 3
 GROWTH = GrowthConfig(max_num_embeddings=96, every_n_steps=1)
@@ -88,10 +87,10 @@ def train(rank: int, world_size: int, group_size: int | None, seed: int) -> Any:
     tables = [*module.pooled.embedding_bag_configs(), *module.sequence.embedding_configs()]
     owners = list(range(group_size or world_size))
     kinds = {"p0": row_wise, "p1": column_wise, "s0": row_wise, "s1": row_wise}
-    layouts = {t.name: TablePlacement(kinds[t.name](t, owners)) for t in tables}
+    layouts = {t.name: kinds[t.name](t, owners) for t in tables}
     model = DistributedModelParallel(
         module,
-        plan=ShardingPlan(world_size=len(owners), tables=layouts),
+        plan=plan_for(len(owners), layouts),
         sparse_optimizer=SGD(lr=0.05),
         sharding_group_size=group_size,
         seed=SEED,
@@ -152,9 +151,7 @@ def run(
     whole = spec(data, world_size, folder)
     (table,) = find_tables(whole.model)
     owners = range(group or world_size)
-    plan = ShardingPlan(
-        world_size=len(owners), tables={table.name: TablePlacement(row_wise(table, [*owners]))}
-    )
+    plan = plan_for(len(owners), {table.name: row_wise(table, [*owners])})
     saved = (goes_on,) if goes_on else ()
     with RankTrainer(
         replace(whole, plan=plan, sharding_group_size=group, resume_from=saved)
@@ -187,14 +184,9 @@ def saved_ids(folder: Path) -> list[tuple[int, ...]]:
 def refused(rank: int, world_size: int) -> None:
     module = Two()
     tables = [*module.pooled.embedding_bag_configs(), *module.sequence.embedding_configs()]
-    layouts = {t.name: TablePlacement(row_wise(t, [0, 1])) for t in tables}
+    plan = plan_for(2, {t.name: row_wise(t, [0, 1]) for t in tables})
     with pytest.raises(ConfigError, match=r"table 'p0' is dynamic, and rows of sharding groups"):
-        DistributedModelParallel(
-            module,
-            plan=ShardingPlan(world_size=2, tables=layouts),
-            sharding_group_size=2,
-            sync_every=2,
-        )
+        DistributedModelParallel(module, plan=plan, sharding_group_size=2, sync_every=2)
 
 
 def test_groups_that_drift_apart_are_refused(ranks: RankPool) -> None:

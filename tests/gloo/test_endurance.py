@@ -21,13 +21,14 @@ import torch
 from rayrec.comm.process_group import connect_store, create_store, init_process_group
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import CommError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise, table_wise
+from rayrec.layout import EmbeddingBagConfig, row_wise, table_wise
 from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.leftovers import shared_memory, unheld
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 ROUNDS, WORLD = 100, 3
 SOAK_STEPS = 20_000
@@ -47,9 +48,7 @@ def build(world: int) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     """A small DLRM with a row-wise and a table-wise table, and its dense optimizer."""
     tables = [EmbeddingBagConfig(50, 8, name=n, feature_names=[n]) for n in "ab"]
     layouts = {"a": row_wise(tables[0], range(world)), "b": table_wise(tables[1], world - 1)}
-    plan = ShardingPlan(
-        world_size=world, tables={name: TablePlacement(layout) for name, layout in layouts.items()}
-    )
+    plan = plan_for(world, layouts)
     dlrm = DLRM(EmbeddingBagCollection(tables, device="meta"), 3, [8, 8], [8, 1])
     model = DistributedModelParallel(
         DLRMTrain(dlrm), plan=plan, sparse_optimizer=RowWiseAdagrad(lr=0.01), seed=1

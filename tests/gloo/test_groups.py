@@ -17,9 +17,7 @@ from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
-    ShardingPlan,
     TableLayout,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -31,9 +29,19 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingCollection
 from rayrec.optim import SGD, Adam, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
+from tests import draws
+from tests.draws import RowReference, draw
 from tests.ranks import RankPool
-from tests.simulation import TOLERANCE, batches_of, targets_of
-from tests.worlds import OPTIMIZERS, Reference, World, build_collections, output_of, random_world
+from tests.simulation import TOLERANCE, Close, batches_of, check_outputs, check_rows, targets_of
+from tests.worlds import (
+    OPTIMIZERS,
+    Reference,
+    World,
+    build_collections,
+    output_of,
+    plan_for,
+    random_world,
+)
 
 STEPS = 3
 TRANSPORTS = {
@@ -66,11 +74,7 @@ def world_of_kind(kind: str, world_size: int, optimizer) -> World:
         "grid_shard": lambda i, t: grid_shard(t, hosts),
         "data_parallel": lambda i, t: data_parallel(t, everyone),
     }[kind]
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={t.name: TablePlacement(make(i, t)) for i, t in enumerate(tables)},
-        hosts=hosts,
-    )
+    plan = plan_for(world_size, {t.name: make(i, t) for i, t in enumerate(tables)}, hosts)
     return World(7, hosts, [tables], [False], plan, optimizer)
 
 
@@ -109,23 +113,18 @@ def train_world(
 
 
 def check_world(
-    ranks: RankPool, world: World, meta: bool = True, share_tables: bool = True
+    ranks: RankPool,
+    reference: Reference,
+    meta: bool = True,
+    share_tables: bool = True,
+    close: Close = TOLERANCE,
 ) -> None:
+    world = reference.world
     results = ranks.run(world.world_size, train_world, world, meta, "auto", share_tables)
-    batches, reference = batches_of(world, STEPS), Reference(world)
-    targets = targets_of(world, batches)
-    for step in range(STEPS):
-        wanted = reference.step(batches[step], targets[step])
-        for rank in range(world.world_size):
-            for got, want in zip(results[rank][0][step], wanted[rank], strict=True):
-                torch.testing.assert_close(got, want, **TOLERANCE)
-    weights = reference.weights()
-    for _, states in results:
-        for shard, weight in states:
-            part = weights[shard.table].detach()[
-                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
-            ]
-            torch.testing.assert_close(weight, part, **TOLERANCE)
+    batches = batches_of(world, STEPS)
+    outputs = [list(step) for step in zip(*(outputs for outputs, _ in results), strict=True)]
+    check_outputs(reference, batches, targets_of(world, batches), outputs, close)
+    check_rows(reference, [state for _, states in results for state in states], close)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
@@ -134,7 +133,8 @@ def check_world(
 def test_every_kind_equals_unsharded_over_gloo(
     ranks: RankPool, kind: str, world_size: int, optimizer
 ) -> None:
-    check_world(ranks, world_of_kind(kind, world_size, optimizer), share_tables=world_size != 3)
+    reference = Reference(world_of_kind(kind, world_size, optimizer))
+    check_world(ranks, reference, share_tables=world_size != 3)
 
 
 @pytest.mark.seeds(range(12))
@@ -143,7 +143,15 @@ def test_every_kind_equals_unsharded_over_gloo(
 )
 def test_mixed_plan_equals_unsharded_over_gloo(ranks: RankPool, hosts, seed: int) -> None:
     world = random_world(1000 + seed, hosts=hosts, sequences=seed % 3 == 1, varying=seed % 3 == 2)
-    check_world(ranks, world, meta=seed % 2 == 0, share_tables=seed % 4 < 2)
+    check_world(ranks, Reference(world), meta=seed % 2 == 0, share_tables=seed % 4 < 2)
+
+
+@pytest.mark.seeds(range(12))
+def test_everything_at_once_equals_unsharded_over_gloo(ranks: RankPool, seed: int) -> None:
+    """The property of tests/sim/test_everything.py, over four ranks as two hosts of two."""
+    world, world.optimizer = draw(10_000 + seed, ((0, 1), (2, 3)))
+    reference, in_place = RowReference(world, world.optimizer), world.seed % 2 == 0
+    check_world(ranks, reference, seed % 2 == 0, in_place, draws.TOLERANCE)
 
 
 def _where(state) -> tuple[str, int, int]:
@@ -228,10 +236,7 @@ def test_a_step_waits_twice_or_three_times(ranks: RankPool, kind: str) -> None:
 
 def keep_outputs(rank: int, world_size: int) -> bool:
     tables = [EmbeddingConfig(50, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(4)]
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={t.name: TablePlacement(table_wise(t, i % 2)) for i, t in enumerate(tables)},
-    )
+    plan = plan_for(world_size, {t.name: table_wise(t, i % 2) for i, t in enumerate(tables)})
     model = DistributedModelParallel(EmbeddingCollection(tables, device="meta"), plan=plan, seed=1)
     generator = torch.Generator().manual_seed(rank)
     kept, copies = [], []

@@ -13,18 +13,17 @@ import torch
 import torch.distributed as dist
 
 from rayrec.errors import CommError
-from rayrec.layout import Shard, ShardingPlan, TableLayout, TablePlacement
+from rayrec.layout import Shard, TableLayout
 from rayrec.shards.state import ShardState
 from rayrec.train import hand_over
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.hand_over import HandOverTask, next_ranks
 from rayrec.train.loop import RankTrainer
 from rayrec.train.optimizer_config import OptimizerConfig
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
 from tests.clicks import write_clicks
-from tests.gloo.trainers import WithDropout, numbers, spec_of
+from tests.gloo.trainers import WithDropout, context_of, numbers, spec_of
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 STOP = 6
 
@@ -57,10 +56,9 @@ def until(rank: int, ranks: int, folder: Path, run_path: str, going_to: int, gro
 
 def pass_on(rank: int, world_size: int, folder: Path, ranks: int, group: int | None):
     """What ranks of both worlds do."""
-    seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
-    context = RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
     plan = a_spec(folder, ranks, None, group).plan
-    sent = HandOverTask(plan=plan, ranks=ranks, group_size=group).run(context)
+    task = HandOverTask(plan=plan, ranks=ranks, group_size=group)
+    sent = task.run(context_of(rank, world_size))
     assert (hand_over._held is not None) == (rank < ranks)
     return sent
 
@@ -134,7 +132,7 @@ def passed_on_with_much_in_common(rank: int, ranks: int) -> None:
     """A megabyte of dense layers, which all of them have."""
     small, gathered = bytes(1 << 20), []
     layout = TableLayout((0, 4), (0, 2), ((0,),))
-    plan = ShardingPlan(world_size=ranks, tables={"t": TablePlacement(layout)})
+    plan = plan_for(ranks, {"t": layout})
     held = hand_over.Held(
         rank=rank,
         world_rank=rank,
@@ -152,9 +150,7 @@ def passed_on_with_much_in_common(rank: int, ranks: int) -> None:
     hand_over.keep(held)
     dist.all_gather = noted
     try:
-        seat = Seat(rank=rank, world_size=ranks, host="", store_host="", store_port=0)
-        context = RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
-        HandOverTask(plan=plan, ranks=ranks).run(context)
+        HandOverTask(plan=plan, ranks=ranks).run(context_of(rank, ranks))
     finally:
         dist.all_gather = all_gather
     told = hand_over.take()

@@ -17,30 +17,9 @@ from rayrec import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.distributed import DistributedModelParallel, load_table, unsharded_state_dict
 from rayrec.errors import InputError, ShapeError
 from rayrec.layout import DynamicConfig
-from tests.gloo.small_dlrm import ROWS, build, make_plan, plan_of
+from tests.gloo.small_dlrm import PATH, ROWS, build, changed, check_holds, make_plan, plan_of
 from tests.ranks import RankPool
-
-PATH = "model.sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
-
-
-def changed() -> torch.nn.Module:
-    """The unsharded model with values of its own."""
-    source = build("cpu")
-    with torch.no_grad():
-        for i, p in enumerate(source.parameters()):
-            p.add_(i + 1)
-    return source
-
-
-def check_holds(model: DistributedModelParallel, wanted: dict[str, torch.Tensor]) -> None:
-    for state in model.shard_states():
-        s = state.shard
-        assert torch.equal(
-            state.weight,
-            wanted[PATH.format(s.table)][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop],
-        )
-    for name, p in model.named_parameters():
-        assert torch.equal(p, wanted[name])
+from tests.worlds import part_of
 
 
 def save(rank: int, world_size: int, folder: str):
@@ -129,9 +108,7 @@ def test_pretrained_rows_are_loaded_from_tensors_and_files(ranks: RankPool, tmp_
     wanted["t2"][where] = some
     for _, states in results:
         for s, weight in states:
-            assert torch.equal(
-                weight, wanted[s.table][s.rows.start : s.rows.stop, s.cols.start : s.cols.stop]
-            )
+            assert torch.equal(weight, part_of(wanted[s.table], s))
 
 
 WHOLE = {"weight": [[1.0, 2.0], [3.0, 4.0]], "id": [5, 6], "row": [0, 1]}

@@ -25,7 +25,6 @@ from rayrec.layout import (
     DynamicConfig,
     EmbeddingBagConfig,
     ShardingPlan,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -36,6 +35,7 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, Adagrad, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 WIDTH = 8
 
@@ -85,8 +85,7 @@ def plan_of(given: Given, kind: int, world_size: int) -> ShardingPlan:
     layouts = [row_wise(table, everyone), table_wise(table, world_size - 1)]
     layouts += [data_parallel(table, everyone), column_wise(table, everyone)]
     layouts += [grid_shard(table, [everyone])]
-    placed = TablePlacement(layouts[kind % len(layouts)])
-    return ShardingPlan(world_size=world_size, tables={"t": placed})
+    return plan_for(world_size, {"t": layouts[kind % len(layouts)]})
 
 
 def model_of(given: Given, plan: ShardingPlan) -> DistributedModelParallel:

@@ -14,13 +14,14 @@ from rayrec.comm import choose
 from rayrec.comm.codec import CommType, QCommsConfig
 from rayrec.distributed import DistributedModelParallel, planning, table_configs
 from rayrec.errors import ConfigError, PlanError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, column_wise
+from rayrec.layout import EmbeddingBagConfig, column_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, Adam, sparse_optimizer
 from rayrec.planner import EmbeddingShardingPlanner, ParameterConstraints
 from rayrec.train.step import train_step
-from tests.gloo.small_dlrm import STEPS, build, make_plan, parts
+from tests.gloo.small_dlrm import STEPS, build, changed, check_holds, make_plan, parts
 from tests.ranks import RankPool
+from tests.worlds import part_of, plan_for
 
 SMALL = 1_520_000  # bytes of a machine whose rank has room for its batch, and for no table
 
@@ -64,30 +65,15 @@ def test_loss_curves_and_weights_of_1_2_and_4_ranks_are_equal(
             for name, value in dense.items():
                 torch.testing.assert_close(value, runs[1][0][2][name], **close)
             for shard, weight in tables:
-                part = whole[shard.table][
-                    shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
-                ]
-                torch.testing.assert_close(weight, part, **close)
+                torch.testing.assert_close(weight, part_of(whole[shard.table], shard), **close)
 
 
 def round_trip(rank: int, world_size: int):
-    """Load an unsharded state_dict, compare the rectangles, and give the state_dict's keys back."""
-    source = build("cpu")
-    with torch.no_grad():
-        for i, p in enumerate(source.parameters()):
-            p.add_(i + 1)
+    """Load an unsharded state_dict, compare what is held, and give the state_dict's keys back."""
     model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
-    result = model.load_state_dict(source.state_dict())
+    result = model.load_state_dict(changed().state_dict())
     assert not result.missing_keys and not result.unexpected_keys
-    wanted = source.state_dict()
-    for state in model.shard_states():
-        s = state.shard
-        full = wanted[f"model.sparse_arch.embedding_bag_collection.embedding_bags.{s.table}.weight"]
-        assert torch.equal(
-            state.weight, full[s.rows.start : s.rows.stop, s.cols.start : s.cols.stop]
-        )
-    for name, p in model.named_parameters():
-        assert torch.equal(p, wanted[name])
+    check_holds(model, changed().state_dict())
     own = model.state_dict()
     assert not model.load_state_dict(own).missing_keys
     return list(own), [tuple(v.size()) for v in own.values()]
@@ -219,8 +205,8 @@ def test_without_a_process_group_the_world_is_one_rank() -> None:
 
 def test_one_rank_with_several_rectangles_of_a_table_has_one_state() -> None:
     tables = table_configs(build())
-    layouts = {t.name: TablePlacement(column_wise(t, [0, 0])) for t in tables}
-    model = DistributedModelParallel(build(), plan=ShardingPlan(world_size=1, tables=layouts))
+    plan = plan_for(1, {t.name: column_wise(t, [0, 0]) for t in tables})
+    model = DistributedModelParallel(build(), plan=plan)
     wanted = build("cpu").state_dict()
     assert all(torch.equal(model.state_dict()[name], value) for name, value in wanted.items())
     changed = {name: value + 1 for name, value in wanted.items()}

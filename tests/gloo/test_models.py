@@ -46,6 +46,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
 from rayrec.train.step import train_step
 from tests.ranks import RankPool
+from tests.worlds import part_of
 
 KEYS, SIZES, PLACES, LR = ["a", "b", "c"], [30, 7, 12], 4, 0.3
 
@@ -240,13 +241,7 @@ def test_training_on_n_ranks_equals_plain_torch(
         for name, value in dense.items():
             torch.testing.assert_close(value, wanted[name], **close)
         for shard, weight in rectangles:
-            torch.testing.assert_close(
-                weight,
-                full[shard.table][
-                    shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
-                ],
-                **close,
-            )
+            torch.testing.assert_close(weight, part_of(full[shard.table], shard), **close)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TOWERS])

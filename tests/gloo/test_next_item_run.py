@@ -26,7 +26,8 @@ from rayrec.serve import Predictor
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.version_policy import Verdict
 from rayrec.train import PublishConfig
-from tests.gloo.songs import ITEMS, SCHEMA, SMALL, options, rows_of, run_task, task_for, write_songs
+from tests.gloo.songs import ITEMS, SCHEMA, SMALL, options, rows_of, task_for, write_songs
+from tests.gloo.trainers import run_task
 from tests.ranks import RankPool
 
 
@@ -156,7 +157,7 @@ def test_ranks_publish_as_one(ranks: RankPool, songs: Path, tmp_path: Path) -> N
 )
 def test_the_other_encoders_train(songs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     told = tmp_path / "result.json"
-    assert main([*options(songs, "run.epochs=15", *words), "--result", str(told)]) == 0
+    assert main([*options(songs, "run.epochs=10", *words), "--result", str(told)]) == 0
     result = json.loads(told.read_text())
     assert result["model masked"]["hr@5"] > 1.5 * result["popularity masked"]["hr@5"]
 

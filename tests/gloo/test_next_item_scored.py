@@ -20,16 +20,8 @@ from rayrec.runs.next_item_predictions import BestItems, ItemScores
 from rayrec.serve import Predictor, export
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.tasks import PredictTask
-from tests.gloo.songs import (
-    SCHEMA,
-    SMALL,
-    options,
-    rows_of,
-    run_task,
-    seated,
-    task_for,
-    write_songs,
-)
+from tests.gloo.songs import SCHEMA, SMALL, options, rows_of, task_for, write_songs
+from tests.gloo.trainers import context_of, run_task
 from tests.ranks import RankPool
 
 
@@ -89,7 +81,7 @@ def test_ranks_write_what_an_artifact_answers(trained: Path, songs: Path, tmp_pa
 
 
 def predict(rank: int, ranks: int, task: PredictTask) -> Predicted | None:
-    return task.run(seated(rank, ranks))
+    return task.run(context_of(rank, ranks))
 
 
 def test_ranks_predict_as_one(ranks: RankPool, songs: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from rayrec.optim import (
 from rayrec.train.step import train_step
 from tests.gloo.small_dlrm import STEPS, build, make_plan, parts
 from tests.ranks import RankPool
+from tests.worlds import part_of
 
 # of the four tables: table-wise, row-wise, replicated, table-wise
 MIXTURES: dict[str, list[SparseOptimizer]] = {
@@ -110,11 +111,7 @@ def test_1_2_and_4_ranks_train_alike(ranks: RankPool, mixture: str, scheduled: b
         for _, tables, factors in results:
             assert factors in ([], runs[1][0][2])
             for shard, weight in tables:
-                rows, cols = (
-                    slice(shard.rows.start, shard.rows.stop),
-                    slice(shard.cols.start, shard.cols.stop),
-                )
-                torch.testing.assert_close(weight, whole[shard.table][rows, cols], **close)
+                torch.testing.assert_close(weight, part_of(whole[shard.table], shard), **close)
 
 
 def test_the_schedule_reaches_the_tables(ranks: RankPool) -> None:

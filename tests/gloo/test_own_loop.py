@@ -18,11 +18,9 @@ from rayrec.layout import TableLayout, TablePlacement
 from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, TrainSpec
 from rayrec.train.events import Evaluation, ProgressReport, Saved
 from rayrec.train.own_loop import LoopTask
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
 from rayrec.train.shaping import EvaluationConfig
 from tests.gloo.shaped import many_of, whole_numbers, write_shaped
-from tests.gloo.trainers import spec_of
+from tests.gloo.trainers import context_of, spec_of
 from tests.ranks import RankPool
 
 
@@ -44,12 +42,8 @@ NUMBERS: list[dict[str, torch.Tensor]] = []
 
 
 def run(rank: int, world_size: int, spec: TrainSpec, body: Any = loop, **asks: Any) -> Any:
-    log = ProgressLog()
-    seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
-    stop = asks.get("should_stop", lambda: False)
-    save = asks.get("save_asked", lambda: False)
-    context = RankContext(seat=seat, log=log, should_stop=stop, save_asked=save)
-    return LoopTask(spec=spec, loop=body).run(context), log.events
+    context = context_of(rank, world_size, **asks)
+    return LoopTask(spec=spec, loop=body).run(context), context.log.events
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.kernels import parts
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise, table_wise
+from rayrec.layout import EmbeddingBagConfig, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 ROWS, BAGS, IDS, DIM = (3000, 50, 400), 256, 6, 16
 
@@ -32,10 +33,7 @@ def train(rank: int, world_size: int, threads: int) -> tuple[list[Tensor], list[
         table_wise(tables[1], 1),
         table_wise(tables[2], 1),
     ]
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={t.name: TablePlacement(layout) for t, layout in zip(tables, layouts, strict=True)},
-    )
+    plan = plan_for(world_size, {t.name: layout for t, layout in zip(tables, layouts, strict=True)})
     model = DistributedModelParallel(
         EmbeddingBagCollection(tables, device="meta"), plan=plan, seed=1
     )

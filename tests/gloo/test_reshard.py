@@ -10,44 +10,18 @@ import pytest
 import torch
 
 from rayrec.distributed import DistributedModelParallel
-from rayrec.layout import ShardingPlan, TableLayout, TablePlacement
-from rayrec.optim import SPARSE_OPTIMIZERS, SparseOptimizer
-from tests.draws import Draw, options_of
+from rayrec.layout import ShardingPlan
+from rayrec.optim import SPARSE_OPTIMIZERS
+from tests.draws import Draw, options_of, other_plan
 from tests.ranks import RankPool
 from tests.simulation import batches_of, targets_of
-from tests.worlds import World, build_collections, output_of, random_layout, random_world
+from tests.worlds import build_collections, output_of, random_world, whole_tables
 
 TWO_BY_TWO = ((0, 1), (2, 3))
 STEPS = 5
 # FBGEMM's and torch's kernels add the ids of a row in another order under another plan: float32,
 # five steps
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
-
-
-def other_plan(
-    world: World, optimizers: dict[str, SparseOptimizer], rng: random.Random
-) -> ShardingPlan:
-    """Another random plan. State per row and norms of rows are over column blocks, so those tables
-    keep their column cuts.
-    """
-    placements = {}
-    for table in world.tables:
-        old, optimizer = world.plan.tables[table.name].layout, optimizers[table.name]
-        by_block = (
-            "row" in optimizer.state_widths.values()
-            or optimizer.name in ("lamb", "lars_sgd")
-            or optimizer.max_row_norm is not None
-        )
-        kept = old.col_cuts if isinstance(old, TableLayout) else (0, table.embedding_dim)
-        layout = old
-        for _ in range(100):
-            drawn = random_layout(table, world.hosts, rng)  # type: ignore[arg-type]
-            cuts = drawn.col_cuts if isinstance(drawn, TableLayout) else (0, table.embedding_dim)
-            if drawn != old and (not by_block or cuts == kept):
-                layout = drawn
-                break
-        placements[table.name] = TablePlacement(layout)
-    return ShardingPlan(world_size=world.world_size, tables=placements, hosts=world.hosts)
 
 
 def train_resharding(rank: int, world_size: int, drawn: Draw, plans: list[ShardingPlan]):
@@ -71,20 +45,6 @@ def train_resharding(rank: int, world_size: int, drawn: Draw, plans: list[Shardi
     return [(s.shard, s.weight.detach().clone()) for s in model.shard_states()], sent
 
 
-def whole_tables(world: World, results) -> dict[str, torch.Tensor]:
-    """Tables put together of all ranks' rectangles, every cell of them."""
-    whole = {
-        t.name: torch.full((t.num_embeddings, t.embedding_dim), float("nan")) for t in world.tables
-    }
-    for states, _ in results:
-        for shard, weight in states:
-            whole[shard.table][
-                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
-            ] = weight
-    assert not any(table.isnan().any() for table in whole.values())
-    return whole
-
-
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
 @pytest.mark.seeds(range(2))
 def test_resharding_in_mid_training_changes_nothing_over_gloo(
@@ -101,7 +61,10 @@ def test_resharding_in_mid_training_changes_nothing_over_gloo(
     often = ranks.run(
         4, train_resharding, drawn, [first, first, second, third, first], timeout_s=60
     )
-    wanted, got = whole_tables(world, never), whole_tables(world, often)
+    wanted, got = (
+        whole_tables(world.tables, [state for states, _ in told for state in states])
+        for told in (never, often)
+    )
     for table, weight in wanted.items():
         torch.testing.assert_close(got[table], weight, **TOLERANCE)
     assert sum(sent for _, sent in never) == 0

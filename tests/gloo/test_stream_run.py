@@ -32,10 +32,12 @@ from tests.data.iceberg_tables import NAME, compact, make_table, properties_of
 from tests.gloo.shaped import many_of, whole_numbers, write_shaped
 from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool
+from tests.unit.published_worlds import without_programs
 
 # 1003 rows in windows of 300: three steps of 128 each, and one of 103 rows
 WINDOWS, STARTS = [300, 300, 300, 103], [0, 3, 6, 9]
 Told = list[tuple[str, int, int, int]]
+Walked = tuple[Told, dict[str, torch.Tensor], int]  # with whole numbers, and the last step
 
 
 def write_stream(
@@ -78,7 +80,7 @@ def walked(
     folder: Path,
     run: str = "calm",
     table: DeltaConfig | IcebergConfig | None = None,
-) -> tuple[Told, dict[str, torch.Tensor], int]:
+) -> Walked:
     told: Told = []
     spec = replace(streamed(folder, world_size, run), checkpoint=CheckpointConfig(at_end=False))
     if table is not None:
@@ -88,6 +90,14 @@ def walked(
     with RankTrainer(spec) as trainer:
         assert not trainer.run(on_event=keep_in(told))  # type: ignore[arg-type]
         return told, whole_numbers(trainer), trainer.step
+
+
+@pytest.fixture(scope="module")
+def calm(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Walked:
+    """What a run of one rank on the rows of `write_stream` tells and leaves."""
+    folder = tmp_path_factory.mktemp("calm")
+    write_stream(folder)
+    return ranks.run(1, walked, folder)[0]
 
 
 def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
@@ -148,9 +158,7 @@ def test_a_table_that_is_appended_to_trains_as_the_folder_does(
             assert all(torch.equal(tables, found[1][name]) for name, tables in told[1].items())
 
 
-def go_on(
-    rank: int, world_size: int, folder: Path, stops: tuple[int, ...], run: str
-) -> tuple[Told, dict[str, torch.Tensor], int]:
+def go_on(rank: int, world_size: int, folder: Path, stops: tuple[int, ...], run: str) -> Walked:
     """Stop after some steps, go on from the checkpoint, and so on to the end."""
     told: Told = []
     newest: str | None = None
@@ -167,10 +175,10 @@ def go_on(
 
 @pytest.mark.parametrize("stops", [(0, 2), (3,), (1, 3, 4, 6), (5, 9), (9,)])
 def test_a_run_goes_on_in_the_window_where_it_stopped(
-    ranks: RankPool, tmp_path: Path, stops: tuple[int, ...]
+    ranks: RankPool, calm: Walked, tmp_path: Path, stops: tuple[int, ...]
 ) -> None:
     write_stream(tmp_path)
-    wanted, tables, steps = ranks.run(1, walked, tmp_path)[0]
+    wanted, tables, steps = calm
     told, found, step = ranks.run(1, go_on, tmp_path, stops, "stopped")[0]
     assert step == steps
     # a window that was open, and not begun, is opened once more
@@ -209,6 +217,7 @@ def test_tasks_weights_and_lists_go_on_from_a_stream(ranks: RankPool, tmp_path: 
             assert torch.allclose(wanted[name], found[name], atol=1e-5), name
 
 
+@without_programs()
 def by_rows(
     rank: int, world_size: int, folder: Path, report_s: float
 ) -> tuple[list[int], list[int]]:
@@ -242,6 +251,7 @@ def test_a_run_saves_by_rows_at_the_same_steps_on_any_ranks(
             assert list(told) == wanted
 
 
+@without_programs()
 def by_events(
     rank: int, world_size: int, folder: Path, stop: int
 ) -> tuple[list[int], list[int], list[int]]:
@@ -293,10 +303,10 @@ def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Tol
 
 @pytest.mark.parametrize("after", [2, 3, 7])
 def test_rows_behind_a_checkpoint_are_trained_on_again_from_the_same_windows(
-    ranks: RankPool, tmp_path: Path, after: int
+    ranks: RankPool, calm: Walked, tmp_path: Path, after: int
 ) -> None:
     write_stream(tmp_path)
-    _, tables, _ = ranks.run(1, walked, tmp_path)[0]
+    _, tables, _ = calm
     path = ranks.run(1, lost, tmp_path, after)[0][0]
     assert path.endswith(f"{after:08d}")
     found = ranks.run(1, resumed, tmp_path, path)[0]
@@ -329,9 +339,11 @@ def damaged(rank: int, world_size: int, folder: Path) -> dict[str, torch.Tensor]
         return whole_numbers(trainer)
 
 
-def test_a_damaged_checkpoint_that_is_kept_ends_no_run(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_that_is_kept_ends_no_run(
+    ranks: RankPool, calm: Walked, tmp_path: Path
+) -> None:
     write_stream(tmp_path)
-    _, wanted, _ = ranks.run(1, walked, tmp_path)[0]
+    _, wanted, _ = calm
     found = ranks.run(1, damaged, tmp_path)[0]
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
     left = sorted(path.name for path in (tmp_path / "damaged" / "stream").glob("window-*.json"))
@@ -343,12 +355,13 @@ def idle(rank: int, world_size: int, folder: Path) -> tuple[bool, int, list[str]
     phases: list[str] = []
     spec = streamed(folder, world_size, "idle", stop_after_windows=None)
     spec = replace(spec, checkpoint=CheckpointConfig(every_s=1e-3))
-    began = time.monotonic()
+    began, manifest = time.monotonic(), folder / "idle" / "step-00000010" / "manifest.json"
     with RankTrainer(spec, on_phase=phases.append) as trainer:
 
         def stop() -> bool:
             waits = phases[-1] == "waiting for rows of the stream" and trainer.step == 10
-            return waits and rank == world_size - 1 and time.monotonic() - began > 4
+            saved = manifest.exists() or time.monotonic() - began > 20
+            return waits and rank == world_size - 1 and saved
 
         stopped = trainer.run(stop)
         return stopped, trainer.step, phases, trainer.newest
@@ -495,6 +508,7 @@ def test_what_does_not_go_with_a_stream_is_refused(
     assert why in capsys.readouterr().err
 
 
+@without_programs()
 def test_servers_get_the_last_rows_of_a_stream_that_falls_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

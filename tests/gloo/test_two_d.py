@@ -9,13 +9,14 @@ import torch
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.layout import EmbeddingBagConfig, row_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.step import train_step
 from tests.gloo.small_dlrm import build, parts, plan_of
 from tests.ranks import RankPool
+from tests.worlds import part_of, plan_for
 
 STEPS = 5  # all of equal batches on every rank
 
@@ -66,7 +67,7 @@ def whole(results) -> dict[str, torch.Tensor]:
         for shard, weight in states:
             rows = max(s.rows.stop for st, _ in results for s, _ in st if s.table == shard.table)
             table = found.setdefault(shard.table, torch.zeros(rows, 8))
-            table[shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop] = weight
+            part_of(table, shard).copy_(weight)
     return found
 
 
@@ -90,9 +91,8 @@ def learned(rank: int, world_size: int, group_size: int | None):
     """
     torch.manual_seed(0)
     table = EmbeddingBagConfig(12, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(
-        world_size=group_size or world_size,
-        tables={"t": TablePlacement(row_wise(table, range(group_size or world_size)))},
+    plan = plan_for(
+        group_size or world_size, {"t": row_wise(table, range(group_size or world_size))}
     )
     model = DistributedModelParallel(
         EmbeddingBagCollection([table], is_weighted=True, device="meta"),
@@ -114,10 +114,10 @@ def test_learned_weights_have_one_worlds_gradient_in_groups(ranks: RankPool) -> 
     rows = torch.zeros(12, 8)
     for _, states in one:
         for shard, weight in states:
-            rows[shard.rows.start : shard.rows.stop] = weight
+            part_of(rows, shard).copy_(weight)
     for _, states in grid:
         for shard, weight in states:
-            torch.testing.assert_close(weight, rows[shard.rows.start : shard.rows.stop])
+            torch.testing.assert_close(weight, part_of(rows, shard))
 
 
 def test_replicas_drift_and_meet_again(ranks: RankPool) -> None:

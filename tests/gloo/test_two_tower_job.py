@@ -21,17 +21,17 @@ from rayrec.command import run_command
 from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.data.hashing import mix, to_ids
 from rayrec.errors import ConfigError, InputError
-from rayrec.layout import DynamicConfig, EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, row_wise
 from rayrec.runs.held_out import Truth
 from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
-from rayrec.train.progress import ProgressLog
-from rayrec.train.seat import RankContext, Seat
-from rayrec.train.tasks import FitOutcome, FitTask
+from rayrec.train.tasks import FitTask
+from tests.gloo.trainers import run_task
 from tests.ranks import RankPool
 from tests.words import sets
+from tests.worlds import plan_for
 
 USERS, ITEMS, GROUPS = 60, 40, 4
 
@@ -127,12 +127,8 @@ def task_for(
         all_ranks=all_ranks,
     )
     tables = FeatureSchema.from_json(schema).tables
-    plan = ShardingPlan(
-        world_size=world_size,
-        tables={
-            t.name: TablePlacement(row_wise(t, range(min(world_size, t.num_embeddings))))
-            for t in tables
-        },
+    plan = plan_for(
+        world_size, {t.name: row_wise(t, range(min(world_size, t.num_embeddings))) for t in tables}
     )
     spec = TrainSpec(
         model=recipe,
@@ -145,14 +141,6 @@ def task_for(
     )
     scorer = RetrievalScorer(paths=paths, query=("user",), candidate=("item", "kind"), ks=(3, 10))
     return FitTask(spec=spec, scorer=scorer)
-
-
-def run_task(rank: int, world_size: int, task: FitTask) -> FitOutcome:
-    seat = Seat(
-        rank=rank, world_size=world_size, host="localhost", store_host="localhost", store_port=0
-    )
-    outcome = task.run(RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False))
-    return replace(outcome, seconds=0.0, times=())
 
 
 def test_lists_do_not_depend_on_the_number_of_ranks(

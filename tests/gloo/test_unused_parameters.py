@@ -18,12 +18,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from rayrec.comm.unused import CLONED_ELEMENTS, reach_all
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, row_wise
+from rayrec.layout import EmbeddingBagConfig, row_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.step import train_step
 from tests.ranks import RankPool
+from tests.worlds import plan_for
 
 HEADS, GLOBAL, DIM, IDS = 5, 16, 4, 20
 # by step: the head of each quarter of the batch; head 4 is never used, head 3 by one rank alone
@@ -81,9 +82,7 @@ class Heads(nn.Module):
 
 def sharded(world_size: int, **options) -> DistributedModelParallel:
     table = EmbeddingBagConfig(IDS, DIM, name="t", feature_names=["f"])
-    plan = ShardingPlan(
-        world_size=world_size, tables={"t": TablePlacement(row_wise(table, range(world_size)))}
-    )
+    plan = plan_for(world_size, {"t": row_wise(table, range(world_size))})
     return DistributedModelParallel(
         Heads(), plan=plan, sparse_optimizer=SGD(0.1), seed=1, **options
     )

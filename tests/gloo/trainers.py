@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ from rayrec.planner import manual_plan
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.train import TrainSpec
+from rayrec.train.progress import ProgressLog
+from rayrec.train.seat import RankContext, Seat
+from rayrec.train.tasks import FitOutcome, FitTask
 
 
 class WithDropout:
@@ -49,6 +53,17 @@ def spec_of(folder: Path, world_size: int) -> TrainSpec:
         global_batch_size=128,
         steps=13,
     )
+
+
+def context_of(rank: int, world_size: int, **asks: Callable[[], bool]) -> RankContext:
+    """What a task of a rank is given; `asks` are its `should_stop` and `save_asked`."""
+    seat = Seat(rank=rank, world_size=world_size, host="", store_host="", store_port=0)
+    return RankContext(seat=seat, log=ProgressLog(), **{"should_stop": lambda: False, **asks})
+
+
+def run_task(rank: int, world_size: int, task: FitTask) -> FitOutcome:
+    """What a run tells in the end, without its seconds."""
+    return replace(task.run(context_of(rank, world_size)), seconds=0.0, times=())
 
 
 def numbers(model: DistributedModelParallel) -> dict[str, torch.Tensor]:

@@ -24,7 +24,6 @@ from rayrec.layout import (
     Layout,
     PoolingType,
     ShardingPlan,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -34,6 +33,7 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
+from tests.worlds import plan_for
 
 SEED = 3
 CPU = torch.device("cpu")
@@ -203,8 +203,7 @@ def random_plan(
     if optimizer.name != "rowwise_adagrad":
         kinds.append(lambda t: column_wise(t, everyone))
         kinds.append(lambda t: grid_shard(t, [everyone]))
-    layouts = {table.name: TablePlacement(rng.choice(kinds)(table)) for table in tables}
-    return ShardingPlan(world_size=ranks, tables=layouts)
+    return plan_for(ranks, {table.name: rng.choice(kinds)(table) for table in tables})
 
 
 def random_model(
@@ -291,7 +290,7 @@ def alone(
     weighted: bool = False,
 ) -> None:
     """Call `act` with a collection of one table on one rank."""
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    plan = plan_for(1, {"t": table_wise(table, 0)})
     model = Model((table,), plan, SGD(lr=1.0), weighted)
 
     def rank_main(exchange: Any) -> None:

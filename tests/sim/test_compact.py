@@ -15,20 +15,12 @@ from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.steps import bucketize
 from rayrec.distributed.ways import exchanged
-from rayrec.layout import (
-    EmbeddingBagConfig,
-    ShardingPlan,
-    TableLayout,
-    TablePlacement,
-    even_cuts,
-    row_wise,
-    table_wise,
-)
+from rayrec.layout import EmbeddingBagConfig, TableLayout, even_cuts, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.simulation import batches_of, check_same, run_sharded, targets_of
-from tests.worlds import random_world
+from tests.worlds import plan_for, random_world
 
 ALWAYS, NEVER = 2.0, 0.0
 
@@ -91,12 +83,7 @@ def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | N
         "g": lambda: grid(ROWS, 64, ranks),
         "t": lambda: table_wise(tables[0], ranks - 1),
     }
-    plan = ShardingPlan(
-        world_size=ranks,
-        tables={
-            t.name: TablePlacement(layouts[kind]()) for t, kind in zip(tables, kinds, strict=True)
-        },
-    )
+    plan = plan_for(ranks, {t.name: layouts[kind]() for t, kind in zip(tables, kinds, strict=True)})
 
     def rank_main(exchange: LocalExchange):
         torch.manual_seed(0)
@@ -182,7 +169,7 @@ def test_narrow_tables_keep_full_matrices(monkeypatch: pytest.MonkeyPatch) -> No
     """Blocks of fewer than 16 columns are not worth an index each."""
     done = leave_out(monkeypatch, ALWAYS)
     table = EmbeddingBagConfig(ROWS, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, range(2)))})
+    plan = plan_for(2, {"t": row_wise(table, range(2))})
 
     def rank_main(exchange: LocalExchange):
         model, _ = shard_embeddings(

@@ -22,14 +22,7 @@ from rayrec.distributed.program.groups import CollectionSpec
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.first_values import first_values
 from rayrec.errors import ConfigError, InputError, PlanError
-from rayrec.layout import (
-    DynamicConfig,
-    EmbeddingBagConfig,
-    ShardingPlan,
-    TablePlacement,
-    row_wise,
-    table_wise,
-)
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
@@ -52,6 +45,7 @@ from tests.sim.dynamic_worlds import (
     random_times,
     train,
 )
+from tests.worlds import plan_for
 
 
 @pytest.mark.seeds(range(30))
@@ -124,7 +118,7 @@ def test_ids_come_and_go_alike_on_any_ranks_and_plans(seed: int) -> None:
 
 def test_what_does_not_go_with_dynamic_tables_is_refused() -> None:
     table = EmbeddingBagConfig(8, 8, "t", feature_names=["f"], dynamic=DynamicConfig())
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    plan = plan_for(1, {"t": table_wise(table, 0)})
 
     def rank_main(exchange: Any) -> None:
         module = EmbeddingBagCollection(tables=[table], device="meta")
@@ -213,7 +207,7 @@ def test_rows_by_number_are_not_loaded() -> None:
 
 def test_the_id_that_is_none_is_refused_and_the_extremes_are_ids() -> None:
     table = EmbeddingBagConfig(8, 8, "t", feature_names=["f", "g"], dynamic=DynamicConfig())
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    plan = plan_for(1, {"t": table_wise(table, 0)})
     model = Model((table,), plan, SGD(lr=0.1))
     extremes = [-(2**63), 2**63 - 1, 0, -2]
     _, known = train(model, [[{"f": [extremes], "g": [[]]}]])
@@ -243,6 +237,6 @@ def test_a_plan_cuts_a_dynamic_table_between_blocks() -> None:
     layout = row_wise(table, [0, 1, 2])
     assert layout.row_cuts == (0, 8, 16, 32)
     odd = replace(layout, row_cuts=(0, 8, 12, 32))
-    plan = ShardingPlan(world_size=3, tables={"t": TablePlacement(odd)})
+    plan = plan_for(3, {"t": odd})
     with pytest.raises(PlanError, match=r"cuts the dynamic table 't' at rows .*multiples of 8"):
         plan.check([table], 3)

@@ -21,14 +21,7 @@ from rayrec.distributed.fused_modules import FusedEmbeddingBagCollection
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.dynamic.clock import clock_extras
 from rayrec.errors import ConfigError
-from rayrec.layout import (
-    DynamicConfig,
-    EmbeddingBagConfig,
-    GrowthConfig,
-    ShardingPlan,
-    TablePlacement,
-    table_wise,
-)
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, GrowthConfig, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from rayrec.shards.named_memory import MemoryHere
@@ -53,6 +46,7 @@ from tests.sim.dynamic_worlds import (
 )
 from tests.unit.checkpoint_worlds import Ranks
 from tests.unit.dynamic_twin import Twin
+from tests.worlds import plan_for
 
 
 @pytest.mark.seeds(range(40))
@@ -95,7 +89,7 @@ def test_a_table_grows_by_the_rule_in_plain_python(seed: int) -> None:
     sizes: list[int] = []
 
     def rank_main(exchange: Any) -> None:
-        plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+        plan = plan_for(1, {"t": table_wise(table, 0)})
         model, twin, rows = Model((table,), plan, SGD(lr=0.1)), Twin(table), table.num_embeddings
         parts = model.optimizer, torch.device("cpu"), SEED
         module, engine = shard_embeddings(model.collection("meta"), plan, exchange, *parts)
@@ -225,7 +219,7 @@ def test_a_model_of_ones_own_grows_when_it_is_told_to() -> None:
 
 
 def test_a_table_that_grows_has_no_sync_points() -> None:
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(TABLE, 0))})
+    plan = plan_for(1, {"t": table_wise(TABLE, 0)})
 
     def rank_main(exchange: Any) -> None:
         module = EmbeddingBagCollection(tables=[TABLE], device="meta")

@@ -15,16 +15,11 @@ from rayrec.distributed import DistributedModelParallel, shard_embeddings
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.dynamic.clock import NO_TIME, Instant, clock_extras, clocks_in
 from rayrec.errors import InputError
-from rayrec.layout import (
-    DynamicConfig,
-    EmbeddingBagConfig,
-    ShardingPlan,
-    TablePlacement,
-    table_wise,
-)
+from rayrec.layout import DynamicConfig, EmbeddingBagConfig, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from tests.sim.dynamic_worlds import SEED, alone, kjt_of
+from tests.worlds import plan_for
 
 RULE = DynamicConfig(blocks=1, ttl_s=60)
 TABLE = EmbeddingBagConfig(8, 8, "t", feature_names=["f", "g"], dynamic=RULE)
@@ -81,7 +76,7 @@ def test_ids_without_a_time_are_refused_and_a_batch_without_ids_needs_none() -> 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_largest_time_of_any_rank_is_that_of_all(ranks: int) -> None:
-    plan = ShardingPlan(world_size=ranks, tables={"t": TablePlacement(table_wise(TABLE, 0))})
+    plan = plan_for(ranks, {"t": table_wise(TABLE, 0)})
 
     def rank_main(exchange: Any) -> Any:
         parts = plan, exchange, SGD(lr=1.0), torch.device("cpu"), SEED

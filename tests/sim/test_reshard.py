@@ -16,7 +16,8 @@ from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.errors import PlanError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, table_wise
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.optim import SGD, Adam, FusedOptimizer, RowWiseAdagrad
+from rayrec.optim import SGD, Adam, FusedOptimizer
+from tests.draws import other_plan
 from tests.simulation import TOLERANCE, batches_of, targets_of
 from tests.worlds import (
     EPS,
@@ -24,31 +25,12 @@ from tests.worlds import (
     World,
     build_collections,
     output_of,
-    random_layout,
+    plan_for,
     random_world,
+    whole_tables,
 )
 
 STEPS = 4
-
-
-def other_plan(world: World, seed: int) -> ShardingPlan:
-    """Another random plan; row-wise state is exact only while column blocks are kept, so those stay
-    as they are.
-    """
-    rng = random.Random(seed)
-    placements = {}
-    for table in world.tables:
-        old = world.plan.tables[table.name].layout
-        for _ in range(200):
-            layout = random_layout(table, world.hosts, rng)
-            cuts = layout.col_cuts if isinstance(layout, TableLayout) else (0, table.embedding_dim)
-            kept = old.col_cuts if isinstance(old, TableLayout) else (0, table.embedding_dim)
-            if not isinstance(world.optimizer, RowWiseAdagrad) or cuts == kept:
-                break
-        else:
-            layout = old
-        placements[table.name] = TablePlacement(layout)
-    return ShardingPlan(world_size=world.world_size, tables=placements, hosts=world.hosts)
 
 
 def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
@@ -78,23 +60,16 @@ def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
             ).backward()
         return [(s.shard, s.weight.detach().clone()) for s in engine.shard_states()]
 
-    whole = {
-        t.name: torch.full((t.num_embeddings, t.embedding_dim), float("nan")) for t in world.tables
-    }
-    for states in SimulatedWorld(world.world_size).run(rank_main):
-        for shard, weight in states:
-            whole[shard.table][
-                shard.rows.start : shard.rows.stop, shard.cols.start : shard.cols.stop
-            ] = weight
-    assert not any(w.isnan().any() for w in whole.values())
-    return whole
+    states = SimulatedWorld(world.world_size).run(rank_main)
+    return whole_tables(world.tables, [state for own in states for state in own])
 
 
 @pytest.mark.seeds(range(60))
 def test_resharding_between_steps_changes_nothing(seed: int) -> None:
     optimizer = (*OPTIMIZERS, Adam(lr=0.01, eps=EPS))[seed % 4]
     world = random_world(7000 + seed, optimizer=optimizer, sequences=seed % 2 == 0)
-    first, second = world.plan, other_plan(world, seed)
+    optimizers = {table.name: optimizer for table in world.tables}
+    first, second = world.plan, other_plan(world, optimizers, random.Random(seed))
     never = train(world, [first] * STEPS)
     once = train(world, [first, first, second, second])
     back = train(world, [first, second, first, second])
@@ -160,10 +135,10 @@ def test_tables_keep_the_learning_rates_that_were_written() -> None:
     rates = {"a": 0.3, "b": 0.03}
     tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in rates]
     first, second = (
-        ShardingPlan(
-            world_size=2,
-            tables={
-                table.name: TablePlacement(table_wise(table, rank))
+        plan_for(
+            2,
+            {
+                table.name: table_wise(table, rank)
                 for table, rank in zip(tables, ranks, strict=True)
             },
         )

@@ -28,7 +28,7 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
 from tests.simulation import batches_of, check_equals_unsharded, run_sharded, targets_of
-from tests.worlds import World, random_world
+from tests.worlds import World, plan_for, random_world
 
 
 @pytest.mark.seeds(range(40))
@@ -58,9 +58,7 @@ def test_two_hop_layouts_equal_unsharded(seed: int, hosts) -> None:
 def test_two_hops_send_one_lth_of_the_bytes_between_hosts() -> None:
     table = EmbeddingBagConfig(64, 32, name="t", feature_names=["f"])
     hosts = ((0, 1), (2, 3))
-    plan = ShardingPlan(
-        world_size=4, tables={"t": TablePlacement(row_wise(table, range(4)))}, hosts=hosts
-    )
+    plan = plan_for(4, {"t": row_wise(table, range(4))}, hosts)
 
     def rank_main(exchange):
         model, engine = shard_embeddings(
@@ -143,7 +141,7 @@ def test_sequences_with_distinct_ids_equal_unsharded(seed: int) -> None:
 
 def test_distinct_ids_cross_once() -> None:
     table = EmbeddingConfig(64, 32, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, [0, 1]))})
+    plan = plan_for(2, {"t": row_wise(table, [0, 1])})
     sent = {}
     for dedup in (False, True):
         world = SimulatedWorld(2)
@@ -171,7 +169,7 @@ def test_distinct_ids_cross_once() -> None:
 
 def test_a_clipped_gradient_of_distinct_ids_is_that_of_each_id() -> None:
     table = EmbeddingConfig(4, 8, name="t", feature_names=["f"], init_fn=torch.nn.init.zeros_)
-    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(row_wise(table, [0, 1]))})
+    plan = plan_for(2, {"t": row_wise(table, [0, 1])})
 
     def rank_main(exchange):
         model, engine = shard_embeddings(
@@ -193,7 +191,7 @@ def test_a_clipped_gradient_of_distinct_ids_is_that_of_each_id() -> None:
 
 def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
     table = EmbeddingBagConfig(64, 64, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(table_wise(table, 1))})
+    plan = plan_for(2, {"t": table_wise(table, 1)})
     sent = {}
     for precision in (CommType.FP32, CommType.INT8):
         world = SimulatedWorld(2)
@@ -230,7 +228,7 @@ def test_ids_of_a_feature_cross_once_however_many_column_blocks_read_them() -> N
     sent = {}
     for blocks in (1, 4):
         layout = column_wise(table, [1] * blocks)
-        plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(layout)})
+        plan = plan_for(2, {"t": layout})
         world = SimulatedWorld(2)
 
         def rank_main(exchange, plan=plan):

@@ -18,10 +18,8 @@ from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,
-    ShardingPlan,
     Storage,
     TableLayout,
-    TablePlacement,
     data_parallel,
     row_wise,
     table_wise,
@@ -38,7 +36,7 @@ from tests.simulation import (
     run_sharded,
     targets_of,
 )
-from tests.worlds import Reference, build_collections, output_of, random_world
+from tests.worlds import Reference, build_collections, output_of, part_of, plan_for, random_world
 
 
 @pytest.mark.seeds(range(200))
@@ -108,11 +106,7 @@ def test_replicas_stay_equal_bit_for_bit(seed: int, precision: CommType) -> None
         t.name: data_parallel(t, range(3)) if i % 3 < 2 else table_wise(t, i % 2)
         for i, t in enumerate(world.tables)
     }
-    world.plan = ShardingPlan(
-        world_size=3,
-        tables={name: TablePlacement(layout) for name, layout in layouts.items()},
-        hosts=world.hosts,
-    )
+    world.plan = plan_for(3, layouts, world.hosts)
     batches = batches_of(world, STEPS)
     options = EngineOptions(codecs=Codecs.from_config(QCommsConfig(precision, precision)))
     _, states, _ = run_sharded(
@@ -133,11 +127,7 @@ def test_collections_on_one_kjt_share_one_exchange(
     share_tables: bool, collectives: list[int]
 ) -> None:
     tables = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
-    plan = ShardingPlan(
-        world_size=2,
-        tables={t.name: TablePlacement(row_wise(t, [0, 1])) for t in tables},
-        hosts=((0, 1),),
-    )
+    plan = plan_for(2, {t.name: row_wise(t, [0, 1]) for t in tables}, ((0, 1),))
 
     def rank_main(exchange):
         model = torch.nn.ModuleList(
@@ -170,9 +160,7 @@ def test_collections_on_one_kjt_share_one_exchange(
 
 def test_a_batch_of_empty_numpy_arrays_is_a_batch() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(
-        world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),)
-    )
+    plan = plan_for(1, {"t": table_wise(table, 0)}, ((0,),))
     model, _ = shard_embeddings(
         EmbeddingBagCollection(tables=[table]),
         plan,
@@ -187,9 +175,7 @@ def test_a_batch_of_empty_numpy_arrays_is_a_batch() -> None:
 
 def test_missing_feature_and_bad_ids_are_named() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
-    plan = ShardingPlan(
-        world_size=1, tables={"t": TablePlacement(table_wise(table, 0))}, hosts=((0,),)
-    )
+    plan = plan_for(1, {"t": table_wise(table, 0)}, ((0,),))
 
     def rank_main(exchange, kjt):
         model, _ = shard_embeddings(
@@ -230,9 +216,7 @@ def test_negative_lengths_are_never_looked_up(
 ) -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
     for layout in (table_wise(table, ranks - 1), row_wise(table, range(ranks))):
-        plan = ShardingPlan(
-            world_size=ranks, tables={"t": TablePlacement(layout)}, hosts=(tuple(range(ranks)),)
-        )
+        plan = plan_for(ranks, {"t": layout}, (tuple(range(ranks)),))
 
         def rank_main(exchange, plan=plan):
             model, _ = shard_embeddings(
@@ -342,12 +326,7 @@ def test_half_precision_tables_train_as_float32_ones_that_are_rounded_after_ever
     _, states, _ = run_sharded(world, batches, targets, meta=True)
     ulp = torch.finfo(dtype).eps
     for shard, weight, _ in states:
-        rows, cols = (
-            slice(shard.rows.start, shard.rows.stop),
-            slice(shard.cols.start, shard.cols.stop),
-        )
         # a sum in another order may round to the neighbour once a step; gradients do not depend on
         # rows
-        torch.testing.assert_close(
-            weight.float(), weights[shard.table].detach()[rows, cols], rtol=STEPS * ulp, atol=1e-4
-        )
+        wanted = part_of(weights[shard.table].detach(), shard)
+        torch.testing.assert_close(weight.float(), wanted, rtol=STEPS * ulp, atol=1e-4)

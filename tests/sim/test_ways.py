@@ -9,19 +9,12 @@ from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings, ways
 from rayrec.distributed.ways.exchanged import Exchanged
 from rayrec.distributed.ways.in_place import InPlace
-from rayrec.layout import (
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    ShardingPlan,
-    TablePlacement,
-    column_wise,
-    row_wise,
-    table_wise,
-)
+from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, column_wise, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.sim.plain_way import Plain
+from tests.worlds import plan_for
 
 RANKS = 3
 FEATURES = ["f0", "f1", "f2"]
@@ -42,9 +35,7 @@ def train():
         "cut": row_wise(cut, range(RANKS)),
         "s": table_wise(sequence, 1),
     }
-    plan = ShardingPlan(
-        world_size=RANKS, tables={name: TablePlacement(layout) for name, layout in layouts.items()}
-    )
+    plan = plan_for(RANKS, layouts)
 
     def rank_main(exchange):
         random = torch.Generator().manual_seed(exchange.rank)  # ranks are threads of one process

@@ -22,7 +22,6 @@ from rayrec.layout import (
     EmbeddingBagConfig,
     ShardingPlan,
     TableLayout,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -31,6 +30,7 @@ from rayrec.layout import (
 )
 from rayrec.modules.names import DTYPES
 from tests.unit.plan_worlds import random_cuts
+from tests.worlds import part_of, plan_for
 
 STATES = ("none", "row", "element")
 
@@ -46,12 +46,7 @@ class Truth:
 
     def shard_state(self, shard, fill: bool) -> ShardState:
         """The shard cut from the truth, or NaNs of its shape when it is to be filled."""
-        rows, cols = (
-            slice(shard.rows.start, shard.rows.stop),
-            slice(shard.cols.start, shard.cols.stop),
-        )
-        weight = self.weight[rows, cols].clone()
-        squares = self.squares[rows, cols]
+        weight, squares = part_of(self.weight, shard).clone(), part_of(self.squares, shard)
         states = {
             "none": {},
             "row": {"momentum1": squares.mean(1).float()},
@@ -118,17 +113,12 @@ def random_layout(rng: random.Random, table: EmbeddingBagConfig, world_size: int
 
 
 def random_plan(rng: random.Random, truths: Sequence[Truth], world_size: int) -> ShardingPlan:
-    placements = {
-        t.config.name: TablePlacement(random_layout(rng, t.config, world_size)) for t in truths
-    }
-    return ShardingPlan(world_size=world_size, tables=placements)
+    layouts = {t.config.name: random_layout(rng, t.config, world_size) for t in truths}
+    return plan_for(world_size, layouts)
 
 
 def one_rank_plan(truths: Sequence[Truth]) -> ShardingPlan:
-    return ShardingPlan(
-        world_size=1,
-        tables={t.config.name: TablePlacement(table_wise(t.config, 0)) for t in truths},
-    )
+    return plan_for(1, {t.config.name: table_wise(t.config, 0) for t in truths})
 
 
 def shard_states(

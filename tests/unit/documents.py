@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,9 +103,15 @@ def run(
     if isinstance(program, str):
         (folder / "program.py").write_text(program)
         program = folder / "program.py"
+    return _warmly({"program": str(program)}, arguments, folder, warm, timeout_s)
+
+
+def _warmly(
+    named: dict[str, str], arguments: Sequence[str], folder: Path, warm: Warm, timeout_s: float
+) -> str:
     printed, errors = folder / "program.out", folder / "program.err"
     request = {
-        "program": str(program),
+        **named,
         "cwd": str(folder),
         "argv": arguments,
         "env": environment(folder),
@@ -113,35 +121,39 @@ def run(
         "file_bytes": None,
     }
     for path in (printed, errors):
-        path.touch()
+        path.write_text("")
     code, _ = warm.run(request)
     assert code == 0, f"{code}\n{printed.read_text()}\n{errors.read_text()}"
     return printed.read_text()
 
 
-def walk(page: Path, folder: Path, timeout_s: float = 120) -> list[str]:
-    """Do the walk of a page; what each shell block, and each run of programs, printed."""
-    printed, programs = [], list[str]()
-    for block in [*(b for b in BLOCKS if b.page == page and b.how == "walk"), None]:
-        if programs and (block is None or block.what == "shell"):
-            # in one process, in which torch is imported once
-            printed.append(execute([sys.executable, "-c", _PROGRAMS, *programs], folder, timeout_s))
-            programs = []
-        if block is None:
-            break
+def walk(page: Path, folder: Path, warm: Warm, timeout_s: float = 120) -> list[str]:
+    """Do the walk of a page; what each shell block, and each program, printed."""
+    printed = []
+    for block in (b for b in BLOCKS if b.page == page and b.how == "walk"):
         kind, _, name = block.what.partition(" ")
         if kind == "shell":
-            printed.append(execute(["bash", "-ec", block.code], folder, timeout_s))
+            printed.append(_shell(block.code, folder, warm, timeout_s))
             continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(block.code)
         if kind == "python":
-            programs.append(name)
+            printed.append(run(folder / name, folder, warm, timeout_s=timeout_s))
     return printed
 
 
-_PROGRAMS = """
-import runpy, sys
-for program in sys.argv[1:]:
-    runpy.run_path(program, run_name="__main__")
-"""
+_OF_THE_SHELL = re.compile(r"[$|&;<>*`]")
+
+
+def _shell(code: str, folder: Path, warm: Warm, timeout_s: float) -> str:
+    """What the lines of a block print. Modules run warm; what needs a shell is given to bash."""
+    printed = ""
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["rayrec"]:
+            words[:1] = ["python", "-m", "rayrec.cli.main"]
+        if words[:2] == ["python", "-m"] and not _OF_THE_SHELL.search(line):
+            printed += _warmly({"module": words[2]}, words[3:], folder, warm, timeout_s)
+        elif words:
+            printed += execute(["bash", "-ec", line], folder, timeout_s)
+    return printed

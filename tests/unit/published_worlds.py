@@ -5,10 +5,12 @@ publish it under any plan.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from rayrec.checkpoint import Gather
@@ -16,7 +18,7 @@ from rayrec.layout import DataType, EmbeddingBagConfig, ShardingPlan
 from rayrec.quant import PackedTables
 from rayrec.quant.ids import PackedIds
 from rayrec.recipe import ModelRecipe
-from rayrec.serve import Manifest, ParityBounds, Predictor, export
+from rayrec.serve import Manifest, ParityBounds, Predictor, export, exporting
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
 from rayrec.serve.signing import SigningKey
@@ -154,6 +156,16 @@ def published_world(folder: Path, seed: int, scale: float = 1.0, ranks: int = 0)
         truths=truths,
         dense=dense,
     )
+
+
+@contextmanager
+def without_programs() -> Iterator[None]:
+    """Exports and publications lack the program of their dense part, which takes most of their
+    time: for tests of rows. A decorator, too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "export_program", lambda *given: "its rows alone are looked at")
+        yield
 
 
 def bytes_of(predictor: Predictor) -> dict[str, bytes]:

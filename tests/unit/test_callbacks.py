@@ -7,41 +7,19 @@ from typing import Any
 
 import pytest
 
-from rayrec import Callback, Driver, EvaluationConfig, RunConfig, ScalingConfig
+from rayrec import Callback, EvaluationConfig
 from rayrec.checkpoint import CheckpointManager
-from rayrec.driver import CheckpointConfig
+from rayrec.data.synthetic import SyntheticPaths
 from rayrec.errors import CallbackError, ConfigError, InputError
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.events import Evaluation, ProgressReport, Saved
-from tests.clicks import write_clicks
-from tests.gloo.trainers import spec_of
-
-STEPS = 12
+from tests.clicks import TWELVE_STEPS, write_clicks
+from tests.unit.local_runs import STEPS, driver
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("clicks")
-    write_clicks(folder, rows_eval=301)
-    return folder
-
-
-def driver(data: Path, storage: Path | None = None, **options: Any) -> Driver:
-    spec = spec_of(data, 1)
-    every = CheckpointConfig(every_n_steps=4) if storage else CheckpointConfig()
-    run = RunConfig(
-        **{
-            "global_batch_size": 128,
-            "steps": STEPS,
-            "progress": "off",
-            "storage_path": str(storage) if storage else None,
-            "checkpoint": every,
-            **options,
-        }
-    )
-    scaling = ScalingConfig(num_workers=0)
-    held_out = type(spec.data)(str(data / "eval"), spec.data.schema)  # type: ignore[union-attr,call-arg]
-    return Driver(spec.model, spec.data, scaling, run, eval_data=held_out)
+def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
+    return write_clicks(tmp_path_factory.mktemp("clicks"), **TWELVE_STEPS | {"rows_eval": 301})
 
 
 class Diary(Callback):
@@ -79,7 +57,7 @@ class Diary(Callback):
         self.note("end", error)
 
 
-def test_callbacks_hear_of_every_moment(data: Path, tmp_path: Path) -> None:
+def test_callbacks_hear_of_every_moment(data: SyntheticPaths, tmp_path: Path) -> None:
     diary, on_rank = Diary(), Diary()
     evaluation = EvaluationConfig(every_n_steps=5, rows=128)
     result = driver(
@@ -106,7 +84,7 @@ def test_callbacks_hear_of_every_moment(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["window", "evaluation", "checkpoint"])
 def test_a_callback_of_the_driver_that_raises_ends_a_run_that_saves(
-    data: Path, tmp_path: Path, moment: str
+    data: SyntheticPaths, tmp_path: Path, moment: str
 ) -> None:
     diary, other = Diary(moment, step=5), Diary()
     evaluation = EvaluationConfig(every_n_steps=5, rows=128)
@@ -123,7 +101,7 @@ def test_a_callback_of_the_driver_that_raises_ends_a_run_that_saves(
 
 @pytest.mark.parametrize("moment", ["step", "window", "evaluation", "checkpoint"])
 def test_a_callback_of_a_rank_that_raises_ends_a_run_that_saves(
-    data: Path, tmp_path: Path, moment: str
+    data: SyntheticPaths, tmp_path: Path, moment: str
 ) -> None:
     evaluation = EvaluationConfig(every_n_steps=5, rows=128)
     run = driver(
@@ -134,7 +112,7 @@ def test_a_callback_of_a_rank_that_raises_ends_a_run_that_saves(
     assert CheckpointManager(str(tmp_path / "run")).steps()[-1] >= 5
 
 
-def test_a_callback_that_raises_at_the_start_or_at_the_end(data: Path) -> None:
+def test_a_callback_that_raises_at_the_start_or_at_the_end(data: SyntheticPaths) -> None:
     first = Diary("start")
     with pytest.raises(CallbackError, match="on_start raised ValueError: a bad hair day"):
         driver(data, callbacks=[first]).fit()
@@ -147,7 +125,7 @@ def test_a_callback_that_raises_at_the_start_or_at_the_end(data: Path) -> None:
     assert last.of("end") == [None]
 
 
-def test_what_cannot_be_evaluated_is_refused_before_training(data: Path) -> None:
+def test_what_cannot_be_evaluated_is_refused_before_training(data: SyntheticPaths) -> None:
     run = driver(data, evaluation=EvaluationConfig(every_n_steps=5, rows=302))
     with pytest.raises(ConfigError, match="rows=302, and the evaluation data have 301"):
         run.fit()

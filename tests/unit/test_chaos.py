@@ -20,11 +20,11 @@ from rayrec.cli.main import main
 from rayrec.driver.blame import Blame
 from rayrec.driver.recovery import Recovery
 from rayrec.errors import ConfigError, RayrecError
-from rayrec.train.progress import SHOWN_IN, ProgressLog
-from rayrec.train.seat import RankContext, Seat
+from rayrec.train.progress import SHOWN_IN
 from rayrec.watch import EventLog
 from rayrec.watch.event_file import NAME
 from rayrec.watch.events import RunEvent
+from tests.gloo.trainers import context_of
 
 KINDS = ("KILL", "STOP", "driver", "node")
 EXPECTED = {"t": "aa", "u": "bb"}
@@ -81,9 +81,7 @@ def test_a_rank_shows_from_outside_what_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SHOWN_IN, str(tmp_path))
-    seat = Seat(rank=0, world_size=1, host="", store_host="", store_port=0)
-    context = RankContext(seat=seat, log=ProgressLog(), should_stop=lambda: False)
-
+    context = context_of(0, 1)
     assert doing(tmp_path, os.getpid()) == frozenset()
     for moment, words in DOING.items():
         context.phase(words)

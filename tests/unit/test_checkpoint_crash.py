@@ -21,7 +21,8 @@ from rayrec.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement
+from rayrec.layout import EmbeddingBagConfig, TableLayout
+from tests.worlds import plan_for
 
 KILLS = 10
 ROWS, DIM = 4000, 16
@@ -31,7 +32,7 @@ TABLES = [
 ]
 # six files per table, all written by rank 0
 LAYOUT = TableLayout((0, 1000, 2500, ROWS), (0, 4, DIM), ((0, 0), (0, 0), (0, 0)))
-PLAN = ShardingPlan(world_size=1, tables={table.name: TablePlacement(LAYOUT) for table in TABLES})
+PLAN = plan_for(1, {table.name: LAYOUT for table in TABLES})
 
 
 def states_at(step: int) -> list[ShardState]:

@@ -16,14 +16,7 @@ import torch
 from rayrec.checkpoint import Manifest, ShardState, load_table, read_manifest, restore_checkpoint
 from rayrec.checkpoint.shardfile import shard_path
 from rayrec.errors import CheckpointError, DamagedCheckpointError, ShapeError
-from rayrec.layout import (
-    EmbeddingBagConfig,
-    Shard,
-    ShardingPlan,
-    TablePlacement,
-    data_parallel,
-    row_wise,
-)
+from rayrec.layout import EmbeddingBagConfig, Shard, ShardingPlan, data_parallel, row_wise
 from tests.unit.checkpoint_worlds import (
     attempt_save,
     make_truth,
@@ -31,6 +24,7 @@ from tests.unit.checkpoint_worlds import (
     save_world,
     shard_states,
 )
+from tests.worlds import plan_for
 
 TRUTH = make_truth(random.Random(0), "t", 24, 8, "row")
 ELEMENTS = make_truth(random.Random(1), "e", 10, 8, "element")
@@ -39,10 +33,7 @@ ALL = [TRUTH, ELEMENTS, BARE]
 
 
 def two_ranks() -> ShardingPlan:
-    return ShardingPlan(
-        world_size=2,
-        tables={t.config.name: TablePlacement(row_wise(t.config, range(2))) for t in ALL},
-    )
+    return plan_for(2, {t.config.name: row_wise(t.config, range(2)) for t in ALL})
 
 
 def restore(path: Path | str, **options: object) -> None:
@@ -320,9 +311,7 @@ def test_a_directory_with_other_files_is_not_touched(tmp_path):
 
 
 def test_replicated_tables_are_written_once(tmp_path):
-    plan = ShardingPlan(
-        world_size=3, tables={"t": TablePlacement(data_parallel(TRUTH.config, range(3)))}
-    )
+    plan = plan_for(3, {"t": data_parallel(TRUTH.config, range(3))})
     (manifest, *_) = save_world(str(tmp_path / "c"), [TRUTH], plan)
     assert len(manifest.files) == 1 and len(list((tmp_path / "c").rglob("*.arrow"))) == 1
 

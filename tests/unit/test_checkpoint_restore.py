@@ -10,15 +10,7 @@ import torch
 from pyarrow import fs
 
 from rayrec.checkpoint import ShardState, read_manifest, restore_checkpoint
-from rayrec.layout import (
-    DataType,
-    Shard,
-    ShardingPlan,
-    TableLayout,
-    TablePlacement,
-    column_wise,
-    row_wise,
-)
+from rayrec.layout import DataType, Shard, ShardingPlan, TableLayout, column_wise, row_wise
 from tests.unit.checkpoint_worlds import (
     Truth,
     make_truth,
@@ -28,6 +20,7 @@ from tests.unit.checkpoint_worlds import (
     save_world,
     shard_states,
 )
+from tests.worlds import part_of, plan_for
 
 
 def memory_store() -> fs.FileSystem:
@@ -41,16 +34,9 @@ def expected_rowwise(truth: Truth, saved: ShardingPlan, wanted: Shard) -> torch.
     """
     spread = torch.empty_like(truth.squares)
     for shard in saved.tables[truth.config.name].layout.shards(truth.config.name):
-        rows, cols = (
-            slice(shard.rows.start, shard.rows.stop),
-            slice(shard.cols.start, shard.cols.stop),
-        )
-        spread[rows, cols] = truth.squares[rows, cols].mean(1).float().double()[:, None]
-    return (
-        spread[wanted.rows.start : wanted.rows.stop, wanted.cols.start : wanted.cols.stop]
-        .mean(1)
-        .float()
-    )
+        means = part_of(truth.squares, shard).mean(1).float().double()
+        part_of(spread, shard).copy_(means[:, None])
+    return part_of(spread, wanted).mean(1).float()
 
 
 def assert_restored(state: ShardState, truth: Truth, saved: ShardingPlan) -> None:
@@ -113,11 +99,7 @@ def test_merging_whole_column_blocks_gives_the_mean_over_all_columns(tmp_path):
     truth = make_truth(random.Random(0), "t", 50, 40, "row")
     # unequal widths, so that plain means would be wrong
     layout = TableLayout((0, 20, 50), (0, 4, 16, 40), ((0, 1, 0), (1, 0, 1)))
-    save_world(
-        str(tmp_path / "c"),
-        [truth],
-        ShardingPlan(world_size=2, tables={"t": TablePlacement(layout)}),
-    )
+    save_world(str(tmp_path / "c"), [truth], plan_for(2, {"t": layout}))
     (state,) = shard_states([truth], one_rank_plan([truth]), 0, fill=True)
     restore_checkpoint(str(tmp_path / "c"), [state])
     torch.testing.assert_close(
@@ -127,12 +109,7 @@ def test_merging_whole_column_blocks_gives_the_mean_over_all_columns(tmp_path):
 
 def test_splitting_then_merging_column_blocks_gives_the_same_row_state_bit_for_bit(tmp_path):
     truth = make_truth(random.Random(1), "t", 50, 12, "row")
-    whole, split = (
-        one_rank_plan([truth]),
-        ShardingPlan(
-            world_size=3, tables={"t": TablePlacement(column_wise(truth.config, range(3)))}
-        ),
-    )
+    whole, split = (one_rank_plan([truth]), plan_for(3, {"t": column_wise(truth.config, range(3))}))
     save_world(str(tmp_path / "whole"), [truth], whole)
     parts = [state for rank in range(3) for state in shard_states([truth], split, rank, fill=True)]
     restore_checkpoint(str(tmp_path / "whole"), parts)
@@ -176,9 +153,7 @@ def test_a_rank_verifies_only_the_batches_it_reads(tmp_path):
     with open(tmp_path / "c" / entry.path, "r+b") as file:  # damage rows 35 to 39
         file.seek(entry.marks[7].end - 30)
         file.write(b"\xff" * 8)
-    halves = ShardingPlan(
-        world_size=2, tables={"t": TablePlacement(row_wise(truth.config, range(2)))}
-    )
+    halves = plan_for(2, {"t": row_wise(truth.config, range(2))})
     (lower,), (upper,) = (shard_states([truth], halves, rank, fill=True) for rank in range(2))
     restore_checkpoint(str(tmp_path / "c"), [lower])
     assert torch.equal(lower.weight, truth.weight[:20])

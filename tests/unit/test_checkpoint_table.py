@@ -13,20 +13,16 @@ import pytest
 
 from rayrec.checkpoint import load_table, read_manifest
 from rayrec.errors import CheckpointError
-from rayrec.layout import DataType, ShardingPlan, TableLayout, TablePlacement
+from rayrec.layout import DataType, TableLayout
 from tests.unit.checkpoint_worlds import Truth, make_truth, save_world
+from tests.worlds import plan_for
 
 GRID = TableLayout((0, 5, 12, 30), (0, 4, 16), ((0, 1), (1, 0), (0, 0)))
 
 
 def save_grid(path: str, state: str, data_type: DataType = DataType.FP32) -> Truth:
     truth = make_truth(random.Random(0), "t", 30, 16, state, data_type)
-    save_world(
-        path,
-        [truth],
-        ShardingPlan(world_size=2, tables={"t": TablePlacement(GRID)}),
-        batch_bytes=100,
-    )
+    save_world(path, [truth], plan_for(2, {"t": GRID}), batch_bytes=100)
     return truth
 
 
@@ -61,13 +57,7 @@ def test_pyarrow_alone_reads_the_tables(tmp_path):
 
 def test_a_file_of_bfloat16_holds_its_bits_and_says_so(tmp_path):
     truth = make_truth(random.Random(0), "t", 30, 6, "none", DataType.BF16)
-    save_world(
-        str(tmp_path),
-        [truth],
-        ShardingPlan(
-            world_size=1, tables={"t": TablePlacement(TableLayout((0, 30), (0, 6), ((0,),)))}
-        ),
-    )
+    save_world(str(tmp_path), [truth], plan_for(1, {"t": TableLayout((0, 30), (0, 6), ((0,),))}))
     (entry,) = read_manifest(str(tmp_path)).files
     table = pa.ipc.open_file(pa.memory_map(str(tmp_path / entry.path))).read_all()
     field = table.schema.field("weight")

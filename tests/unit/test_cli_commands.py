@@ -132,6 +132,11 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
             "plan --schema s --topology h100 --optimizer x",
             "Invalid value for '--optimizer': 'x' is",
         ),
+        ("calibrate --ranks two", "Invalid value for '--ranks'"),
+        ("plan --ranks 1000000000", "Invalid value for '--ranks'"),
+        ("plan --batch 0", "Invalid value for '--batch'"),
+        ("plan --reserve 1.0", "Invalid value for '--reserve'"),
+        ("plan --input-hidden 2", "Invalid value for '--input-hidden'"),
     ],
 )
 def test_a_mistake_is_one_line(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

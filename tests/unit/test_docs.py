@@ -23,8 +23,6 @@ from rayrec.layout import (
     EmbeddingConfig,
     Layout,
     Replicated,
-    ShardingPlan,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -37,6 +35,7 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
 from tests.unit.documents import BLOCKS, ROOT
+from tests.worlds import plan_for
 
 DOCS = ROOT / "docs"
 SHARDING = (DOCS / "sharding.md").read_text()
@@ -123,7 +122,7 @@ def sent_bytes(
     ids = torch.arange(B * P) * 4  # as many in every quarter of the 64 rows
     weights = torch.ones(B * P) if weighted else None
     kjt = KeyedJaggedTensor(["f"], ids, weights, lengths=torch.full((B,), P))
-    plan = ShardingPlan(world_size=W, tables={"t": TablePlacement(layout)}, hosts=hosts)
+    plan = plan_for(W, {"t": layout}, hosts)
 
     def rank_main(exchange):
         recording = Recording(exchange, {})

@@ -74,8 +74,8 @@ def test_an_example_runs(block: Block, tmp_path: Path, warm: Warm):
     ],
     ids=lambda p: p.stem,
 )
-def test_the_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path):
-    printed = walk(page, tmp_path)
+def test_the_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path, warm: Warm):
+    printed = walk(page, tmp_path, warm)
     assert printed
     if page.stem == "README":
         auc, checkpoint = printed[-1].splitlines()[-1].split()

@@ -12,6 +12,8 @@ from tests.unit.documents import BLOCKS, PAGES, ROOT
 
 # they only lead to other pages
 WITHOUT_NAMES = {ROOT / "docs/howto/index.md", ROOT / "examples/README.md"}
+# one worker process reads all code, which takes seconds
+pytestmark = pytest.mark.xdist_group("document names")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

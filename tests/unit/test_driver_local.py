@@ -23,7 +23,6 @@ from torch import nn
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import (
-    CheckpointConfig,
     Driver,
     FailureConfig,
     OptimizerConfig,
@@ -47,36 +46,12 @@ from rayrec.runs.inputs import open_data
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import Saved
 from tests.clicks import TWELVE_STEPS, write_clicks, write_spoilt
-
-STEPS = 12
+from tests.unit.local_runs import STEPS, acting, driver, small_recipe
 
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
     return write_clicks(tmp_path_factory.mktemp("clicks"), **TWELVE_STEPS)
-
-
-def driver(
-    clicks: SyntheticPaths,
-    storage: Path | None = None,
-    *,
-    model: Any = None,
-    train: Path | None = None,
-    **run: Any,
-) -> Driver:
-    """A tiny run of `STEPS` steps that saves every 4 steps when it has a storage path."""
-    schema = clicks.schema.read_text()
-    options: dict[str, Any] = {"global_batch_size": 128, "steps": STEPS, "progress": "off"}
-    if storage is not None:
-        options |= {"storage_path": str(storage), "checkpoint": CheckpointConfig(every_n_steps=4)}
-    return Driver(
-        model or ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,)),
-        open_data(str(train or clicks.train), schema),
-        ScalingConfig(num_workers=0),
-        RunConfig(**(options | run)),
-        eval_data=open_data(str(clicks.eval), schema),
-        plan="table_wise",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -392,9 +367,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 ) -> None:
     schema = json.loads(clicks.schema.read_text())
     schema["tables"][0]["num_embeddings"] += 1
-    wider = ModelRecipe(
-        model="dlrm", schema=json.dumps(schema), dense_layers=(8,), over_layers=(8,)
-    )
+    wider = small_recipe(json.dumps(schema))
     with pytest.raises(CheckpointError, match=r"is \d+ x 4 in .* and \d+ x 4 in the model"):
         driver(clicks, model=wider, resume_from=str(whole / "step-00000008")).fit()
 
@@ -493,22 +466,7 @@ def test_a_bad_row_leaves_no_half_file_of_predictions(
 def test_a_signal_saves_and_raises(
     clicks: SyntheticPaths, tmp_path: Path, number: signal.Signals
 ) -> None:
-    recipe = ModelRecipe(
-        model="dlrm", schema=clicks.schema.read_text(), dense_layers=(8,), over_layers=(8,)
-    )
-
-    def model() -> nn.Module:
-        module = recipe()
-        calls = [0]
-
-        def before(*_: object) -> None:
-            calls[0] += 1
-            if calls[0] == 5:
-                os.kill(os.getpid(), number)
-
-        module.register_forward_pre_hook(before)
-        return module
-
+    model = acting(clicks, 5, lambda: os.kill(os.getpid(), number))
     kept = signal.getsignal(number)
     with pytest.raises(RunInterrupted) as stopped:
         driver(clicks, tmp_path, model=model, steps=100_000, report_every_s=0.05).fit()
@@ -572,18 +530,9 @@ def test_bad_evaluation_data_are_refused_before_training(
     clicks: SyntheticPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_spoilt(clicks.eval, tmp_path / "eval.parquet", "cat_0", 77, 4711)
-    schema = clicks.schema.read_text()
-    run = RunConfig(global_batch_size=128, steps=2, progress="plain")
-    recipe = ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,))
-    bad = open_data(str(tmp_path / "eval.parquet"), schema)
+    bad = driver(clicks, held_out=tmp_path / "eval.parquet", progress="plain")
     with pytest.raises(InputError, match=r"'cat_0' .*holds id 4711 in row 77 of '.*eval\.parquet'"):
-        Driver(
-            recipe,
-            open_data(str(clicks.train), schema),
-            ScalingConfig(num_workers=0),
-            run,
-            eval_data=bad,
-        ).fit()
+        bad.fit()
     assert "step" not in capsys.readouterr().out
 
 

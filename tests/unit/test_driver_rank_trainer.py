@@ -19,6 +19,7 @@ from rayrec.recipe import INIT_BOUND, ModelRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
+from tests.gloo.trainers import numbers
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +39,6 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainSpec]:
         sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.1),
         report_every_s=0.01,
     )
-
-
-def weights(trainer: RankTrainer) -> dict[str, torch.Tensor]:
-    """Every number that training changes."""
-    tables = {
-        f"{s.shard.table}.{name}": t.clone()
-        for s in trainer.model.shard_states()
-        for name, t in s.tensors().items()
-    }
-    return tables | {name: p.detach().clone() for name, p in trainer.model.dense_parameters()}
 
 
 @pytest.mark.parametrize("bound", [INIT_BOUND, 3.0, None])
@@ -76,7 +67,7 @@ def test_resume_repeats_the_run_bit_for_bit(spec: TrainSpec, tmp_path: Path, cut
     assert second.step == cut
     second.run()
     assert second.step == whole.step == 13 and first.rows + second.rows == whole.rows
-    expected, got = weights(whole), weights(second)
+    expected, got = numbers(whole.model), numbers(second.model)
     assert expected.keys() == got.keys()
     for name, value in expected.items():
         assert torch.equal(value, got[name]), name
@@ -145,8 +136,8 @@ def test_a_save_that_is_asked_for_comes_at_the_end_of_a_window_and_changes_nothi
     assert trainer.run() is False
     (step,) = CheckpointManager(str(tmp_path)).steps()
     assert 4 <= step < 13 and trainer.step == 13
-    after = weights(trainer)
-    assert all(torch.equal(value, after[name]) for name, value in weights(calm).items())
+    after = numbers(trainer.model)
+    assert all(torch.equal(value, after[name]) for name, value in numbers(calm.model).items())
     keeps_none = RankTrainer(spec)
     keeps_none.save_asked = lambda: True
     assert keeps_none.run() is False

@@ -22,8 +22,6 @@ from rayrec.layout import (
     DynamicConfig,
     EmbeddingBagConfig,
     GrowthConfig,
-    ShardingPlan,
-    TablePlacement,
     Topology,
     data_parallel,
     grid_shard,
@@ -38,6 +36,7 @@ from rayrec.planner.request import PlanRequest
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
 from tests.dynamic_clicks import TABLE, write
+from tests.worlds import plan_for
 
 
 def table(rows: int = 64, blocks: int | None = None, **growth: Any) -> EmbeddingBagConfig:
@@ -100,9 +99,9 @@ def test_a_table_without_growth_stays() -> None:
 )
 def test_the_plan_of_a_grown_table_is_cut_at_the_same_blocks(layout: Any) -> None:
     one = table(64, 4, max_num_embeddings=1000)
-    plan = ShardingPlan(world_size=4, tables={"t": TablePlacement(layout(one))})
+    plan = plan_for(4, {"t": layout(one)})
     grown = one.fitting(200)
-    wanted = ShardingPlan(world_size=4, tables={"t": TablePlacement(layout(grown))})
+    wanted = plan_for(4, {"t": layout(grown)})
     assert plan.with_rows({"t": 256}) == wanted and wanted.rows == {"t": 256}
     wanted.check([grown], 4)
     assert wanted.with_rows(plan.rows) == plan

@@ -22,7 +22,6 @@ from rayrec.layout import (
     DynamicConfig,
     EmbeddingBagConfig,
     ShardingPlan,
-    TablePlacement,
     column_wise,
     data_parallel,
     grid_shard,
@@ -30,6 +29,7 @@ from rayrec.layout import (
     table_wise,
 )
 from tests.unit.checkpoint_worlds import Ranks
+from tests.worlds import plan_for
 
 STEP, TIME, WIDTH = 50, 1_700_000_000, 8
 NOW = Instant(STEP, TIME)
@@ -118,8 +118,7 @@ def random_plan(rng: random.Random, table: EmbeddingBagConfig, ranks: int) -> Sh
     every = list(range(ranks))
     layouts = [table_wise(table, rng.choice(every)), row_wise(table, every)]
     layouts += [column_wise(table, every), grid_shard(table, [every]), data_parallel(table, every)]
-    placed = TablePlacement(rng.choice(layouts))
-    return ShardingPlan(world_size=ranks, tables={"t": placed})
+    return plan_for(ranks, {"t": rng.choice(layouts)})
 
 
 def states_of(

@@ -43,6 +43,7 @@ from rayrec.layout import (
     table_wise,
 )
 from tests.unit.checkpoint_worlds import Ranks
+from tests.worlds import plan_for
 
 WIDTH = 8
 Whole = dict[str, Tensor]  # columns of a table
@@ -91,7 +92,7 @@ def random_plan(rng: random.Random, table: EmbeddingBagConfig) -> ShardingPlan:
     every = list(range(ranks))
     layouts = [table_wise(table, rng.choice(every)), row_wise(table, every)]
     layouts += [column_wise(table, every), grid_shard(table, [every]), data_parallel(table, every)]
-    return ShardingPlan(world_size=ranks, tables={"t": TablePlacement(rng.choice(layouts))})
+    return plan_for(ranks, {"t": rng.choice(layouts)})
 
 
 def states_of(whole: Whole, plan: ShardingPlan, rank: int) -> list[ShardState]:
@@ -210,7 +211,7 @@ def world(tmp_path: Path) -> tuple[str, EmbeddingBagConfig, ShardingPlan, Whole]
         whole |= {f"{kind}_key": key, f"{kind}_seen": (key != -1).int()}
         whole |= {f"{kind}_hits": 2 * (key != -1).int()}
     whole |= {"sums": torch.rand(64), "squares": torch.rand(64, WIDTH)}
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    plan = plan_for(1, {"t": table_wise(table, 0)})
     path = CheckpointManager(str(tmp_path)).path(1)
     save(path, table, plan, whole, batch_bytes=8 * 108)
     return path, table, plan, whole
@@ -236,7 +237,7 @@ def test_a_table_that_is_almost_empty_takes_little(tmp_path: Path) -> None:
     rng, sizes = random.Random(0), []
     rule = DynamicConfig(blocks=1, admission_threshold=2)
     table = EmbeddingBagConfig(4000, WIDTH, "t", feature_names=["f"], dynamic=rule)
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(table_wise(table, 0))})
+    plan = plan_for(1, {"t": table_wise(table, 0)})
     rest = {"weight": torch.rand(4000, WIDTH), "sums": torch.rand(4000)}
     rest["squares"] = torch.rand(4000, WIDTH)
     for number, share in enumerate((0.02, 1.0)):

@@ -19,18 +19,11 @@ from rayrec.distributed import (
     table_configs,
 )
 from rayrec.errors import CheckpointError, ConfigError, InputError
-from rayrec.layout import (
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-    ShardingPlan,
-    TablePlacement,
-    column_wise,
-)
+from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, PoolingType, column_wise
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD, Adagrad, Adam, DenseRowWiseAdagrad, RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
-from tests.worlds import output_of
+from tests.worlds import output_of, plan_for
 
 ROWS = [12, 7, 30]
 # the sparse optimizer, and torch's on a dense gradient: rows without ids have a gradient of zero
@@ -206,7 +199,7 @@ def test_whole_optimizer_state_is_taken_by_shards() -> None:
     """A table of two column blocks on one rank takes its parts of the whole table's state."""
     table = EmbeddingBagConfig(6, 8, name="t", feature_names=["a"])
     layout = column_wise(table, [0, 0])
-    plan = ShardingPlan(world_size=1, tables={"t": TablePlacement(layout)})
+    plan = plan_for(1, {"t": layout})
     model = DistributedModelParallel(
         nn.ModuleDict({"ebc": EmbeddingBagCollection([table])}),
         plan=plan,
@@ -262,19 +255,14 @@ def test_a_device_that_is_not_there_is_an_error_of_options(device: str) -> None:
 def test_a_fused_model_is_sharded_with_its_optimizer_and_rows() -> None:
     model = fuse_embedding_optimizer(Model(), Adagrad, {"lr": 0.3})
     rows = model.pooled.rows_of("t2").clone()
-    plan = ShardingPlan(
-        world_size=1,
-        tables={t.name: TablePlacement(column_wise(t, [0, 0])) for t in table_configs(model)},
-    )
+    plan = plan_for(1, {t.name: column_wise(t, [0, 0]) for t in table_configs(model)})
     sharded = DistributedModelParallel(model, plan=plan, sparse_optimizer=SGD(0.1))
     assert set(sharded.sparse_optimizers.values()) == {Adagrad(0.3)}
     assert torch.equal(sharded.state_dict()["pooled.embedding_bags.t2.weight"], rows)
     on_meta = FusedEmbeddingBagCollection(bags(), SGD, {"lr": 0.1}, device="meta")
     with pytest.raises(ConfigError, match="lies on the meta device"):
         on_meta(batch(0))
-    plan = ShardingPlan(
-        world_size=1, tables={t.name: TablePlacement(column_wise(t, [0])) for t in bags()}
-    )
+    plan = plan_for(1, {t.name: column_wise(t, [0]) for t in bags()})
     torch.manual_seed(2)
     born = DistributedModelParallel(nn.Sequential(on_meta), plan=plan)
     want = plain_of("pooled")(batch(0)).values()

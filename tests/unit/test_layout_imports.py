@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = """
+SCHEMA = {
+    "label": "clicked",
+    "features": [{"name": "user", "column": "user"}],
+    "tables": [
+        {"name": "user", "num_embeddings": 10**6, "embedding_dim": 64, "features": ["user"]}
+    ],
+}
+BLOCK = """
 import sys
 BLOCKED = {"torch", "numpy", "ray", "pyarrow", "fbgemm_gpu", "rich"}
 class Refuse:
@@ -20,6 +28,8 @@ except ImportError:
     pass
 else:
     raise SystemExit("the block does not block")
+"""
+LIBRARY = """
 import rayrec
 assert rayrec.planner.EmbeddingShardingPlanner and rayrec.layout.units.format_bytes
 assert not hasattr(rayrec, "nonsense")
@@ -32,16 +42,31 @@ plan.check(tables, 4)
 assert ShardingPlan.from_json(plan.to_json()) == plan and plan.report()
 assert plan.diff(manual_plan(tables, "row_wise", topology))
 """
+COMMAND = """
+from rayrec.cli.main import main
+raise SystemExit(main(["plan", "--topology", "h100", "--hosts", "2", *sys.argv[1:]]))
+"""
 
 
-def test_a_plan_is_made_without_any_other_package() -> None:
-    root = Path(__file__).parents[2]
+def run(script: str, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=root,
+        [sys.executable, "-c", BLOCK + script, *words],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_plan_is_made_without_any_other_package() -> None:
+    run(LIBRARY)
+
+
+def test_the_command_needs_no_other_package(tmp_path: Path) -> None:
+    schema, page = tmp_path / "schema.json", tmp_path / "p.html"
+    schema.write_text(json.dumps(SCHEMA))
+    told = run(COMMAND, "--schema", str(schema), "--html", str(page))
+    assert "on 16 ranks (2 hosts x 8 cuda)" in told and page.stat().st_size > 5000

@@ -26,6 +26,7 @@ from rayrec.layout import (
 from rayrec.layout.diff import moved_shards
 from rayrec.layout.units import fit, format_bytes, format_count, format_ms, format_ranks
 from tests.unit.plan_worlds import random_layout, random_plan
+from tests.worlds import plan_for
 
 
 def bag(name: str, rows: int = 8, dim: int = 16) -> EmbeddingBagConfig:
@@ -33,10 +34,7 @@ def bag(name: str, rows: int = 8, dim: int = 16) -> EmbeddingBagConfig:
 
 
 def plan_of(world_size: int = 2, **layouts) -> ShardingPlan:  # type: ignore[no-untyped-def]
-    return ShardingPlan(
-        world_size=world_size,
-        tables={name: TablePlacement(layout) for name, layout in layouts.items()},
-    )
+    return plan_for(world_size, layouts)
 
 
 def test_shards_are_those_of_the_tables_in_plan_order() -> None:
@@ -173,10 +171,7 @@ def test_a_report_without_estimates_has_every_rank_and_table(seed: int) -> None:
 
 def test_a_long_report_ends_in_a_number() -> None:
     tables = [bag(f"table_with_a_long_name_{i}") for i in range(75)]
-    plan = ShardingPlan(
-        world_size=70,
-        tables={t.name: TablePlacement(table_wise(t, i % 70)) for i, t in enumerate(tables)},
-    )
+    plan = plan_for(70, {t.name: table_wise(t, i % 70) for i, t in enumerate(tables)})
     lines = plan.report().splitlines()
     assert "... and 15 more tables" in lines and "... and 6 more ranks" in lines
 

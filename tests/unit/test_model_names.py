@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, table_wise
+from rayrec.layout import EmbeddingBagConfig, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import Adam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
+from tests.worlds import plan_for
 
 TABLES = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=[f"f{i}"]) for i in range(2)]
 IDS = KeyedJaggedTensor(
@@ -41,9 +42,7 @@ class Model(nn.Module):
 
 
 def sharded(optimizer: SparseOptimizer | None = None) -> DistributedModelParallel:
-    plan = ShardingPlan(
-        world_size=1, tables={t.name: TablePlacement(table_wise(t, 0)) for t in TABLES}
-    )
+    plan = plan_for(1, {t.name: table_wise(t, 0) for t in TABLES})
     return DistributedModelParallel(
         Model(), plan=plan, sparse_optimizer=optimizer or RowWiseAdagrad(0.1), seed=5
     )

@@ -17,8 +17,9 @@ from rayrec.distributed.program.slots import Sizes
 from rayrec.distributed.ways.exchanged import Exchanged
 from rayrec.distributed.ways.matrices import Matrix, OwnerMatrices
 from rayrec.distributed.ways.two_hop import TwoHop
-from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TablePlacement, table_wise
+from rayrec.layout import EmbeddingBagConfig, table_wise
 from rayrec.optim import SGD
+from tests.worlds import plan_for
 
 META = torch.device("meta")
 NOTHING = Sizes((), (), ())
@@ -26,7 +27,7 @@ NOTHING = Sizes((), (), ())
 
 def test_a_rank_without_rows_sends_from_where_the_others_do() -> None:
     table = EmbeddingBagConfig(10, 4, name="t", feature_names=["f"])
-    plan = ShardingPlan(world_size=2, tables={"t": TablePlacement(table_wise(table, 0))})
+    plan = plan_for(2, {"t": table_wise(table, 0)})
     way = Exchanged(plan, META, Codecs(), None)
     specs = {0: CollectionSpec("ebc", (table,))}
     leg = way.leg(compile_slots(plan, specs, {"t": SGD(lr=0.1)}, 2, {0: way}), 1, [0])

@@ -60,8 +60,13 @@ def problem(seed: int) -> PlanRequest:
     ).request(tables)
 
 
-def placed(layouts: dict[str, Layout]) -> dict[str, TablePlacement]:
-    return {name: TablePlacement(layout) for name, layout in layouts.items()}
+def packed(request: PlanRequest, recutter: Recutter | None) -> tuple[dict[str, Layout], float]:
+    """Layouts by table, and the seconds of the slowest rank."""
+    choices = pack(request.items(), request.topology, recutter)
+    pairs = zip(request.tables, choices, strict=True)
+    layouts = {table.name: choice.layouts[0] for table, choice in pairs}
+    placed = {name: TablePlacement(layout) for name, layout in layouts.items()}
+    return layouts, max(rank.total_s for rank in estimate_ranks(request, placed))
 
 
 @pytest.mark.seeds(range(40))
@@ -75,12 +80,8 @@ def test_uneven_cuts_never_make_the_slowest_rank_slower(seed: int) -> None:
     )
     found = []
     for each in (None, recutter):
-        choices = pack(request.items(), request.topology, each)
-        layouts = {
-            table.name: choice.layouts[0]
-            for table, choice in zip(request.tables, choices, strict=True)
-        }
-        found.append(max(rank.total_s for rank in estimate_ranks(request, placed(layouts))))
+        layouts, seconds = packed(request, each)
+        found.append(seconds)
         large = layouts["large"]
         assert isinstance(large, TableLayout) and large.shape == (
             request.tables[0].num_embeddings,
@@ -100,15 +101,7 @@ def test_some_plans_are_a_good_deal_faster() -> None:
         request = replace(problem(seed), share_tables=False)
         works = request.works()
         recutter = Recutter(works, CostModel(request.topology), [None] * len(works))
-        seconds = []
-        for each in (None, recutter):
-            choices = pack(request.items(), request.topology, each)
-            layouts = {
-                table.name: choice.layouts[0]
-                for table, choice in zip(request.tables, choices, strict=True)
-            }
-            seconds.append(max(rank.total_s for rank in estimate_ranks(request, placed(layouts))))
-        gains.append(seconds[0] / seconds[1])
+        gains.append(packed(request, None)[1] / packed(request, recutter)[1])
     assert max(gains) > 1.1 and sum(gain > 1.02 for gain in gains) >= 10, gains
 
 

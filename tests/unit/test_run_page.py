@@ -234,7 +234,7 @@ def test_a_run_that_has_only_begun_or_diverged_has_a_page(tmp_path: Path):
 def test_a_long_run_has_a_small_page_and_keeps_its_spikes(tmp_path: Path):
     log = EventLog(tmp_path / "long")
     log.on_start(info(1_000_000))
-    for step in range(50, 500_001, 50):
+    for step in range(100, 500_001, 100):
         window = report(step)
         log.on_window(replace(window, loss=0.9) if step == 250_000 else window)
         log.on_checkpoint(Saved(step=step, path=f"/long/step-{step}", seconds=0.1))

@@ -93,7 +93,7 @@ def test_slow_storage_is_named_once_with_what_to_try(
     spec: TrainSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert isinstance(spec.data, FileDataset)
-    reports, out = shown(replace(spec, data=SlowDataset(spec.data, 0.2)), capsys, step_s=0.0)
+    reports, out = shown(replace(spec, data=SlowDataset(spec.data, 0.05)), capsys, step_s=0.0)
     assert all(len(report.data_wait) == 1 and 0 <= report.data_wait[0] <= 1 for report in reports)
     said = [line for line in out.splitlines() if line.startswith("data: ")]
     assert len(said) == 1 and "rank 0 waited for batches" in said[0] and "ArrowDataset" in said[0]

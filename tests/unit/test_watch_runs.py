@@ -13,18 +13,9 @@ import pytest
 import ray
 
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import (
-    CheckpointConfig,
-    Driver,
-    EvaluationConfig,
-    RayMetrics,
-    RunConfig,
-    ScalingConfig,
-)
+from rayrec.driver import CheckpointConfig, Driver, EvaluationConfig, RayMetrics
 from rayrec.errors import ConfigError, RunInterrupted, TrainingFailed
 from rayrec.layout import ShardingPlan
-from rayrec.recipe import ModelRecipe
-from rayrec.runs.inputs import open_data
 from rayrec.train.callbacks import Callback
 from rayrec.watch import (
     EventLog,
@@ -35,9 +26,8 @@ from rayrec.watch import (
     write_run_page,
 )
 from tests.clicks import TWELVE_STEPS, write_clicks
+from tests.unit.local_runs import STEPS, acting, driver
 from tests.watched import wandb_curve, wandb_records
-
-STEPS = 12
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +35,14 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
     return write_clicks(tmp_path_factory.mktemp("clicks"), **TWELVE_STEPS)
 
 
-def driver(
-    clicks: SyntheticPaths, storage: Path, *callbacks: Callback, model: Any = None, **run: Any
-) -> Driver:
-    """A tiny run that saves every 4 steps, scores every 6 and reports all the while."""
-    schema = clicks.schema.read_text()
-    options: dict[str, Any] = {
-        "global_batch_size": 128,
-        "steps": STEPS,
-        "progress": "off",
-        "storage_path": str(storage),
-        "checkpoint": CheckpointConfig(every_n_steps=4),
-        "evaluation": EvaluationConfig(every_n_steps=6),
-        "report_every_s": 0.001,
-        "callbacks": callbacks,
-    }
-    return Driver(
-        model or ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,)),
-        open_data(str(clicks.train), schema),
-        ScalingConfig(num_workers=0),
-        RunConfig(**(options | run)),
-        eval_data=open_data(str(clicks.eval), schema),
-    )
+def watched(clicks: SyntheticPaths, storage: Path, *callbacks: Callback, **run: Any) -> Driver:
+    """A tiny run that scores every 6 steps and reports all the while."""
+    options = {"evaluation": EvaluationConfig(every_n_steps=6), "report_every_s": 0.001}
+    return driver(clicks, storage, callbacks=callbacks, **(options | run))
 
 
 def test_the_log_has_what_the_result_has(clicks: SyntheticPaths, tmp_path: Path):
-    result = driver(clicks, tmp_path).fit()  # every run with a folder writes it
+    result = watched(clicks, tmp_path).fit()  # every run with a folder writes it
     events = read_events(tmp_path / "run")
     start = events.start.values
     assert result.hindsight is not None
@@ -96,28 +68,18 @@ def test_the_log_has_what_the_result_has(clicks: SyntheticPaths, tmp_path: Path)
 
 @pytest.mark.slow
 def test_lives_of_a_real_run_are_joined_and_drawn(clicks: SyntheticPaths, tmp_path: Path):
-    def failing() -> Any:
-        schema = clicks.schema.read_text()
-        module = ModelRecipe(model="dlrm", schema=schema, dense_layers=(8,), over_layers=(8,))()
-        calls = [0]
+    def fail() -> None:
+        raise MemoryError("no room")
 
-        def before(*_: object) -> None:
-            # Evaluations call the model, too, and not in training mode.
-            calls[0] += module.training
-            if calls[0] == 11:
-                raise MemoryError("no room")
-
-        module.register_forward_pre_hook(before)
-        return module
-
+    failing = acting(clicks, 11, fail)
     log = EventLog(tmp_path / "run")
     with pytest.raises(TrainingFailed, match="memory of this machine"):
-        driver(clicks, tmp_path, log, model=failing).fit()
+        watched(clicks, tmp_path, log, model=failing).fit()
     first = read_events(tmp_path / "run")
     (failure,) = first.of("failure")
     assert failure.values["rank"] == 0 and failure.step == 10
     assert failure.values["cause"].startswith("TrainingFailed: the memory of this machine")
-    result = driver(clicks, tmp_path, log, resume_from="latest").fit()
+    result = watched(clicks, tmp_path, log, resume_from="latest").fit()
     events = read_events(tmp_path / "run")
     assert [start.step for start in events.of("start")] == [0, 8]
     steps = [window.step for window in events.of("window")]
@@ -135,16 +97,16 @@ def test_a_run_without_a_folder_has_the_log_that_it_is_given(
 ):
     monkeypatch.chdir(tmp_path)
     nowhere: dict[str, Any] = {"storage_path": None, "checkpoint": CheckpointConfig()}
-    driver(clicks, tmp_path, **nowhere).fit()
+    watched(clicks, tmp_path, **nowhere).fit()
     assert not list(tmp_path.iterdir())
-    driver(clicks, tmp_path, EventLog("mine"), **nowhere).fit()
+    watched(clicks, tmp_path, EventLog("mine"), **nowhere).fit()
     assert read_events("mine").of("window") and [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_folder_has_one_log_also_where_a_callback_names_it(
     clicks: SyntheticPaths, tmp_path: Path
 ):
-    driver(clicks, tmp_path, EventLog(tmp_path / "run")).fit()
+    watched(clicks, tmp_path, EventLog(tmp_path / "run")).fit()
     events = read_events(tmp_path / "run")
     assert len(events.of("start")) == 1 and len(events.of("end")) == 1
 
@@ -156,7 +118,7 @@ def test_a_run_that_a_signal_stopped_is_stopped(clicks: SyntheticPaths, tmp_path
 
     log = EventLog(tmp_path / "run")
     with pytest.raises(RunInterrupted):
-        driver(clicks, tmp_path, log, Interrupt(), steps=100_000).fit()
+        watched(clicks, tmp_path, log, Interrupt(), steps=100_000).fit()
     events = read_events(tmp_path / "run")
     assert events.of("end")[0].values == {"outcome": "stopped"} and not events.of("failure")
     assert events.of("end")[0].step == events.of("checkpoint")[-1].step
@@ -166,7 +128,7 @@ def test_tensorboard_has_the_curves_of_a_real_run(clicks: SyntheticPaths, tmp_pa
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = driver(clicks, tmp_path, TensorBoardCallback(tmp_path / "board")).fit()
+    result = watched(clicks, tmp_path, TensorBoardCallback(tmp_path / "board")).fit()
     read = EventAccumulator(str(tmp_path / "board")).Reload()
     loss = [(event.step, event.value) for event in read.Scalars("train/loss")]
     assert loss == [(r.step, pytest.approx(r.loss, rel=1e-6)) for r in result.reports]
@@ -183,7 +145,7 @@ def test_mlflow_has_the_curves_of_a_real_run(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     callback = MLflowCallback("clicks", f"file://{tmp_path}/mlruns")
-    result = driver(clicks, tmp_path, callback).fit()
+    result = watched(clicks, tmp_path, callback).fit()
     from mlflow import MlflowClient
 
     client = MlflowClient(f"file://{tmp_path}/mlruns")
@@ -199,7 +161,7 @@ def test_wandb_is_told_of_a_real_run(
 ):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
-    result = driver(
+    result = watched(
         clicks, tmp_path, WandbCallback("clicks", mode="offline", dir=str(tmp_path))
     ).fit()
     # What its helper process holds is in the file when that has ended.
@@ -216,5 +178,5 @@ def test_ray_metrics_without_ray_are_refused_before_training(
     if ray.is_initialized():  # by a test before this one in the same process
         ray.shutdown()
     with pytest.raises(ConfigError, match=r"RayMetrics needs Ray.*num_workers=0"):
-        driver(clicks, tmp_path, RayMetrics()).fit()
+        watched(clicks, tmp_path, RayMetrics()).fit()
     assert not list(tmp_path.glob("run/step-*"))
