@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.driver.blame import Blame, Observation, silence
@@ -34,21 +33,13 @@ MOST_SYMPTOMS = 3
 MOST_PATIENCE = 8.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """Decision of the controller: wait, finish, or fail with a cause."""
-
-    action: Literal["wait", "finish", "fail"]
-    failure: Blame | None = None
-
-
 def judge(
     ranks: Sequence[Observation],
     trouble_s: float,
     silent_limit_s: float = 30.0,
     heartbeat_s: float = math.inf,
-) -> Decision:
-    """Decide from the last answers of all ranks.
+) -> Blame | Literal["wait", "finish"]:
+    """Decide from the last answers of all ranks: wait, finish, or fail for a cause.
 
     Args:
         ranks: one observation per rank.
@@ -60,15 +51,15 @@ def judge(
     if not any(_failed(rank) for rank in ranks):
         frozen = [rank for rank in ranks if rank.silent_s >= heartbeat_s]
         if frozen:
-            return Decision(action="fail", failure=_frozen(frozen, ranks))
+            return _frozen(frozen, ranks)
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
-        return Decision(action="finish" if done else "wait")
+        return "finish" if done else "wait"
     own = [rank for rank in ranks if rank.death or _own_error(rank)]
     # When all ranks have failed, no further cause can arrive.
     settled = all(_failed(rank) for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
-        return Decision(action="wait")
-    return Decision(action="fail", failure=first_failure(ranks, silent_limit_s))
+        return "wait"
+    return first_failure(ranks, silent_limit_s)
 
 
 def answer(

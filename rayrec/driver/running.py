@@ -8,13 +8,14 @@ places, are given another plan, and train again.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import Literal
 
-from rayrec.driver.blame import Observation
+from rayrec.driver.blame import Blame, Observation
 from rayrec.driver.commands import Command, Stop, Tell
 from rayrec.driver.failing import ailing, dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
-from rayrec.driver.policies import Decision, judge
+from rayrec.driver.policies import judge
 from rayrec.driver.preemption import left, notice
 from rayrec.driver.progress import SILENT_S
 from rayrec.driver.roster import Role, Seat, Stage, choose
@@ -34,9 +35,9 @@ def hand_over(run: Run, view: View) -> Iterator[Command]:
     state = run.state
     assert isinstance(state, Handing)
     verdict = _verdict(run, state, view, run.observe(view, run.joint()))
-    if verdict.failure is not None:
-        yield from failed(run, view, verdict.failure)
-    elif verdict.action == "finish":
+    if isinstance(verdict, Blame):
+        yield from failed(run, view, verdict)
+    elif verdict == "finish":
         if run.roster.of(Role.LEAVER):
             yield from dismiss(run, Role.LEAVER)
             yield from ask(run, view, run.sizing.wanted)
@@ -57,10 +58,10 @@ def watch(run: Run, view: View) -> Iterator[Command]:
     yield from run.progress.see(ranks)
     run.recovery.at_step(run.progress.step, now)
     verdict = _verdict(run, state, view, ranks)
-    if verdict.action == "finish":
+    if verdict == "finish":
         _finish(run, view)
-    elif verdict.failure is not None:
-        yield from failed(run, view, verdict.failure)
+    elif isinstance(verdict, Blame):
+        yield from failed(run, view, verdict)
     elif state.stop_at is not None:
         _end_late(run, state.stop_at, now)
     elif run.rules.resizes:
@@ -69,7 +70,7 @@ def watch(run: Run, view: View) -> Iterator[Command]:
 
 def _verdict(
     run: Run, state: Handing | Running, view: View, ranks: Sequence[Observation]
-) -> Decision:
+) -> Blame | Literal["wait", "finish"]:
     """Judge the health of ranks that do one task."""
     # the cause may be heard of after its symptoms, so the verdict waits for it a moment
     if state.trouble_at is None and any(r.death or (r.poll and r.poll.error) for r in ranks):
