@@ -85,9 +85,9 @@ class RayCluster:
         self.processes.look(0.0 if run.hurries else POLL_S)
         rooms, resources = self._view.rooms, self._view.resources
         if "rooms" in run.needs:
-            rooms = self._groups.rooms(rooms)
+            rooms = self._groups.rooms() or rooms
         if "resources" in run.needs:
-            resources = self._groups.resources()
+            resources = self._groups.resources() or resources
         planned, self._planned = self._planned, None
         self._view = View(
             now=time.monotonic(),
