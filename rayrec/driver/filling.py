@@ -53,11 +53,10 @@ def fill(run: Run, view: View) -> Iterator[Command]:
         yield from _seat(run, state, view, places)
 
 
-def ask(run: Run, view: View, ranks: int, *, waits: bool = False) -> Iterator[Command]:
+def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
     """Ask the cluster for places for `ranks` ranks in all, and give surplus places back.
 
-    Single places stand in for those that no rank can have; `waits` says that no rank works until
-    there are more.
+    Single places stand in for those that no rank can have.
     """
     roster, rooms = run.roster, view.rooms
     single = [group for group in roster.groups if group != BASE]
@@ -66,7 +65,7 @@ def ask(run: Run, view: View, ranks: int, *, waits: bool = False) -> Iterator[Co
     nodes = rooms.nodes if rooms is not None else {}
     draining = {p.group for p, node in nodes.items() if rooms and node in rooms.draining}
     taken = [seat.place for seat in roster.of(Role.RANK, Role.LEAVER, Role.NEWCOMER)]
-    wanted = ranks + _lacking(run, view, waits) - run.rules.scaling.least
+    wanted = ranks + _lacking(run, view) - run.rules.scaling.least
     back, more = surplus(single, taken, draining, wanted, MOST_ASKED)
     for group in back:
         roster.groups.remove(group)
@@ -90,19 +89,17 @@ def there(run: Run, view: View) -> list[Place]:
     return sorted(place for place in nodes if place.group in groups and place not in spares)
 
 
-def _lacking(run: Run, view: View, waits: bool) -> int:
-    """Return the number of places, of the first group or of ranks, that no rank can have.
+def _lacking(run: Run, view: View) -> int:
+    """Return the number of places that lie on nodes which will go, of the first group or of ranks.
 
-    Ray itself asks anew for what the first group lost, together or not at all. A run that waits
-    has single places sooner; any other would have an autoscaler bring two nodes for one.
+    Ray itself asks anew for what the first group lost, together or not at all: with single places
+    for them an autoscaler would bring two nodes for one.
     """
-    scaling, rooms = run.rules.scaling, view.rooms
-    if not scaling.is_elastic or rooms is None:
+    rooms = view.rooms
+    if not run.rules.scaling.is_elastic or rooms is None:
         return 0
-    places = there(run, view)
-    first = scaling.least if waits else sum(place.group == BASE for place in rooms.nodes)
-    lacks = first - sum(place.group == BASE for place in places)
-    return lacks + sum(p.group != BASE and p in rooms.nodes and p not in places for p in run.places)
+    going = rooms.nodes.keys() - there(run, view)
+    return sum(place.group == BASE or place in run.places for place in going)
 
 
 def _begin(run: Run, view: View) -> Iterator[Command]:
@@ -182,7 +179,9 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         nodes = view.rooms.nodes if view.rooms is not None else {}
         given = sum(place.group == BASE for place in nodes)
         if scaling.is_elastic and (roster.ranks or given == scaling.least):
-            yield from ask(run, view, wanted, waits=True)
+            # no rank works until there are more places, and single ones come sooner than those that
+            # Ray asks anew
+            yield from ask(run, view, wanted + scaling.least - given)
         yield from _wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)
