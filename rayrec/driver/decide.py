@@ -1,7 +1,7 @@
 """`decide`: from a run and a view of its cluster to the run's next state and its commands.
 
     while not run.has_ended:
-        view = cluster.look(run)
+        view = cluster.look()
         commands = decide(run, view)
         cluster.do(commands)
 

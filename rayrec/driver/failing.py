@@ -67,9 +67,7 @@ def gather(run: Run, view: View) -> Iterator[Command]:
         yield from cut(run, ranks)
         return
     for rank in lost:
-        process = ranks[rank].vacate()
-        if process is not None:
-            yield EndProcess(process=process)
+        yield from end(ranks[rank])
     run.recovery.left(lost)
     run.state = Filling()
 
@@ -92,12 +90,19 @@ def _away(run: Run, seen: Observation, seat: Seat) -> Observation:
     return replace(seen, poll=left if seen.silent_s < limit_s else None)
 
 
+def end(seat: Seat) -> Iterator[Command]:
+    """End the process of a seat, which keeps its place."""
+    if seat.process is not None:
+        yield EndProcess(process=seat.process)
+    seat.process = seat.address = None
+    seat.stage = Stage.PLACED
+
+
 def dismiss(run: Run, role: Role) -> Iterator[Command]:
     """Remove the seats of a role, and end their processes."""
     for seat in run.roster.of(role):
         run.roster.remove(seat)
-        if seat.process is not None:
-            yield EndProcess(process=seat.process)
+        yield from end(seat)
 
 
 def cut(run: Run, seats: Sequence[Seat]) -> Iterator[Command]:
@@ -144,16 +149,14 @@ def late(
     """
     rank = next(rank for rank, seat in enumerate(seats) if seat.process in waiting)
     blame = _blame(rank, seats[rank], "silent", f"no answer in {run.setup_s:.0f} s", what)
-    for process, seat in numbered(seats):
-        if process in waiting:
-            seat.vacate()
-            yield EndProcess(process=process)
+    for seat in seats:
+        if seat.process in waiting:
+            yield from end(seat)
     return blame
 
 
 def _blame(rank: int, seat: Seat, kind: Kind, cause: str, what: str) -> Blame:
-    host = seat.address.host if seat.address else ""
-    return Blame(rank=rank, host=host, cause=cause, what=what, kind=kind)
+    return Blame(rank=rank, host=seat.host, cause=cause, what=what, kind=kind)
 
 
 def _told(rank: int, seat: Seat, reply: Reply, what: str) -> Blame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell
-from rayrec.driver.failing import ailing, failed, late
+from rayrec.driver.failing import ailing, end, failed, late
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
     longest_wait,
@@ -218,9 +218,7 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
         lost = [seat for seat in ranks if not seat.is_up and seat.place not in known]
         if lost:
             for seat in lost:
-                process = seat.vacate()
-                assert process is not None
-                yield EndProcess(process=process)
+                yield from end(seat)
             run.state = Filling(since=view.now)
             return
     calls = {reply.call for reply in view.replies if reply.verb == "describe"}

@@ -6,7 +6,6 @@ checkpoints are those of one rank on a cluster; an error is raised as it is, wit
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def local_topology(scaling: ScalingConfig) -> Topology:
                 "use_gpu=True needs a GPU in this process, and torch sees none; leave use_gpu out."
             )
         memory = memory or int(torch.cuda.mem_get_info(0)[0] * GPU_SHARE)
-    return Topology.local(1, memory_bytes=memory, device="cuda" if scaling.use_gpu else "cpu")
+    return Topology.local(1, memory_bytes=memory, device=scaling.device)
 
 
 def run_here(
@@ -104,8 +103,8 @@ def run_here(
             host=LOCAL_HOST,
             store_host=LOCAL_HOST,
             store_port=0,
-            device="cuda" if scaling.use_gpu else "cpu",
-            threads=max(1, math.floor(scaling.cpus_per_worker)),
+            device=scaling.device,
+            threads=scaling.threads,
             timeout_s=timeout_s,
         )
         torch.set_num_threads(seat.threads)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.driver.blame import Blame, Kind, RankTrouble
+from rayrec.driver.commands import Plan
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.run import Run
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
@@ -29,23 +31,18 @@ class RankGroup:
     """Ranks of one world before it works.
 
     Args:
-        processes: all processes of the run. numbers: those of the ranks, by rank.
+        run: the run, whose rules bound every wait.
+        plan: which processes the ranks are, and whether they keep the tables of a world that ended.
+        processes: all processes of the run.
         check: called several times a second while the group waits; its error ends the wait.
-        silence_s: seconds that a rank may be silent meanwhile.
-        handed_over: the ranks keep the tables of a world that has ended.
     """
 
     def __init__(
-        self,
-        processes: Processes,
-        numbers: Sequence[int],
-        check: Callable[[], None],
-        silence_s: float,
-        *,
-        handed_over: bool,
+        self, run: Run, plan: Plan, processes: Processes, check: Callable[[], None]
     ) -> None:
-        self._processes, self._numbers, self.check = processes, tuple(numbers), check
-        self._silence_s, self.handed_over = silence_s, handed_over
+        self._processes, self._numbers, self.check = processes, plan.processes, check
+        self._silence_s, self.rules = run.silence_s, run.rules
+        self.handed_over = plan.handed_over
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
@@ -70,12 +67,12 @@ class RankGroup:
         """Record that hosts keep the memory of ranks, so that the end of the run frees it."""
         self._processes.keeps_memory = True
 
-    def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
+    def gpu_memory(self) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
         asked = [actor.gpu_memory.remote() for actor in self.actors]
-        return tuple(self._replies(asked, "look at its GPU", timeout_s))
+        return tuple(self._replies(asked, "look at its GPU"))
 
-    def see_folder(self, path: str, token: str, timeout_s: float) -> None:
+    def see_folder(self, path: str, token: str) -> None:
         """Check that every rank can write to a folder and sees there what the driver wrote.
 
         Args:
@@ -86,7 +83,7 @@ class RankGroup:
             RankTrouble: a rank died or did not answer.
         """
         asked = [actor.folder_trouble.remote(path, token) for actor in self.actors]
-        for rank, trouble in enumerate(self._replies(asked, f"look at {path}", timeout_s)):
+        for rank, trouble in enumerate(self._replies(asked, f"look at {path}")):
             if trouble:
                 raise ConfigError(
                     f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
@@ -94,7 +91,7 @@ class RankGroup:
                     "s3://bucket/runs, as storage_path."
                 )
 
-    def see_files(self, files: Sequence[tuple[str, int]], what: str, timeout_s: float) -> None:
+    def see_files(self, files: Sequence[tuple[str, int]], what: str) -> None:
         """Check that every host sees local files as the driver does; one rank of each host looks.
 
         Args:
@@ -108,7 +105,7 @@ class RankGroup:
             return
         first = [ranks[0] for ranks in self.hosts]
         asked = [self.actors[rank].missing_file.remote(list(files)) for rank in first]
-        troubles = self._replies(asked, f"look for the {what}", timeout_s, first)
+        troubles = self._replies(asked, f"look for the {what}", first)
         for rank, trouble in zip(first, troubles, strict=True):
             if trouble:
                 raise ConfigError(
@@ -125,7 +122,7 @@ class RankGroup:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
     def _replies(
-        self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
+        self, references: list[Any], what: str, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """Return the answers of `ranks`, by default of all ranks, in the order of `references`.
 
@@ -138,6 +135,7 @@ class RankGroup:
         import ray
 
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
+        timeout_s = self.rules.setup_timeout_s
         waiting, deadline = list(references), time.monotonic() + timeout_s
         while waiting:
             self.check()

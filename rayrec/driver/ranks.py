@@ -96,12 +96,12 @@ class Ranks:
             return told(prepare(topology, [LOCAL_HOST]))
 
         def look(group: RankGroup) -> Prepared:
-            topology = discover(group, scaling, run.setup_timeout_s)
+            topology = discover(group)
             prepared = prepare(topology, [address.host for address in group.addresses])
             if folder is not None:
-                group.see_folder(folder.path, folder.token, run.setup_timeout_s)
+                group.see_folder(folder.path, folder.token)
             for what, paths in (files or {}).items():
-                group.see_files(paths, what, run.setup_timeout_s)
+                group.see_files(paths, what)
             return told(prepared)
 
         def on_event(event: Event) -> None:

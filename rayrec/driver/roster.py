@@ -75,11 +75,10 @@ class Seat:
         """True if the seat has a process that has told its address."""
         return self.process is not None and self.address is not None
 
-    def vacate(self) -> int | None:
-        """Take the process out of the seat, and return its number."""
-        process, self.process, self.address = self.process, None, None
-        self.stage = Stage.PLACED
-        return process
+    @property
+    def host(self) -> str:
+        """Host of its process, or "" before that has told its address."""
+        return self.address.host if self.address else ""
 
     def take(self, other: Seat) -> None:
         """Take place and process of another seat, which gets the place of this one."""

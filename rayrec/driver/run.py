@@ -164,7 +164,7 @@ class Run:
             found.append(
                 Observation(
                     rank=rank,
-                    host=seat.address.host if seat.address else "",
+                    host=seat.host,
                     poll=seen.poll,
                     death=death,
                     death_at=seen.death_at or view.wall,

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell
+from rayrec.driver.commands import Ask, Call, Command, Tell
+from rayrec.driver.failing import end
 from rayrec.driver.placement import NOTICE_AFTER_S, amounts_of
 from rayrec.driver.policies import pause_s
 from rayrec.driver.roster import Place, Role, Seat, Stage
@@ -154,9 +155,7 @@ def lose(seat: Seat, now: float) -> Iterator[Command]:
     """End the process of a spare, which gets another one after a pause."""
     seat.deaths += 1
     seat.not_before = now + pause_s(seat.deaths)
-    process = seat.vacate()
-    if process is not None:
-        yield EndProcess(process=process)
+    yield from end(seat)
 
 
 def _is_dead(view: View, seat: Seat) -> bool:

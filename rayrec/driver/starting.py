@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rayrec.driver.commands import At, Begin, Call, Command, Tell, Which
@@ -66,9 +65,8 @@ def _call(
     for process, seat in numbered(seats):
         call = run.new_call()
         state.calls[call] = process
-        host = seat.address.host if seat.address else ""
         which: Which = "first" if state.first else "main"
-        yield Call(process=process, call=call, verb=verb, which=which, host=host)
+        yield Call(process=process, call=call, verb=verb, which=which, host=seat.host)
 
 
 def _begin(
@@ -82,8 +80,6 @@ def _begin(
     run.generation += 1
     addresses = [seat.address for seat in world if seat.address is not None]
     pin = places_on_machines(addresses)
-    # tables that are handed over are on the CPU
-    on_gpu = scaling.use_gpu and not state.first
     for rank, (process, seat) in enumerate(numbered(world)):
         seat.stage = Stage.WORKING
         call = run.new_call()
@@ -94,8 +90,9 @@ def _begin(
             host=addresses[rank].host,
             store_host=addresses[0].host,
             store_port=port,
-            device="cuda" if on_gpu else "cpu",
-            threads=max(1, math.floor(scaling.cpus_per_worker)),
+            # tables that are handed over are on the CPU
+            device="cpu" if state.first else scaling.device,
+            threads=scaling.threads,
             pin=pin[rank] if scaling.pin_cores else None,
             timeout_s=rules.timeout_s,
             generation=run.generation,

@@ -169,12 +169,12 @@ def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    cluster = RayCluster(ScalingConfig(), lambda group: Prepared(None), Signals(), print)
     run = Run.of(Rules(scaling=ScalingConfig()))
     run.needs = frozenset({"rooms"})
-    told = cluster.look(run).rooms
+    cluster = RayCluster(run, lambda group: Prepared(None), Signals(), print)
+    told = cluster.look().rooms
     assert told is not None
     monkeypatch.setattr(module, "SOON_S", 0.01)
     head.aside(partial(answers.wait, 30.0))
-    assert cluster.look(run).rooms is cluster.look(run).rooms is told
+    assert cluster.look().rooms is cluster.look().rooms is told
     answers.set()
