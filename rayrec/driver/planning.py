@@ -180,7 +180,7 @@ def discover(group: RankGroup) -> Topology:
     Raises:
         TrainingFailed: a rank did not say how much memory its GPU has.
     """
-    scaling = group.rules.scaling
+    scaling = group.scaling
     if scaling.memory_per_worker is not None:
         memory = (scaling.memory_per_worker,) * group.world_size
     elif scaling.use_gpu:

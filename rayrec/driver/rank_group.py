@@ -6,23 +6,24 @@ wait is bounded, and a rank that dies or falls silent meanwhile ends it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.driver.blame import Blame, Kind, RankTrouble
-from rayrec.driver.commands import Plan
+from rayrec.driver.failing import ailing
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.roster import numbered
 from rayrec.driver.run import Run
+from rayrec.driver.views import View
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
-from rayrec.train.seat import RankAddress, RankTask
+from rayrec.train.seat import RankTask
 
 WAIT_TURN_S = 0.25
 
@@ -31,29 +32,24 @@ class RankGroup:
     """Ranks of one world before it works.
 
     Args:
-        run: the run, whose rules bound every wait.
-        plan: which processes the ranks are, and whether they keep the tables of a world that ended.
+        run: the run as it stands, all of whose ranks have a process.
         processes: all processes of the run.
         check: called several times a second while the group waits; its error ends the wait.
+    Attributes:
+        addresses, actors: address of each rank's process, and Ray's handle of it.
+        handed_over: the ranks keep the tables of a world that has ended.
     """
 
-    def __init__(
-        self, run: Run, plan: Plan, processes: Processes, check: Callable[[], None]
-    ) -> None:
-        self._processes, self._numbers, self.check = processes, plan.processes, check
-        self._silence_s, self.rules = run.silence_s, run.rules
-        self.handed_over = plan.handed_over
-
-    @property
-    def addresses(self) -> tuple[RankAddress, ...]:
-        """Address of each rank's process."""
-        known = (self._processes[number].address for number in self._numbers)
-        return tuple(address for address in known if address is not None)
+    def __init__(self, run: Run, processes: Processes, check: Callable[[], None]) -> None:
+        self._run, self._processes, self.check = run, processes, check
+        self.scaling, self.handed_over = run.rules.scaling, run.handed_over
+        self.addresses = run.roster.addresses
+        self.actors = [processes[number].actor for number, _ in numbered(run.roster.ranks)]
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self._numbers)
+        return len(self.actors)
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -113,11 +109,6 @@ class RankGroup:
                     "disk that all hosts mount under the same path, or into S3 or GCS."
                 )
 
-    @property
-    def actors(self) -> list[Any]:
-        """Ray's handle of each rank."""
-        return [self._processes[number].actor for number in self._numbers]
-
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
@@ -135,7 +126,7 @@ class RankGroup:
         import ray
 
         asked = dict(zip(ranks or range(len(references)), references, strict=True))
-        timeout_s = self.rules.setup_timeout_s
+        timeout_s = self._run.rules.setup_timeout_s
         waiting, deadline = list(references), time.monotonic() + timeout_s
         while waiting:
             self.check()
@@ -161,11 +152,10 @@ class RankGroup:
         return values
 
     def _find_trouble(self, what: str) -> None:
-        for rank, number in enumerate(self._numbers):
-            view = self._processes[number].view
-            loss = view.loss(self._silence_s, self._silence_s if view.is_awake else math.inf)
-            if loss is not None:
-                raise self._trouble(rank, *loss, what if view.death else "")
+        view = View(now=time.monotonic(), processes=self._processes.views)
+        blame = ailing(self._run, view, self._run.roster.ranks, (), what)
+        if blame is not None:
+            raise RankTrouble(blame)
 
     def _trouble(self, rank: int, kind: Kind, cause: str, what: str) -> RankTrouble:
         host = self.addresses[rank].host

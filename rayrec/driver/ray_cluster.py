@@ -121,7 +121,7 @@ class RayCluster:
             case Save():
                 self.processes[command.process].actor.request_save.remote()
             case Plan():
-                self._planned = self._plan(command)
+                self._planned = self._plan()
 
     def results(self) -> tuple[Any, ...]:
         """Return the result of each rank's task; empty without a task."""
@@ -132,21 +132,17 @@ class RayCluster:
 
     def stacks(self, timeout_s: float) -> str:
         """Return the stacks of all ranks as text."""
-        if self._ranks is None:
-            return "-- no ranks yet"
-        try:
-            return stacks_of(self._ranks.actors, self._ranks.addresses, timeout_s)
-        except KeyError:
-            return "-- ranks are being replaced"
+        ranks = self._ranks
+        return stacks_of(ranks.actors, ranks.addresses, timeout_s) if ranks else "-- no ranks yet"
 
     def close(self) -> None:
         """End all processes, and give all places back."""
         self.processes.close()
         self._groups.close()
 
-    def _plan(self, plan: Plan) -> Planned:
+    def _plan(self) -> Planned:
         """Have the task of the ranks prepared."""
-        self._ranks = RankGroup(self._run, plan, self.processes, lambda: self._check(plan))
+        self._ranks = RankGroup(self._run, self.processes, self._check)
         try:
             self.prepared = self._prepare(self._ranks)
         except USER_MISTAKES as error:
@@ -158,10 +154,10 @@ class RayCluster:
         prepared = self.prepared
         return Planned(has_task=prepared.task is not None, has_first=prepared.first is not None)
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self) -> None:
         """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
         head.look(self._say)
-        if not plan.handed_over:
+        if not self._run.handed_over:
             self._signals.check()
 
     def _task(self, which: Which) -> Any:

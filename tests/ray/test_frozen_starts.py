@@ -165,7 +165,7 @@ def test_a_rank_that_freezes_while_it_looks_at_files_is_named(tmp_path: Path) ->
     """The driver waits for its answer, and had not heard yet that it is done with importing."""
 
     def prepare(group: RankGroup) -> Prepared:
-        process = group._processes[group._numbers[1]]
+        process = group._processes[group._run.roster.ranks[1].process or 0]
         process.view = replace(process.view, is_awake=False)
         os.kill(group.addresses[1].pid, signal.SIGSTOP)
         group.see_folder(str(tmp_path), "token")
