@@ -125,7 +125,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         if keeps:
             why = f"cannot go on with {len(ranks)} ranks, and keeps its {keeps}: {planned.refused}"
             yield Tell(event=why)
-            run.state = Filling()
+            run.state = Filling(since=view.now)
         else:
             run.state = Ended(error=planned.error)
     elif not planned.has_task:

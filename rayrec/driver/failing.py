@@ -69,7 +69,7 @@ def gather(run: Run, view: View) -> Iterator[Command]:
     for rank in lost:
         yield from end(ranks[rank])
     run.recovery.left(lost)
-    run.state = Filling()
+    run.state = Filling(since=view.now)
 
 
 def _away(run: Run, seen: Observation, seat: Seat) -> Observation:

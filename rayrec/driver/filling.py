@@ -43,8 +43,6 @@ def fill(run: Run, view: View) -> Iterator[Command]:
     if state.deadline is not None:
         yield from _await(run, state, view)
         return
-    if state.since is None:
-        state.since, run.hurries = view.now, True
     if not run.roster.groups:
         yield from _begin(run, view)
     elif run.roster.of(Role.SPARE) and run.recovery.under_way and not _probed(state, view):
@@ -152,7 +150,6 @@ def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
         held = [seat.place for seat in ranks if seat.process is not None]
         if ranks and len(held) == len(ranks):
             return held
-    assert state.since is not None
     # places that were told of before may be lost with the rank
     if view.rooms is None or view.rooms.asked_at < state.since:
         return None
@@ -212,7 +209,7 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Wait until all processes have come up."""
     roster, scaling = run.roster, run.rules.scaling
     ranks = roster.ranks
-    assert state.deadline is not None and state.since is not None
+    assert state.deadline is not None
     if scaling.is_elastic and view.rooms is not None and view.rooms.asked_at > state.since:
         known = there(run, view)
         lost = [seat for seat in ranks if not seat.is_up and seat.place not in known]

@@ -126,7 +126,7 @@ def _finish(run: Run, view: View) -> None:
         if paused and (not view.stops or result.handed_over):
             run.former, run.goes_back = tuple(run.places), False
             run.handed_over = result.handed_over
-            run.state = Filling()
+            run.state = Filling(since=view.now)
             return
     run.recovery.caught_up(view.now)
     run.state = Ended()

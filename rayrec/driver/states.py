@@ -33,7 +33,7 @@ class Filling:
         relieved: ranks that go on in the process of a spare, and `replaced`: those with a new one.
     """
 
-    since: float | None = None
+    since: float = 0.0
     room_since: float | None = None
     grew_at: float = 0.0
     room: int = -1
