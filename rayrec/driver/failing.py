@@ -10,13 +10,13 @@ import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
-from rayrec.driver.blame import Blame, Kind, Observation
+from rayrec.driver.blame import Blame, Kind
 from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Tell
 from rayrec.driver.policies import LEAVE_S, answer, never_came_s, to_replace
 from rayrec.driver.roster import Role, Seat, Stage, numbered
 from rayrec.driver.run import Run
 from rayrec.driver.states import Ended, Filling, Gathering
-from rayrec.driver.views import Reply, View
+from rayrec.driver.views import Observation, Reply, View
 from rayrec.train.progress import RankPoll
 
 

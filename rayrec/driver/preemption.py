@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from rayrec.driver.blame import Observation
 from rayrec.driver.commands import Command, Save, Tell
 from rayrec.driver.filling import ask, there
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import SHRINK_AFTER_S
-from rayrec.driver.views import View
+from rayrec.driver.views import Observation, View
 from rayrec.train.events import Noticed
 from rayrec.train.seat import RankAddress
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rayrec.driver.blame import Observation
 from rayrec.driver.commands import At, Command, ReportStep, Tell
+from rayrec.driver.views import Observation
 
 SILENT_S = 10.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.commands import Need, StartProcess
 from rayrec.driver.progress import RunProgress
@@ -14,9 +13,9 @@ from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.states import Ended, Filling, State
-from rayrec.driver.views import ProcessView, View
+from rayrec.driver.views import Observation, ProcessView, View
 
-UNKNOWN = ProcessView()
+UNKNOWN, NOT_STARTED = ProcessView(), ProcessView(death="it was not started")
 PRIVATE = Cluster(private=True, fixed=True)
 
 
@@ -159,14 +158,13 @@ class Run:
         """Return what is known of the processes of some seats, as ranks of one world."""
         found = []
         for rank, seat in enumerate(seats):
-            seen = view.processes.get(seat.process, UNKNOWN) if seat.process else UNKNOWN
-            death = seen.death if seat.process else "it was not started"
+            seen = view.processes.get(seat.process, UNKNOWN) if seat.process else NOT_STARTED
             found.append(
                 Observation(
                     rank=rank,
                     host=seat.host,
                     poll=seen.poll,
-                    death=death,
+                    death=seen.death,
                     death_at=seen.death_at or view.wall,
                     silent_s=seen.silent_s,
                 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Literal
 
-from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.blame import Blame
 from rayrec.driver.commands import Command, Stop, Tell
 from rayrec.driver.failing import ailing, dismiss, failed
 from rayrec.driver.filling import ask, there
@@ -22,7 +22,7 @@ from rayrec.driver.roster import Role, Seat, Stage, choose
 from rayrec.driver.run import Run
 from rayrec.driver.spares import keep, warm
 from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
-from rayrec.driver.views import View
+from rayrec.driver.views import Observation, View
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 
@@ -73,7 +73,7 @@ def _verdict(
 ) -> Blame | Literal["wait", "finish"]:
     """Judge the health of ranks that do one task."""
     # the cause may be heard of after its symptoms, so the verdict waits for it a moment
-    if state.trouble_at is None and any(r.death or (r.poll and r.poll.error) for r in ranks):
+    if state.trouble_at is None and any(rank.has_failed for rank in ranks):
         state.trouble_at = view.now
     trouble_s = 0.0 if state.trouble_at is None else view.now - state.trouble_at
     return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)

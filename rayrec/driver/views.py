@@ -14,6 +14,7 @@ from rayrec.driver.roster import Place
 from rayrec.errors import RayrecError
 from rayrec.train.events import Event
 from rayrec.train.progress import RankPoll
+from rayrec.train.rank_error import RankError
 from rayrec.train.seat import RankAddress
 
 # a process describes itself, imports what a task needs, shows that it lives, fetches a task, makes
@@ -69,6 +70,29 @@ class ProcessView:
         if self.silent_s >= silence_s:
             return "silent", silence(self.silent_s)
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation(ProcessView):
+    """A process as rank of a world, with the address of its host."""
+
+    rank: int
+    host: str
+
+    @property
+    def error(self) -> RankError | None:
+        """Error that ended its task, or None."""
+        return None if self.poll is None else self.poll.error
+
+    @property
+    def own_error(self) -> RankError | None:
+        """Its error, unless that blames another rank."""
+        return None if self.error is None or self.error.collateral else self.error
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it died, or its task ended by an error."""
+        return bool(self.death) or self.error is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

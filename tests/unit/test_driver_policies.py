@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.blame import Blame
 from rayrec.driver.policies import COLLECT_S, GRACE_S, answer, first_failure, judge
+from rayrec.driver.views import Observation
 from rayrec.errors import (
     CommError,
     ConfigError,

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.blame import Blame
 from rayrec.driver.policies import GRACE_S, LEAVE_S, answer, judge, to_replace
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.views import Observation
 from rayrec.errors import CallbackError, ConfigError, InputError, JoinError, SaveError
 from rayrec.shards.undo import Point, common_point
 from rayrec.train.events import Began
