@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rayrec.driver.config import RunConfig
@@ -125,7 +126,7 @@ class Ranks:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 self._rules(trains=attempts is not None),
-                look if attempts is None else attempts.with_each(look),
+                look if attempts is None else partial(attempts.prepare, look),
                 on_event,
                 stop=self._stop,
                 log=log,

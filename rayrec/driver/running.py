@@ -17,9 +17,8 @@ from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
 from rayrec.driver.policies import judge
 from rayrec.driver.preemption import left, notice
-from rayrec.driver.progress import SILENT_S
 from rayrec.driver.roster import Role, Seat, Stage, choose
-from rayrec.driver.run import Run
+from rayrec.driver.run import SILENT_S, Run
 from rayrec.driver.spares import keep, warm
 from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
 from rayrec.driver.views import Observation, View
