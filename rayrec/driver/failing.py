@@ -32,9 +32,9 @@ def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
     rules = run.rules
     most = rules.max_failures, view.stops, rules.max_preemptions
     verdict = answer(blame, recovery.past, *most)
+    # the other ranks would wait in a collective until its timeout
+    yield from cut(run, ranks)
     if verdict == "fail":
-        # the other ranks would wait in a collective until its timeout
-        yield from cut(run, ranks)
         run.state = Ended(blame=blame, past=tuple(recovery.past))
         return
     yield Log(blame=blame)
@@ -42,21 +42,17 @@ def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
     run.handed_over = False
     run.former, run.goes_back = (), False
     yield from dismiss(run, Role.LEAVER)
-    run.state = Gathering()
+    where = "waiting for the other ranks to leave the world that failed"
+    if recovery.pause_s > LEAVE_S:
+        where += f", and {recovery.pause_s:.0f} s, since no step lies between the failures"
+    yield At(where=where)
+    run.state = Gathering(cut_at=view.now)
 
 
 def gather(run: Run, view: View) -> Iterator[Command]:
     """Have the survivors leave the failed world, and end the processes that do not in time."""
     state, ranks = run.state, run.roster.ranks
     assert isinstance(state, Gathering)
-    if state.cut_at is None:
-        state.cut_at = view.now
-        where = "waiting for the other ranks to leave the world that failed"
-        if run.recovery.pause_s > LEAVE_S:
-            where += f", and {run.recovery.pause_s:.0f} s, since no step lies between the failures"
-        yield At(where=where)
-        yield from cut(run, ranks)
-        return
     waited_s = view.now - state.cut_at
     seen = [
         _away(run, one, seat) for one, seat in zip(run.observe(view, ranks), ranks, strict=True)

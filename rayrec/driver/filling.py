@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell
+from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Plan, Tell
 from rayrec.driver.failing import ailing, end, failed, late
 from rayrec.driver.placement import (
     NOTICE_AFTER_S,
@@ -18,7 +18,7 @@ from rayrec.driver.placement import (
     too_much,
     why_waiting,
 )
-from rayrec.driver.roster import BASE, Place, Role, Stage, choose, surplus
+from rayrec.driver.roster import BASE, Place, Role, Stage, choose, numbered, surplus
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
@@ -231,6 +231,9 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
         if run.recovery.under_way:
             run.recovery.went(state.replaced, "replaced")
         yield Tell(event=Milestone("actors", at=view.wall))
+        yield At(where="planning")
+        processes = tuple(process for process, _ in numbered(roster.ranks))
+        yield Plan(processes=processes, handed_over=run.handed_over)
         run.state = Planning()
 
 

@@ -31,6 +31,7 @@ from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run
+from rayrec.driver.states import Running
 from rayrec.driver.views import Planned, View
 from rayrec.errors import USER_MISTAKES
 from rayrec.machine.signals import Signals
@@ -91,7 +92,8 @@ class RayCluster:
             replies=self.processes.take_replies(),
             rooms=rooms,
             resources=resources,
-            events=self.processes.take_events(),
+            # a rank may tell of its task before the last one has told that it began
+            events=self.processes.take_events() if isinstance(self._run.state, Running) else (),
             planned=planned,
             stops=stops or self._signals.came,
             signal=self._signals.number,

@@ -20,7 +20,8 @@ from rayrec.driver.preemption import left, notice
 from rayrec.driver.roster import Role, Seat, Stage, choose
 from rayrec.driver.run import SILENT_S, Run
 from rayrec.driver.spares import keep, warm
-from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
+from rayrec.driver.starting import take
+from rayrec.driver.states import Ended, Filling, Handing, Running
 from rayrec.driver.views import Observation, View
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
@@ -41,7 +42,7 @@ def hand_over(run: Run, view: View) -> Iterator[Command]:
             yield from dismiss(run, Role.LEAVER)
             yield from ask(run, view, run.sizing.wanted)
         yield Tell(event=Milestone("tables passed on", at=view.wall))
-        run.state = Starting(first=False)
+        yield from take(run, view, first=False)
 
 
 def watch(run: Run, view: View) -> Iterator[Command]:
@@ -53,7 +54,7 @@ def watch(run: Run, view: View) -> Iterator[Command]:
         yield Tell(event="asked to stop; the ranks finish their window and save what the run keeps")
         yield from _ask_to_stop(run, view, 0)
     ranks = run.observe(view, run.roster.ranks)
-    yield from _tell(run, state, view)
+    yield from _tell(run, view)
     yield from run.progress.see(ranks)
     run.recovery.at_step(run.progress.step, now)
     verdict = _verdict(run, state, view, ranks)
@@ -98,10 +99,9 @@ def _ask_to_stop(run: Run, view: View, going_to: int) -> Iterator[Command]:
             yield Stop(process=seat.process, going_to=going_to)
 
 
-def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
+def _tell(run: Run, view: View) -> Iterator[Command]:
     """Pass on the events of the ranks since the last look."""
-    events, state.events = state.events + view.events, ()
-    for event in events:
+    for event in view.events:
         if isinstance(event, Began):
             lost = run.recovery.under_way
             for recovered in run.recovery.began(event, view.now):

@@ -173,7 +173,7 @@ class View:
         processes: every process that was started and not ended, by number.
         replies: answers to calls since the last look.
         rooms, resources: newest answers of the cluster's head, where they were needed.
-        events: events of rank 0 since the last look.
+        events: events of rank 0 since it began, or since the last look; only while the ranks work.
         planned: outcome of planning, if it has ended since the last look.
         stops: the run was asked to end, by a call or a signal. signal: number of the signal.
         wish: number of ranks that somebody asked for since the last look.
