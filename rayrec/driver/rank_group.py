@@ -7,7 +7,7 @@ wait is bounded, and a rank that dies or falls silent meanwhile ends it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,8 @@ class RankGroup:
 
     def gpu_memory(self) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
-        asked = [actor.gpu_memory.remote() for actor in self.actors]
-        return tuple(self._replies(asked, "look at its GPU"))
+        asked = {rank: actor.gpu_memory.remote() for rank, actor in enumerate(self.actors)}
+        return tuple(self._replies(asked, "look at its GPU").values())
 
     def see_folder(self, path: str, token: str) -> None:
         """Check that every rank can write to a folder and sees there what the driver wrote.
@@ -78,8 +78,10 @@ class RankGroup:
             ConfigError: a rank cannot; names the rank and its host.
             RankTrouble: a rank died or did not answer.
         """
-        asked = [actor.folder_trouble.remote(path, token) for actor in self.actors]
-        for rank, trouble in enumerate(self._replies(asked, f"look at {path}")):
+        asked = {
+            rank: actor.folder_trouble.remote(path, token) for rank, actor in enumerate(self.actors)
+        }
+        for rank, trouble in self._replies(asked, f"look at {path}").items():
             if trouble:
                 raise ConfigError(
                     f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
@@ -99,10 +101,10 @@ class RankGroup:
         """
         if not files:
             return
-        first = [ranks[0] for ranks in self.hosts]
-        asked = [self.actors[rank].missing_file.remote(list(files)) for rank in first]
-        troubles = self._replies(asked, f"look for the {what}", first)
-        for rank, trouble in zip(first, troubles, strict=True):
+        asked = {
+            rank: self.actors[rank].missing_file.remote(list(files)) for rank, *_ in self.hosts
+        }
+        for rank, trouble in self._replies(asked, f"look for the {what}").items():
             if trouble:
                 raise ConfigError(
                     f"the {what} are not on every host: {self._who(rank)} {trouble}. Put them on a "
@@ -112,10 +114,8 @@ class RankGroup:
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
-    def _replies(
-        self, references: list[Any], what: str, ranks: Sequence[int] | None = None
-    ) -> list[Any]:
-        """Return the answers of `ranks`, by default of all ranks, in the order of `references`.
+    def _replies(self, asked: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """Return what ranks answer, by the references of their answers.
 
         Args:
             what: verb phrase that completes "rank 1 could not ...".
@@ -125,9 +125,8 @@ class RankGroup:
         """
         import ray
 
-        asked = dict(zip(ranks or range(len(references)), references, strict=True))
         timeout_s = self._run.rules.setup_timeout_s
-        waiting, deadline = list(references), time.monotonic() + timeout_s
+        waiting, deadline = [*asked.values()], time.monotonic() + timeout_s
         while waiting:
             self.check()
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=WAIT_TURN_S)
@@ -135,12 +134,12 @@ class RankGroup:
             self._find_trouble(what)
             if time.monotonic() >= deadline:
                 break
-        values = []
+        values = {}
         for rank, reference in asked.items():
             if reference in waiting:
                 raise self._trouble(rank, "silent", f"no answer in {timeout_s:.0f} s", what)
             try:
-                values.append(ray.get(reference))
+                values[rank] = ray.get(reference)
             except ray.exceptions.RayTaskError as error:
                 raised = told(error)
                 if raised["mistake"] is not None:
