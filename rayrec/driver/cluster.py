@@ -77,7 +77,7 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
             if address and address != "local":
                 # `ray.init` would try a dead address for minutes.
                 _check_reachable(address, named)
-                _join(address if address == "auto" else _without_scheme(address))
+                _join(_without_scheme(address))
             else:
                 stack.enter_context(reaped(reaper.files_of(os.getpid())))
                 _start(num_cpus)

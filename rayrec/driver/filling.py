@@ -10,17 +10,10 @@ from collections.abc import Iterator
 
 from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Plan, Tell
 from rayrec.driver.failing import ailing, end, failed, late
-from rayrec.driver.placement import (
-    NOTICE_AFTER_S,
-    longest_wait,
-    refusal,
-    shortage,
-    too_much,
-    why_waiting,
-)
+from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
 from rayrec.driver.roster import BASE, Place, Role, Stage, choose, numbered, surplus
 from rayrec.driver.run import Run
-from rayrec.driver.scaling import SHRINK_AFTER_S
+from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve
 from rayrec.driver.states import Ended, Filling, Planning
@@ -57,9 +50,8 @@ def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
     Single places stand in for those that no rank can have.
     """
     roster, rooms = run.roster, view.rooms
-    single = [group for group in roster.groups if group != BASE]
     spares = {seat.place.group for seat in roster.of(Role.SPARE)}
-    single = [group for group in single if group not in spares]
+    single = [group for group in roster.groups if group not in (BASE, *spares)]
     nodes = rooms.nodes if rooms is not None else {}
     draining = {p.group for p, node in nodes.items() if rooms and node in rooms.draining}
     taken = [seat.place for seat in roster.of(Role.RANK, Role.LEAVER, Role.NEWCOMER)]
@@ -183,7 +175,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)
     state.room_since, state.is_told = None, False
-    first, lost = not roster.ranks, set(roster.vacant)
+    first, lost = not roster.ranks, {r for r, seat in enumerate(roster.ranks) if not seat.is_up}
     gone, unused = roster.reseat(chosen, keep=run.handed_over)
     for process in unused:
         yield EndProcess(process=process)
@@ -258,7 +250,8 @@ def _wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterat
     """Spend a look waiting for more places than there are."""
     scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
     assert state.room_since is not None
-    waited_s, limit_s = view.now - state.room_since, longest_wait(scaling)
+    waited_s = view.now - state.room_since
+    limit_s = scaling.placement_timeout_s or PLACEMENT_TIMEOUT_S
     shrinks = scaling.is_elastic and bool(run.roster.ranks)
     if run.generation:
         lost = "the ranks" if shrinks else "the lost ranks"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.views import Resources
 from rayrec.errors import ClusterError, ConfigError, RayrecError
 
@@ -27,8 +27,9 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int) -> 
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
             if resource == "CPU":
-                cpus = _fraction(have / ranks)
-                remedy += f", cpus_per_worker={cpus}, or a larger cluster."
+                # rounded down, so that as many fit
+                cpus = int(have / ranks * 100) / 100
+                remedy += f", cpus_per_worker={cpus:g}, or a larger cluster."
             elif resource == "GPU":
                 remedy += ", use_gpu=False, or a larger cluster."
             else:
@@ -38,12 +39,6 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int) -> 
                 f"{resource}, the cluster has {have:g}. {remedy}"
             )
     return ""
-
-
-def longest_wait(scaling: ScalingConfig) -> float:
-    """Seconds that a run waits for room."""
-    wait_s = scaling.placement_timeout_s
-    return PLACEMENT_TIMEOUT_S if wait_s is None else wait_s
 
 
 def too_much(scaling: ScalingConfig, total: Mapping[str, float], cluster: Cluster) -> str:
@@ -120,8 +115,3 @@ def crowding(scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]], ranks
 def amounts_of(names: Iterable[str], amounts: Mapping[str, float], between: str = ", ") -> str:
     """Return amounts of resources as words, such as "2 CPU, 1 GPU"."""
     return between.join(f"{amounts.get(name, 0.0):g} {name}" for name in names)
-
-
-def _fraction(value: float) -> str:
-    # rounded down, so that as many fit
-    return f"{int(value * 100) / 100:g}"

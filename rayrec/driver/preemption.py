@@ -106,7 +106,7 @@ def answer_to(
         return "save"
     if elsewhere < scaling.least:
         return "move"
-    patience_s = SHRINK_AFTER_S if scaling.shrink_after_s is None else scaling.shrink_after_s
+    patience_s = scaling.shrink_after_s or SHRINK_AFTER_S
     hurry = waited_s >= patience_s if going.left_s is None else going.left_s <= LEAVE_S
     return "leave" if hurry or elsewhere >= ranks else "move"
 

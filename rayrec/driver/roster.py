@@ -114,11 +114,6 @@ class Roster:
         return self.of(Role.RANK)
 
     @property
-    def vacant(self) -> list[int]:
-        """Ranks without a process that has told its address."""
-        return [rank for rank, seat in enumerate(self.ranks) if not seat.is_up]
-
-    @property
     def addresses(self) -> tuple[RankAddress, ...]:
         """Addresses of the ranks that have one."""
         return tuple(seat.address for seat in self.ranks if seat.address is not None)

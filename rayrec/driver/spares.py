@@ -172,7 +172,8 @@ def _tell_shortage(run: Run, view: View) -> Iterator[Command]:
     if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
         return
     run.short_told = True
-    free = {name: view.resources.free_of(name) for name in scaling.bundle}
+    nodes = view.resources.free
+    free = {name: sum(node.get(name, 0.0) for node in nodes) for name in scaling.bundle}
     yield Tell(
         event=f"no room for {short} of {scaling.spares} spares of "
         f"{amounts_of(scaling.bundle, scaling.bundle)} each (free now: "

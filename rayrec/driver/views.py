@@ -142,10 +142,6 @@ class Resources(NamedTuple):
     total: Mapping[str, float]
     free: tuple[Mapping[str, float], ...]
 
-    def free_of(self, name: str) -> float:
-        """Return the free amount of a resource on all nodes together."""
-        return sum(node.get(name, 0.0) for node in self.free)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
