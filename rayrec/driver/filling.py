@@ -121,7 +121,7 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
         state.probing_until = view.now + PROBE_S
         for seat in roster.of(Role.SPARE):
             if seat.stage is Stage.READY and seat.process is not None:
-                call = run.new_call()
+                call = next(run.calls)
                 state.calls[call] = seat.process
                 yield Call(process=seat.process, call=call, verb="probe")
     for reply in view.replies:

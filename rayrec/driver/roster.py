@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from rayrec.train.seat import RankAddress
@@ -96,13 +97,13 @@ class Roster:
     Attributes:
         seats: the seats; those of the ranks are in the order of the ranks.
         groups: placement groups that are held or asked for.
-        processes: number of processes that were ever started.
+        processes: numbers for processes.
     """
 
     seats: list[Seat] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    processes: int = 0
-    _asked: int = 0
+    processes: Iterator[int] = field(default_factory=partial(count, 1))
+    _new_groups: Iterator[int] = field(default_factory=count)
 
     def of(self, *roles: Role) -> list[Seat]:
         """Return the seats of some roles, in order."""
@@ -124,14 +125,8 @@ class Roster:
 
     def new_group(self) -> int:
         """Return the number of a new placement group."""
-        self.groups.append(self._asked)
-        self._asked += 1
+        self.groups.append(next(self._new_groups))
         return self.groups[-1]
-
-    def new_process(self) -> int:
-        """Return the number of a new process."""
-        self.processes += 1
-        return self.processes
 
     def remove(self, seat: Seat) -> None:
         """Remove a seat."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.commands import At, Command, Need, ReportStep, StartProcess, Tell
@@ -134,7 +136,7 @@ class Run:
         handed_over: the ranks keep the tables of a world that has ended.
         former: places of the ranks when they paused for a change, and `goes_back`: True if they go
             back there.
-        calls: number of calls of processes.
+        calls: numbers for calls of processes.
         needs: what the next look shall ask the cluster's head. asked_at: when it was asked last
             while the ranks worked.
         short_s, short_told: seconds for which spares had no room; the user knows.
@@ -154,7 +156,7 @@ class Run:
     handed_over: bool = False
     former: tuple[Place, ...] = ()
     goes_back: bool = False
-    calls: int = 0
+    calls: Iterator[int] = field(default_factory=partial(count, 1))
     needs: frozenset[Need] = frozenset({"rooms", "resources"})
     asked_at: float = 0.0
     short_s: float = 0.0
@@ -189,19 +191,14 @@ class Run:
         """Seconds without an answer after which a process counts as lost now."""
         return self.rules.heartbeat_s * self.recovery.patience
 
-    def new_call(self) -> int:
-        """Return the number of a new call."""
-        self.calls += 1
-        return self.calls
-
     def start_process(self, seat: Seat) -> StartProcess:
         """Put a new process into a seat, and return the command that starts it."""
-        seat.process, seat.address = self.roster.new_process(), None
+        seat.process, seat.address = next(self.roster.processes), None
         seat.stage = Stage.STARTING
         return StartProcess(
             process=seat.process,
             place=seat.place,
-            call=self.new_call(),
+            call=next(self.calls),
             is_spare=seat.role is Role.SPARE,
         )
 

@@ -148,7 +148,7 @@ def warm(run: Run, seat: Seat) -> Iterator[Command]:
     """Have the process of a seat import what a task needs, once it has come up."""
     if seat.is_up and seat.stage is Stage.STARTING and seat.process is not None:
         seat.stage = Stage.WARMING
-        yield Call(process=seat.process, call=run.new_call(), verb="warm")
+        yield Call(process=seat.process, call=next(run.calls), verb="warm")
 
 
 def lose(seat: Seat, now: float) -> Iterator[Command]:

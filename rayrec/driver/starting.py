@@ -66,7 +66,7 @@ def _world(run: Run, state: Starting) -> list[Seat]:
 
 def _call(run: Run, state: Starting, seats: Sequence[Seat]) -> Iterator[Command]:
     for process, seat in numbered(seats):
-        call = run.new_call()
+        call = next(run.calls)
         state.calls[call] = process
         which: Which = "first" if state.first else "main"
         yield Call(process=process, call=call, verb=state.verb, which=which, host=seat.host)
@@ -82,7 +82,7 @@ def _begin(run: Run, state: Starting, world: Sequence[Seat], port: int) -> Itera
     pin = places_on_machines(addresses)
     for rank, (process, seat) in enumerate(numbered(world)):
         seat.stage = Stage.WORKING
-        call = run.new_call()
+        call = next(run.calls)
         state.calls[call] = process
         rank_seat = RankSeat(
             rank=rank,
