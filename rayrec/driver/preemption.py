@@ -111,14 +111,16 @@ def answer_to(
     return "leave" if hurry or elsewhere >= ranks else "move"
 
 
-def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Command, None, bool]:
-    """Answer nodes that will go; return True if the ranks leave them now."""
+def notice(
+    run: Run, view: View, ranks: Sequence[Observation]
+) -> Generator[Command, None, tuple[str, ...]]:
+    """Answer nodes that will go; return the hosts that the ranks leave now."""
     running = all(rank.poll is not None and rank.poll.state == "running" for rank in ranks)
     if not running or view.rooms is None or not view.rooms.draining:
-        return False
+        return ()
     nodes = going(view.rooms.draining, run.roster.addresses, run.rules.here, view.wall)
     if not nodes:
-        return False
+        return ()
     scaling, account = run.rules.scaling, run.preemption
     elsewhere = 0
     if scaling.is_elastic:
@@ -148,21 +150,7 @@ def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Comm
             # steps since the first save would be lost
             account.last.add(node.node)
             save = save or saves
-    if leave:
-        account.left = sorted({node.host for node in nodes if node.ranks})
     first = run.roster.ranks[0].process
     if save and first is not None:
         yield Save(process=first)
-    return leave
-
-
-def left(run: Run, step: int, *, lost: bool) -> str:
-    """Return a line about the nodes that ranks which train again have left, or "".
-
-    Args:
-        lost: the ranks begin again after a failure.
-    """
-    hosts, run.preemption.left = run.preemption.left, []
-    if lost or not hosts:
-        return ""
-    return f"left {', '.join(hosts)} at step {step}; all ranks go on elsewhere"
+    return tuple(sorted({node.host for node in nodes if node.ranks})) if leave else ()

@@ -63,13 +63,11 @@ class Preemption:
         since: when the notice of each node came.
         told: nodes, each with an answer that was told of it.
         last: nodes before whose end the last save was asked for.
-        left: hosts that the ranks are leaving.
     """
 
     since: dict[str, float] = field(default_factory=dict)
     told: set[tuple[str, str]] = field(default_factory=set)
     last: set[str] = field(default_factory=set)
-    left: list[str] = field(default_factory=list)
 
 
 class RunProgress:

@@ -16,7 +16,7 @@ from rayrec.driver.failing import ailing, dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
 from rayrec.driver.policies import judge
-from rayrec.driver.preemption import left, notice
+from rayrec.driver.preemption import notice
 from rayrec.driver.roster import Role, Seat, Stage, choose
 from rayrec.driver.run import SILENT_S, Run
 from rayrec.driver.spares import keep, warm
@@ -106,11 +106,11 @@ def _tell(run: Run, view: View) -> Iterator[Command]:
             lost = run.recovery.under_way
             for recovered in run.recovery.began(event, view.now):
                 yield Tell(event=recovered)
-            size = len(run.roster.ranks)
-            changed = run.sizing.began(event, size, view.now, lost=lost)
-            away = left(run, event.step, lost=lost)
-            if changed or away:
-                yield Tell(event=changed or away)
+            size, hosts = len(run.roster.ranks), ", ".join(run.sizing.leaving)
+            if changed := run.sizing.began(event, size, view.now, lost=lost):
+                yield Tell(event=changed)
+            elif hosts and not lost:
+                yield Tell(event=f"left {hosts} at step {event.step}; all ranks go on elsewhere")
             run.progress.go_back(event.step)
         yield Tell(event=event)
 
@@ -135,18 +135,18 @@ def _look_ahead(
     run: Run, state: Running, view: View, ranks: Sequence[Observation]
 ) -> Iterator[Command]:
     """Keep spares, and have the ranks pause for a change that is due, or save."""
-    leave = False
+    leaving: tuple[str, ...] = ()
     if run.needs:
         # a process that starts beside ranks on their way slows them
         if run.rules.scaling.spares and run.progress.trains and not run.recovery.under_way:
             yield from keep(run, view)
         if run.sizing.paused_since is None:
-            leave = yield from notice(run, view, ranks)
+            leaving = yield from notice(run, view, ranks)
     if run.sizing.paused_since is not None:
         return
-    goal = 0 if leave else (yield from _goal(run, state, view, ranks))
-    if leave or goal:
-        run.sizing.pause(view.now, leaving=leave)
+    goal = 0 if leaving else (yield from _goal(run, state, view, ranks))
+    if leaving or goal:
+        run.sizing.pause(view.now, leaving=leaving)
         # tables that lie on a node which goes are safe only in a checkpoint
         yield from _ask_to_stop(run, view, goal)
 

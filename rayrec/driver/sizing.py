@@ -45,7 +45,7 @@ class Sizing:
             somebody asks for another one.
         asked: somebody asked for `wanted`, and it has not come: the run looks each second.
         paused_since: time when the ranks were asked to pause for a change, until they train again.
-        leaving: the ranks pause to leave draining nodes, and go on with the other places.
+        leaving: hosts of draining nodes that the ranks pause to leave, for the other places.
         resizes: number of times the run went on with another number of ranks.
     """
 
@@ -53,7 +53,7 @@ class Sizing:
     wanted: int
     asked: bool = False
     paused_since: float | None = None
-    leaving: bool = False
+    leaving: tuple[str, ...] = ()
     resizes: int = 0
     # the ranks and the time when training last began
     _ranks: int = 0
@@ -100,7 +100,7 @@ class Sizing:
         self._missed += 1
         self._next_look = self._next_asked = now + later
 
-    def pause(self, now: float, *, leaving: bool = False) -> None:
+    def pause(self, now: float, *, leaving: tuple[str, ...] = ()) -> None:
         """Record that the ranks were asked to pause."""
         self.paused_since, self.leaving = now, leaving
 
@@ -121,7 +121,7 @@ class Sizing:
             lost: the ranks begin again after a failure.
         """
         before, self._ranks = self._ranks, ranks
-        since, self.paused_since, self.leaving = self.paused_since, None, False
+        since, self.paused_since, self.leaving = self.paused_since, None, ()
         self._room, self._next_look, self._missed = 0, now + self.grow_after_s, 0
         self.asked = self.asked and ranks != self.wanted
         if not before or before == ranks:
