@@ -72,7 +72,7 @@ def needs(run: Run, view: View) -> frozenset[Need]:
     if not isinstance(run.state, Running) or not run.rules.resizes or not is_due:
         return frozenset()
     run.asked_at = view.now
-    is_short = run.short_s > 0 or run.sizing.asked
+    is_short = run.short_s or run.sizing.asked
     return frozenset({"rooms", "resources"} if is_short else {"rooms"})
 
 

@@ -135,7 +135,14 @@ class Head:
     @property
     def is_gone(self) -> bool:
         """True if nothing listens at the head's address any more."""
-        return bool(self.address) and not listens(self.address, PROBE_S)
+        if not self.address:
+            return False
+        host, _, port = self.address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S):
+                return False
+        except OSError:
+            return True
 
     @property
     def silent_s(self) -> float:
@@ -200,16 +207,6 @@ class Head:
                 future.set_result(result)
             else:
                 future.set_exception(error)
-
-
-def listens(address: str, timeout_s: float) -> bool:
-    """Return True if a server accepts connections at host:port."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
 
 
 def lost_calls() -> tuple[type[Exception], ...]:

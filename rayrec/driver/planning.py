@@ -186,7 +186,7 @@ def discover(group: RankGroup) -> Topology:
     elif scaling.use_gpu:
         memory = tuple(int(free * (1 - GPU_RESERVE)) for free in group.gpu_memory())
     else:
-        memory = _cpu_memory(group, _node_memory(group.check))
+        memory = _cpu_memory(group)
     speeds = asdict(DEFAULT_SPEEDS[scaling.device])
     return Topology(hosts=group.hosts, device=scaling.device, memory_bytes=memory, **speeds)
 
@@ -203,14 +203,12 @@ def read_topology(path: str) -> Topology:
         raise ConfigError(f"cannot read the topology {path}: {error}.") from None
 
 
-def _node_memory(check: Callable[[], None]) -> dict[str, float]:
+def _cpu_memory(group: RankGroup) -> tuple[int, ...]:
+    """Return the memory for each rank: an even share of its node's, less the reserve."""
     import ray
 
-    alive = [node for node in head.answer(ray.nodes, check) if node["Alive"]]
-    return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
-
-
-def _cpu_memory(group: RankGroup, by_node: Mapping[str, float]) -> tuple[int, ...]:
+    alive = [node for node in head.answer(ray.nodes, group.check) if node["Alive"]]
+    by_node = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
     shares = []
     for ranks in group.hosts:
         node = group.addresses[ranks[0]].node_id

@@ -137,7 +137,7 @@ class Run:
         calls: numbers for calls of processes.
         needs: what the next look shall ask the cluster's head. asked_at: when it was asked last
             while the ranks worked.
-        short_s, short_told: seconds for which spares had no room; the user knows.
+        short_s: seconds for which spares had no room; None once the user knows.
         wanted_since: the number of ranks that has no room, and since when; no time once that was
             told.
         hurries: the next decision needs no answer of the ranks.
@@ -157,8 +157,7 @@ class Run:
     calls: Iterator[int] = field(default_factory=partial(count, 1))
     needs: frozenset[Need] = frozenset({"rooms", "resources"})
     asked_at: float = 0.0
-    short_s: float = 0.0
-    short_told: bool = False
+    short_s: float | None = 0.0
     wanted_since: tuple[int, float | None] = (0, None)
     hurries: bool = True
 

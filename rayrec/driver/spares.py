@@ -165,13 +165,15 @@ def _is_dead(view: View, seat: Seat) -> bool:
 
 def _tell_shortage(run: Run, view: View) -> Iterator[Command]:
     """Tell the user once that spares have no room, which the run does not wait for."""
+    if run.short_s is None:
+        return
     spares, scaling = run.roster.of(Role.SPARE), run.rules.scaling
     short = scaling.spares - sum(seat.stage is not Stage.ASKED for seat in spares)
     # seconds in which the driver slept are none of them
     run.short_s = run.short_s + LOOK_S if short else 0.0
-    if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
+    if run.short_s < NOTICE_AFTER_S or view.resources is None:
         return
-    run.short_told = True
+    run.short_s = None
     nodes = view.resources.free
     free = {name: sum(node.get(name, 0.0) for node in nodes) for name in scaling.bundle}
     yield Tell(

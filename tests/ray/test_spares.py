@@ -68,7 +68,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[in
         for seat in self._run.roster.of(Role.SPARE):
             if seat.stage is Stage.READY and seat.address is not None:
                 (scratch / f"spare-{seat.address.pid}").touch()
-        if self._run.short_told:
+        if self._run.short_s is None:
             (scratch / "short").touch()
         return look(self, **options)
 
