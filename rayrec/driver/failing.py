@@ -46,14 +46,17 @@ def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
     if recovery.pause_s > LEAVE_S:
         where += f", and {recovery.pause_s:.0f} s, since no step lies between the failures"
     yield At(where=where)
-    run.state = Gathering(cut_at=view.now)
+    run.state = Gathering()
 
 
 def gather(run: Run, view: View) -> Iterator[Command]:
     """Have the survivors leave the failed world, and end the processes that do not in time."""
     state, ranks = run.state, run.roster.ranks
     assert isinstance(state, Gathering)
-    waited_s = view.now - state.cut_at
+    if state.since is None:
+        # callbacks that were told of the failure may have taken long meanwhile
+        state.since = view.now
+    waited_s = view.now - state.since
     seen = [
         _away(run, one, seat) for one, seat in zip(run.observe(view, ranks), ranks, strict=True)
     ]

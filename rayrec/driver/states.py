@@ -91,9 +91,9 @@ class Running:
 
 @dataclass(kw_only=True, slots=True)
 class Gathering:
-    """Survivors of a failure leave their world; their connections were cut first at `cut_at`."""
+    """Survivors of a failure, whose connections were cut, leave their world; `since` when."""
 
-    cut_at: float
+    since: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)
