@@ -184,22 +184,19 @@ class RankActor:
         self._save.clear()
         return asked
 
-    def abort(self, generation: int) -> int:
+    def abort(self, generation: int) -> None:
         """Cut all connections of a world, so that a pending collective raises.
 
         Args:
             generation: generation of the world; calls for another one do nothing.
-        Returns:
-            the number of connections that were cut.
         """
         self._await_imports()
         from rayrec.comm.process_group import shutdown_sockets
 
         with self._switch:
-            if generation != self._generation:
-                return 0
-            self._stop.set()
-            return shutdown_sockets()
+            if generation == self._generation:
+                self._stop.set()
+                shutdown_sockets()
 
     def free_memory(self) -> None:
         """Free what this host keeps for the run, which has ended."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from rayrec.driver.calibration import calibrate
 from rayrec.driver.config import FailureConfig, RunConfig
 from rayrec.driver.driver import Driver
+from rayrec.driver.fitting import Result
 from rayrec.driver.ray_data import RayDataset
 from rayrec.driver.ray_metrics import RayMetrics
-from rayrec.driver.result import Result
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.spec.task import Task
 from rayrec.train.callbacks import Callback

@@ -19,15 +19,8 @@ from rayrec.driver.start import Start, fitting
 from rayrec.train.config import SyncPoints, TrainSpec
 from rayrec.train.events import Began
 from rayrec.train.hand_over import HandOverTask
-from rayrec.train.own_loop import LoopTask, TrainLoop
-from rayrec.train.tasks import FitTask, Scorer
-
-
-def fit_task(spec: TrainSpec, scorer: Scorer | None, loop: TrainLoop | None) -> FitTask | LoopTask:
-    """Return the training task of every rank: the user's own loop if there is one."""
-    if loop is not None:
-        return LoopTask(spec=spec, loop=loop)
-    return FitTask(spec=spec, scorer=scorer)
+from rayrec.train.own_loop import LoopTask
+from rayrec.train.tasks import FitTask
 
 
 class Attempts:
@@ -56,48 +49,45 @@ class Attempts:
         self._nodes: set[str] = set()
         self._hosts: tuple[tuple[int, ...], ...] = ()
         # Rank 0 sets these aside when the first life begins, and not before.
-        self._foreign = {step for step in self._steps() if step > start.step}
+        steps = self._manager.steps() if self._manager is not None else ()
+        self._foreign = {step for step in steps if step > start.step}
 
     def see(self, event: object) -> None:
         """Hear what the ranks tell."""
         self._begun = self._begun or isinstance(event, Began)
 
-    def with_each(self, look: Callable[[RankGroup], Prepared]) -> Callable[[RankGroup], Prepared]:
-        """Return a function that prepares every attempt of the run.
+    def prepare(self, look: Callable[[RankGroup], Prepared], group: RankGroup) -> Prepared:
+        """Prepare the next attempt of the run.
 
         Args:
             look: prepares the first attempt, and each attempt whose ranks are on other nodes.
         """
-
-        def prepare(group: RankGroup) -> Prepared:
-            nodes = {address.node_id for address in group.addresses}
-            before = self._prepared
-            is_same = nodes <= self._nodes and group.hosts == self._hosts
-            # rows that ranks pass on must not come into the memory where they lie
-            if before is None or not is_same or group.handed_over:
-                before = look(group)
-                # rows of another plan, or of ranks on other hosts, are not those of this one
-                self._names.append(uuid.uuid4().hex)
-            self._nodes |= nodes
-            first, self._hosts = self._prepared is None, group.hosts
-            self._prepared = before
-            task = before.task
-            assert isinstance(task, FitTask | LoopTask)
-            spec, step = (task.spec, 0) if first else self.again(task.spec)
-            if self._sync_every is not None:
-                group.keep_memory()
-                points = SyncPoints(
-                    every_n_steps=self._sync_every, name=self._names[-1], not_before=step
-                )
-                spec = replace(spec, sync_points=points)
-            if group.handed_over:
-                spec = replace(spec, handed_over=True)
-                size = spec.sharding_group_size
-                first_task = HandOverTask(plan=spec.plan, ranks=group.world_size, group_size=size)
-                return replace(before, task=replace(task, spec=spec), first=first_task)
-            return replace(before, task=replace(task, spec=spec))
-
-        return prepare
+        nodes = {address.node_id for address in group.addresses}
+        before = self._prepared
+        is_same = nodes <= self._nodes and group.hosts == self._hosts
+        # rows that ranks pass on must not come into the memory where they lie
+        if before is None or not is_same or group.handed_over:
+            before = look(group)
+            # rows of another plan, or of ranks on other hosts, are not those of this one
+            self._names.append(uuid.uuid4().hex)
+        self._nodes |= nodes
+        first, self._hosts = self._prepared is None, group.hosts
+        self._prepared = before
+        task = before.task
+        assert isinstance(task, FitTask | LoopTask)
+        spec, step = (task.spec, 0) if first else self.again(task.spec)
+        if self._sync_every is not None:
+            group.keep_memory()
+            points = SyncPoints(
+                every_n_steps=self._sync_every, name=self._names[-1], not_before=step
+            )
+            spec = replace(spec, sync_points=points)
+        passes_on = None
+        if group.handed_over:
+            spec = replace(spec, handed_over=True)
+            size = spec.sharding_group_size
+            passes_on = HandOverTask(plan=spec.plan, ranks=group.world_size, group_size=size)
+        return replace(before, task=replace(task, spec=spec), first=passes_on)
 
     def end(self) -> None:
         """Free the memory that this host keeps for the run, where it is not free already."""
@@ -140,6 +130,3 @@ class Attempts:
         own = [s for s in self._manager.steps() if s > self._start.step and s not in foreign]
         found = fitting(self._manager, own, self._start.fits, self._say)
         return tuple(path for path, _ in found), found[0][1].step if found else 0
-
-    def _steps(self) -> tuple[int, ...]:
-        return self._manager.steps() if self._manager is not None else ()

@@ -1,4 +1,4 @@
-"""Health of a rank as the driver sees it, and the failure to report: the values of `policies`."""
+"""The failure of a rank to report: who failed first, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.errors import RayrecError, TrainingFailed
-from rayrec.train.progress import RankPoll
 
 # parts that differ between two errors of one kind: keys and files, addresses, ports, ranks
 _VARYING = re.compile(
@@ -23,26 +22,6 @@ Kind = Literal["died", "silent", "stopped", "error"]
 def silence(seconds: float) -> str:
     """Return the cause of a failure for a process that gives no answer, in one line."""
     return f"no answer for {seconds:.0f} s (stopped or overloaded)"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
-    """State of one rank as the driver observes it.
-
-    Attributes:
-        rank, host: index of the rank and address of its host.
-        poll: last answer of the rank, or None before the first.
-        death: cause of the actor's death in one line, or "" while it lives.
-        death_at: driver's wall clock seconds when the death was seen.
-        silent_s: seconds since its last answer.
-    """
-
-    rank: int
-    host: str
-    poll: RankPoll | None = None
-    death: str = ""
-    death_at: float = 0.0
-    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

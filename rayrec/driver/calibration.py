@@ -38,7 +38,7 @@ def calibrate(
     def prepare(group: RankGroup) -> Prepared:
         from rayrec.calibration.task import CalibrateTask
 
-        return Prepared(CalibrateTask(topology=discover(group, scaling, setup_timeout_s)))
+        return Prepared(CalibrateTask(topology=discover(group)))
 
     def on_event(event: object) -> None:
         if isinstance(event, str):

@@ -77,7 +77,7 @@ def connected(num_cpus: int | None = None, address: str = "") -> Iterator[Cluste
             if address and address != "local":
                 # `ray.init` would try a dead address for minutes.
                 _check_reachable(address, named)
-                _join(address if address == "auto" else _without_scheme(address))
+                _join(_without_scheme(address))
             else:
                 stack.enter_context(reaped(reaper.files_of(os.getpid())))
                 _start(num_cpus)
@@ -222,7 +222,11 @@ def _without_scheme(address: str) -> str:
 
 
 def _describe() -> Cluster:
-    private = _is_head_here()
+    import ray._private.worker as worker
+
+    # the head was started here, by a `ray.init` without address
+    node = getattr(worker, "_global_node", None)
+    private = node is not None and node.is_head()
     return Cluster(private=private, fixed=private or not _grows())
 
 
@@ -249,11 +253,3 @@ def _grows() -> bool:
         if time.monotonic() > deadline:
             return True
         time.sleep(0.1)
-
-
-def _is_head_here() -> bool:
-    """Return True if this process started the head, by a `ray.init` without address."""
-    import ray._private.worker as worker
-
-    node = getattr(worker, "_global_node", None)
-    return bool(node is not None and node.is_head())

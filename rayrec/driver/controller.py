@@ -103,14 +103,12 @@ class Controller:
         if self._record_in is not None:
             record = stack.enter_context(recording(self._record_in))
             record(run.rules)
-        cluster = self._cluster = RayCluster(
-            self.rules.scaling, self._prepare, signals, self._on_event
-        )
+        cluster = self._cluster = RayCluster(run, self._prepare, signals, self._on_event)
         stack.callback(cluster.close)
         stack.callback(self._watch.at, "ending the ranks", patient=True)
         while not run.has_ended:
             wish = self._wishes.popleft() if self._wishes else None
-            view = cluster.look(run, stops=self._stop.is_set(), wish=wish)
+            view = cluster.look(stops=self._stop.is_set(), wish=wish)
             self._on_poll()
             commands = decide(run, view)
             if record is not None:
@@ -121,7 +119,7 @@ class Controller:
             raise ending(run.state, run.state.blame, len(run.roster.ranks), self._log)
         if run.state.error is not None:
             raise run.state.error
-        results, resizes = cluster.results(run), run.sizing.resizes
+        results, resizes = cluster.results(), run.sizing.resizes
         return Ran(cluster.prepared, results, signals.number, run.recovery, resizes)
 
     def _do(self, cluster: RayCluster, commands: Sequence[Command]) -> None:
@@ -137,7 +135,7 @@ class Controller:
                 case Log():
                     write_traceback(command.blame, self._log)
                 case _:
-                    cluster.do([command])
+                    cluster.do(command)
 
     def _rank_stacks(self) -> str:
         cluster = self._cluster

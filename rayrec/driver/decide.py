@@ -1,7 +1,7 @@
 """`decide`: from a run and a view of its cluster to the run's next state and its commands.
 
     while not run.has_ended:
-        view = cluster.look(run)
+        view = cluster.look()
         commands = decide(run, view)
         cluster.do(commands)
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rayrec.driver.commands import At, Command, Need, Plan, Tell
+from rayrec.driver.commands import Command, Need, Tell
 from rayrec.driver.failing import failed, gather
 from rayrec.driver.filling import fill
 from rayrec.driver.roster import Role, Stage
@@ -24,7 +24,7 @@ from rayrec.driver.run import Run
 from rayrec.driver.running import hand_over, watch, without
 from rayrec.driver.sizing import LOOK_S
 from rayrec.driver.spares import lose
-from rayrec.driver.starting import start
+from rayrec.driver.starting import start, take
 from rayrec.driver.states import (
     FOLLOWS,
     Ended,
@@ -72,7 +72,7 @@ def needs(run: Run, view: View) -> frozenset[Need]:
     if not isinstance(run.state, Running) or not run.rules.resizes or not is_due:
         return frozenset()
     run.asked_at = view.now
-    is_short = run.short_s > 0 or run.sizing.asked
+    is_short = run.short_s or run.sizing.asked
     return frozenset({"rooms", "resources"} if is_short else {"rooms"})
 
 
@@ -104,16 +104,8 @@ def _hear(run: Run, view: View) -> Iterator[Command]:
 
 
 def _plan(run: Run, view: View) -> Iterator[Command]:
-    """Have the driver plan for the ranks, and take the outcome."""
-    state, ranks = run.state, run.roster.ranks
-    assert isinstance(state, Planning)
-    if not state.asked:
-        state.asked = run.hurries = True
-        yield At(where="planning")
-        processes = tuple(seat.process for seat in ranks if seat.process is not None)
-        yield Plan(processes=processes, handed_over=run.handed_over)
-        return
-    planned = view.planned
+    """Take the outcome of the driver's plan for the ranks."""
+    planned, ranks = view.planned, run.roster.ranks
     if planned is None:
         return
     if planned.failed is not None:
@@ -125,7 +117,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         if keeps:
             why = f"cannot go on with {len(ranks)} ranks, and keeps its {keeps}: {planned.refused}"
             yield Tell(event=why)
-            run.state = Filling()
+            run.state = Filling(since=view.now)
         else:
             run.state = Ended(error=planned.error)
     elif not planned.has_task:
@@ -133,7 +125,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         run.state = Ended()
     else:
         yield Tell(event=Milestone("plan", at=view.wall))
-        run.state = Starting(first=planned.has_first)
+        yield from take(run, view, first=planned.has_first)
 
 
 _ACTS: Mapping[type[Any], Callable[[Run, View], Iterator[Command]]] = {

@@ -16,11 +16,10 @@ from rayrec.driver.calibration import calibrate
 from rayrec.driver.cluster import connected
 from rayrec.driver.config import RunConfig
 from rayrec.driver.display import Display
-from rayrec.driver.fitting import fit
+from rayrec.driver.fitting import Result, fit
 from rayrec.driver.planning import RunPlanner, check_plan_word, check_same_features, read_topology
 from rayrec.driver.rank_group import Prepared
 from rayrec.driver.ranks import Ranks
-from rayrec.driver.result import Result
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.scaling_checks import check_sizes
 from rayrec.driver.serving import ScoreRequest, evaluation, export_checkpoint, prediction

@@ -10,13 +10,13 @@ import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 
-from rayrec.driver.blame import Blame, Kind, Observation
+from rayrec.driver.blame import Blame, Kind
 from rayrec.driver.commands import Abort, At, Command, EndProcess, Log, Tell
 from rayrec.driver.policies import LEAVE_S, answer, never_came_s, to_replace
 from rayrec.driver.roster import Role, Seat, Stage, numbered
 from rayrec.driver.run import Run
 from rayrec.driver.states import Ended, Filling, Gathering
-from rayrec.driver.views import Reply, View
+from rayrec.driver.views import Observation, Reply, View
 from rayrec.train.progress import RankPoll
 
 
@@ -32,9 +32,9 @@ def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
     rules = run.rules
     most = rules.max_failures, view.stops, rules.max_preemptions
     verdict = answer(blame, recovery.past, *most)
+    # the other ranks would wait in a collective until its timeout
+    yield from cut(run, ranks)
     if verdict == "fail":
-        # the other ranks would wait in a collective until its timeout
-        yield from cut(run, ranks)
         run.state = Ended(blame=blame, past=tuple(recovery.past))
         return
     yield Log(blame=blame)
@@ -42,6 +42,10 @@ def failed(run: Run, view: View, blame: Blame) -> Iterator[Command]:
     run.handed_over = False
     run.former, run.goes_back = (), False
     yield from dismiss(run, Role.LEAVER)
+    where = "waiting for the other ranks to leave the world that failed"
+    if recovery.pause_s > LEAVE_S:
+        where += f", and {recovery.pause_s:.0f} s, since no step lies between the failures"
+    yield At(where=where)
     run.state = Gathering()
 
 
@@ -49,15 +53,10 @@ def gather(run: Run, view: View) -> Iterator[Command]:
     """Have the survivors leave the failed world, and end the processes that do not in time."""
     state, ranks = run.state, run.roster.ranks
     assert isinstance(state, Gathering)
-    if state.cut_at is None:
-        state.cut_at = view.now
-        where = "waiting for the other ranks to leave the world that failed"
-        if run.recovery.pause_s > LEAVE_S:
-            where += f", and {run.recovery.pause_s:.0f} s, since no step lies between the failures"
-        yield At(where=where)
-        yield from cut(run, ranks)
-        return
-    waited_s = view.now - state.cut_at
+    if state.since is None:
+        # callbacks that were told of the failure may have taken long meanwhile
+        state.since = view.now
+    waited_s = view.now - state.since
     seen = [
         _away(run, one, seat) for one, seat in zip(run.observe(view, ranks), ranks, strict=True)
     ]
@@ -67,11 +66,9 @@ def gather(run: Run, view: View) -> Iterator[Command]:
         yield from cut(run, ranks)
         return
     for rank in lost:
-        process = ranks[rank].vacate()
-        if process is not None:
-            yield EndProcess(process=process)
+        yield from end(ranks[rank])
     run.recovery.left(lost)
-    run.state = Filling()
+    run.state = Filling(since=view.now)
 
 
 def _away(run: Run, seen: Observation, seat: Seat) -> Observation:
@@ -92,12 +89,19 @@ def _away(run: Run, seen: Observation, seat: Seat) -> Observation:
     return replace(seen, poll=left if seen.silent_s < limit_s else None)
 
 
+def end(seat: Seat) -> Iterator[Command]:
+    """End the process of a seat, which keeps its place."""
+    if seat.process is not None:
+        yield EndProcess(process=seat.process)
+    seat.process = seat.address = None
+    seat.stage = Stage.PLACED
+
+
 def dismiss(run: Run, role: Role) -> Iterator[Command]:
     """Remove the seats of a role, and end their processes."""
     for seat in run.roster.of(role):
         run.roster.remove(seat)
-        if seat.process is not None:
-            yield EndProcess(process=seat.process)
+        yield from end(seat)
 
 
 def cut(run: Run, seats: Sequence[Seat]) -> Iterator[Command]:
@@ -144,16 +148,14 @@ def late(
     """
     rank = next(rank for rank, seat in enumerate(seats) if seat.process in waiting)
     blame = _blame(rank, seats[rank], "silent", f"no answer in {run.setup_s:.0f} s", what)
-    for process, seat in numbered(seats):
-        if process in waiting:
-            seat.vacate()
-            yield EndProcess(process=process)
+    for seat in seats:
+        if seat.process in waiting:
+            yield from end(seat)
     return blame
 
 
 def _blame(rank: int, seat: Seat, kind: Kind, cause: str, what: str) -> Blame:
-    host = seat.address.host if seat.address else ""
-    return Blame(rank=rank, host=host, cause=cause, what=what, kind=kind)
+    return Blame(rank=rank, host=seat.host, cause=cause, what=what, kind=kind)
 
 
 def _told(rank: int, seat: Seat, reply: Reply, what: str) -> Blame:

@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Tell
-from rayrec.driver.failing import ailing, failed, late
-from rayrec.driver.placement import (
-    NOTICE_AFTER_S,
-    longest_wait,
-    refusal,
-    shortage,
-    too_much,
-    why_waiting,
-)
-from rayrec.driver.roster import BASE, Place, Role, Stage, choose, surplus
+from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Plan, Tell
+from rayrec.driver.failing import ailing, end, failed, late
+from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.roster import BASE, Place, Role, Stage, choose, numbered, surplus
 from rayrec.driver.run import Run
-from rayrec.driver.scaling import SHRINK_AFTER_S
+from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve
 from rayrec.driver.states import Ended, Filling, Planning
@@ -43,8 +36,6 @@ def fill(run: Run, view: View) -> Iterator[Command]:
     if state.deadline is not None:
         yield from _await(run, state, view)
         return
-    if state.since is None:
-        state.since, run.hurries = view.now, True
     if not run.roster.groups:
         yield from _begin(run, view)
     elif run.roster.of(Role.SPARE) and run.recovery.under_way and not _probed(state, view):
@@ -53,20 +44,18 @@ def fill(run: Run, view: View) -> Iterator[Command]:
         yield from _seat(run, state, view, places)
 
 
-def ask(run: Run, view: View, ranks: int, *, waits: bool = False) -> Iterator[Command]:
+def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
     """Ask the cluster for places for `ranks` ranks in all, and give surplus places back.
 
-    Single places stand in for those that no rank can have; `waits` says that no rank works until
-    there are more.
+    Single places stand in for those that no rank can have.
     """
     roster, rooms = run.roster, view.rooms
-    single = [group for group in roster.groups if group != BASE]
     spares = {seat.place.group for seat in roster.of(Role.SPARE)}
-    single = [group for group in single if group not in spares]
+    single = [group for group in roster.groups if group not in (BASE, *spares)]
     nodes = rooms.nodes if rooms is not None else {}
     draining = {p.group for p, node in nodes.items() if rooms and node in rooms.draining}
     taken = [seat.place for seat in roster.of(Role.RANK, Role.LEAVER, Role.NEWCOMER)]
-    wanted = ranks + _lacking(run, view, waits) - run.rules.scaling.least
+    wanted = ranks + _lacking(run, view) - run.rules.scaling.least
     back, more = surplus(single, taken, draining, wanted, MOST_ASKED)
     for group in back:
         roster.groups.remove(group)
@@ -90,19 +79,17 @@ def there(run: Run, view: View) -> list[Place]:
     return sorted(place for place in nodes if place.group in groups and place not in spares)
 
 
-def _lacking(run: Run, view: View, waits: bool) -> int:
-    """Return the number of places, of the first group or of ranks, that no rank can have.
+def _lacking(run: Run, view: View) -> int:
+    """Return the number of places that lie on nodes which will go, of the first group or of ranks.
 
-    Ray itself asks anew for what the first group lost, together or not at all. A run that waits
-    has single places sooner; any other would have an autoscaler bring two nodes for one.
+    Ray itself asks anew for what the first group lost, together or not at all: with single places
+    for them an autoscaler would bring two nodes for one.
     """
-    scaling, rooms = run.rules.scaling, view.rooms
-    if not scaling.is_elastic or rooms is None:
+    rooms = view.rooms
+    if not run.rules.scaling.is_elastic or rooms is None:
         return 0
-    places = there(run, view)
-    first = scaling.least if waits else sum(place.group == BASE for place in rooms.nodes)
-    lacks = first - sum(place.group == BASE for place in places)
-    return lacks + sum(p.group != BASE and p in rooms.nodes and p not in places for p in run.places)
+    going = rooms.nodes.keys() - there(run, view)
+    return sum(place.group == BASE or place in run.places for place in going)
 
 
 def _begin(run: Run, view: View) -> Iterator[Command]:
@@ -134,7 +121,7 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
         state.probing_until = view.now + PROBE_S
         for seat in roster.of(Role.SPARE):
             if seat.stage is Stage.READY and seat.process is not None:
-                call = run.new_call()
+                call = next(run.calls)
                 state.calls[call] = seat.process
                 yield Call(process=seat.process, call=call, verb="probe")
     for reply in view.replies:
@@ -155,7 +142,6 @@ def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
         held = [seat.place for seat in ranks if seat.process is not None]
         if ranks and len(held) == len(ranks):
             return held
-    assert state.since is not None
     # places that were told of before may be lost with the rank
     if view.rooms is None or view.rooms.asked_at < state.since:
         return None
@@ -182,12 +168,14 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         nodes = view.rooms.nodes if view.rooms is not None else {}
         given = sum(place.group == BASE for place in nodes)
         if scaling.is_elastic and (roster.ranks or given == scaling.least):
-            yield from ask(run, view, wanted, waits=True)
+            # no rank works until there are more places, and single ones come sooner than those that
+            # Ray asks anew
+            yield from ask(run, view, wanted + scaling.least - given)
         yield from _wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)
     state.room_since, state.is_told = None, False
-    first, lost = not roster.ranks, set(roster.vacant)
+    first, lost = not roster.ranks, {r for r, seat in enumerate(roster.ranks) if not seat.is_up}
     gone, unused = roster.reseat(chosen, keep=run.handed_over)
     for process in unused:
         yield EndProcess(process=process)
@@ -213,15 +201,13 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Wait until all processes have come up."""
     roster, scaling = run.roster, run.rules.scaling
     ranks = roster.ranks
-    assert state.deadline is not None and state.since is not None
+    assert state.deadline is not None
     if scaling.is_elastic and view.rooms is not None and view.rooms.asked_at > state.since:
         known = there(run, view)
         lost = [seat for seat in ranks if not seat.is_up and seat.place not in known]
         if lost:
             for seat in lost:
-                process = seat.vacate()
-                assert process is not None
-                yield EndProcess(process=process)
+                yield from end(seat)
             run.state = Filling(since=view.now)
             return
     calls = {reply.call for reply in view.replies if reply.verb == "describe"}
@@ -237,6 +223,9 @@ def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
         if run.recovery.under_way:
             run.recovery.went(state.replaced, "replaced")
         yield Tell(event=Milestone("actors", at=view.wall))
+        yield At(where="planning")
+        processes = tuple(process for process, _ in numbered(roster.ranks))
+        yield Plan(processes=processes, handed_over=run.handed_over)
         run.state = Planning()
 
 
@@ -261,7 +250,8 @@ def _wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterat
     """Spend a look waiting for more places than there are."""
     scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
     assert state.room_since is not None
-    waited_s, limit_s = view.now - state.room_since, longest_wait(scaling)
+    waited_s = view.now - state.room_since
+    limit_s = scaling.placement_timeout_s or PLACEMENT_TIMEOUT_S
     shrinks = scaling.is_elastic and bool(run.roster.ranks)
     if run.generation:
         lost = "the ranks" if shrinks else "the lost ranks"

@@ -1,8 +1,8 @@
 """Asks the head of the Ray cluster aside, so that no run stands still while it does not answer.
 
 Ray's calls about nodes, places and resources wait for the head without a bound, and ranks train and
-fail meanwhile. One thread makes these calls, in their order. The loop of a run takes the newest
-answer that there is; who needs a new one waits for it and is told several times a second to look at
+fail meanwhile. One thread makes these calls, in their order. The loop of a run takes the answers
+that came; who needs a new one waits for it and is told several times a second to look at
 signals. There is one head for a process, as there is one connection to Ray. A call costs two
 switches of threads. The functions below ask what a run wants to know of resources, nodes and
 placement groups; each waits for the head without a bound, so it is called by `head` alone.
@@ -65,7 +65,6 @@ class Head:
         self._tasks.put(None)
         self._tasks = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last: dict[object, Any] = {}
         self._open: dict[object, Future[Any]] = {}
         # since when the thread waits for an answer; when that was told
         self._since: float | None = None
@@ -85,26 +84,21 @@ class Head:
             wait([future], SOON_S)
         return future
 
-    def recent(self, name: object, ask: Callable[[], T], before: Any = None) -> T:
-        """Return the newest answer to a repeated query, and send it again; does not wait.
+    def news(self, name: object, ask: Callable[[], T]) -> T | None:
+        """Send a repeated query, unless it is under way; return its answer once it has come.
 
         Args:
             name: key of the query.
-            before: value to return until the first answer.
         Raises:
             whatever `ask` raises.
         """
-        self._take(name)
         if name not in self._open:
             self._open[name] = self.aside(ask)
-            self._take(name)
-        found: T = self._last.get(name, before)
-        return found
-
-    def _take(self, name: object) -> None:
-        if name in self._open and self._open[name].done():
+        found: T | None = None
+        if self._open[name].done():
             with suppress(*lost_calls()):
-                self._last[name] = self._open.pop(name).result()
+                found = self._open.pop(name).result()
+        return found
 
     def answer(self, ask: Callable[[], T], check: Callable[[], None] = lambda: None) -> T:
         """Wait for the answer to a question.
@@ -141,7 +135,14 @@ class Head:
     @property
     def is_gone(self) -> bool:
         """True if nothing listens at the head's address any more."""
-        return bool(self.address) and not listens(self.address, PROBE_S)
+        if not self.address:
+            return False
+        host, _, port = self.address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S):
+                return False
+        except OSError:
+            return True
 
     @property
     def silent_s(self) -> float:
@@ -160,7 +161,7 @@ class Head:
             return
         self._beat_at = now
         if self.address:
-            self.recent("nodes that live", alive_nodes)
+            self.news("nodes that live", alive_nodes)
         silent_s = self.silent_s
         if self._told is not None and self._since != self._told:
             told, self._told = self._told, None
@@ -206,16 +207,6 @@ class Head:
                 future.set_result(result)
             else:
                 future.set_exception(error)
-
-
-def listens(address: str, timeout_s: float) -> bool:
-    """Return True if a server accepts connections at host:port."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
 
 
 def lost_calls() -> tuple[type[Exception], ...]:

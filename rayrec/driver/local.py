@@ -6,11 +6,11 @@ checkpoints are those of one rank on a cluster; an error is raised as it is, wit
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
 
+from rayrec.driver.planning import GPU_RESERVE
 from rayrec.driver.rank_group import Prepared, Ran
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, TrainingFailed
@@ -21,8 +21,6 @@ from rayrec.train.events import Event, Milestone
 from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
 
-# share of a GPU's free memory that tables and buffers may take
-GPU_SHARE = 0.8
 LOCAL_HOST = "localhost"  # name of the one rank's host in messages and events
 STEP_S = 0.2  # between two steps that are told
 
@@ -48,8 +46,8 @@ def local_topology(scaling: ScalingConfig) -> Topology:
             raise ConfigError(
                 "use_gpu=True needs a GPU in this process, and torch sees none; leave use_gpu out."
             )
-        memory = memory or int(torch.cuda.mem_get_info(0)[0] * GPU_SHARE)
-    return Topology.local(1, memory_bytes=memory, device="cuda" if scaling.use_gpu else "cpu")
+        memory = memory or int(torch.cuda.mem_get_info(0)[0] * (1 - GPU_RESERVE))
+    return Topology.local(1, memory_bytes=memory, device=scaling.device)
 
 
 def run_here(
@@ -58,7 +56,7 @@ def run_here(
     on_event: Callable[[Event], None],
     stop_asked: Callable[[], bool],
     timeout_s: float,
-    on_step: Callable[[int], None] = lambda step: None,
+    on_step: Callable[[int], None],
 ) -> Ran:
     """Run one task in this thread.
 
@@ -104,8 +102,8 @@ def run_here(
             host=LOCAL_HOST,
             store_host=LOCAL_HOST,
             store_port=0,
-            device="cuda" if scaling.use_gpu else "cpu",
-            threads=max(1, math.floor(scaling.cpus_per_worker)),
+            device=scaling.device,
+            threads=scaling.threads,
             timeout_s=timeout_s,
         )
         torch.set_num_threads(seat.threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, ScalingConfig
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.views import Resources
 from rayrec.errors import ClusterError, ConfigError, RayrecError
 
@@ -18,13 +18,8 @@ NOTICE_AFTER_S = 3.0
 MOST_LISTED = 8
 
 
-def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int | None = None) -> str:
-    """Explain why a cluster with `total` resources cannot hold the ranks, or return "" if it can.
-
-    Args:
-        ranks: number of ranks; None means the smallest number that a run may have.
-    """
-    ranks = scaling.least if ranks is None else ranks
+def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int) -> str:
+    """Explain why a cluster with `total` resources cannot hold so many ranks, or return ""."""
     for resource, each in scaling.bundle.items():
         have, need = total.get(resource, 0.0), each * ranks
         # Sums of fractions of a CPU may be off in their last digits.
@@ -32,8 +27,9 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int | No
             fit = int((have + 1e-6) / each)
             remedy = f"Use num_workers={fit}" if fit else f"Use machines with {resource}"
             if resource == "CPU":
-                cpus = _fraction(have / ranks)
-                remedy += f", cpus_per_worker={cpus}, or a larger cluster."
+                # rounded down, so that as many fit
+                cpus = int(have / ranks * 100) / 100
+                remedy += f", cpus_per_worker={cpus:g}, or a larger cluster."
             elif resource == "GPU":
                 remedy += ", use_gpu=False, or a larger cluster."
             else:
@@ -45,16 +41,10 @@ def shortage(scaling: ScalingConfig, total: Mapping[str, float], ranks: int | No
     return ""
 
 
-def longest_wait(scaling: ScalingConfig) -> float:
-    """Seconds that a run waits for room."""
-    wait_s = scaling.placement_timeout_s
-    return PLACEMENT_TIMEOUT_S if wait_s is None else wait_s
-
-
 def too_much(scaling: ScalingConfig, total: Mapping[str, float], cluster: Cluster) -> str:
     """Explain why ranks can never have room on a cluster, or return "" if they may."""
     # The total resources are compared, not the free ones: other work may end.
-    missing = shortage(scaling, total)
+    missing = shortage(scaling, total, scaling.least)
     if not missing or not cluster.fixed or scaling.placement_timeout_s is not None:
         return ""
     hint = (
@@ -65,8 +55,9 @@ def too_much(scaling: ScalingConfig, total: Mapping[str, float], cluster: Cluste
 
 
 def why_waiting(scaling: ScalingConfig, told: Resources) -> str:
-    """Explain what ranks wait for, by the resources that the cluster told, or return ""."""
-    return shortage(scaling, told.total) or crowding(scaling, told.free)
+    """Explain what the smallest number of ranks waits for, or return "" if the nodes have room."""
+    least = scaling.least
+    return shortage(scaling, told.total, least) or crowding(scaling, told.free, least)
 
 
 def refusal(scaling: ScalingConfig, state: str, told: Resources, waited_s: float) -> RayrecError:
@@ -90,15 +81,8 @@ def refusal(scaling: ScalingConfig, state: str, told: Resources, waited_s: float
     )
 
 
-def crowding(
-    scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]], ranks: int | None = None
-) -> str:
-    """Explain why nodes with these free resources have no room for the ranks, or return "".
-
-    Args:
-        ranks: number of ranks; None means the smallest number that a run may have.
-    """
-    least = scaling.least if ranks is None else ranks
+def crowding(scaling: ScalingConfig, nodes: Sequence[Mapping[str, float]], ranks: int) -> str:
+    """Explain why nodes with these free resources have no room for so many ranks, or return ""."""
     strategy, bundle = scaling.placement_strategy, scaling.bundle
 
     def fitting(node: Mapping[str, float]) -> int:
@@ -113,17 +97,17 @@ def crowding(
         strict, possible = "on one node", fits[0][0]
     elif strategy == "STRICT_SPREAD":
         strict, possible = "on nodes of their own", sum(fit > 0 for fit, _ in fits)
-    if strict and possible < least <= room:
+    if strict and possible < ranks <= room:
         return (
             f"{room} ranks have room now, but {possible} have it {strict}, as "
             f"{strategy} wants it. Choose another placement_strategy, or end what holds the rest."
         )
-    if room >= least:
+    if room >= ranks:
         return ""
     amounts = [amounts_of(bundle, nodes[i], " and ") for _, i in fits[:MOST_LISTED]]
     listed = ", ".join(amounts) + (", ..." if len(fits) > MOST_LISTED else "")
     return (
-        f"{room} of {least} ranks have room now; free by node: {listed or 'nothing'}. End what "
+        f"{room} of {ranks} ranks have room now; free by node: {listed or 'nothing'}. End what "
         "holds the rest, or give fewer or smaller ranks (num_workers, cpus_per_worker)."
     )
 
@@ -131,8 +115,3 @@ def crowding(
 def amounts_of(names: Iterable[str], amounts: Mapping[str, float], between: str = ", ") -> str:
     """Return amounts of resources as words, such as "2 CPU, 1 GPU"."""
     return between.join(f"{amounts.get(name, 0.0):g} {name}" for name in names)
-
-
-def _fraction(value: float) -> str:
-    # rounded down, so that as many fit
-    return f"{int(value * 100) / 100:g}"

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayrec.driver.config import RunConfig
 from rayrec.driver.head import head
 from rayrec.driver.rank_group import RankGroup
-from rayrec.driver.scaling import ScalingConfig
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.layout import KINDS, BaseEmbeddingConfig, ShardingPlan, Topology
 from rayrec.layout.estimates import RankEstimate
@@ -174,29 +174,21 @@ class RunPlanner:
         return topology if self.measured is None else topology.with_speeds_of(self.measured)
 
 
-def discover(group: RankGroup, scaling: ScalingConfig, timeout_s: float) -> Topology:
+def discover(group: RankGroup) -> Topology:
     """Return the topology of the ranks of `group`.
 
     Raises:
         TrainingFailed: a rank did not say how much memory its GPU has.
     """
-    device = "cuda" if scaling.use_gpu else "cpu"
+    scaling = group.scaling
     if scaling.memory_per_worker is not None:
         memory = (scaling.memory_per_worker,) * group.world_size
     elif scaling.use_gpu:
-        memory = tuple(int(free * (1 - GPU_RESERVE)) for free in group.gpu_memory(timeout_s))
+        memory = tuple(int(free * (1 - GPU_RESERVE)) for free in group.gpu_memory())
     else:
-        memory = _cpu_memory(group, _node_memory(group.check))
-    speeds = DEFAULT_SPEEDS[device]
-    return Topology(
-        hosts=group.hosts,
-        device=device,  # type: ignore[arg-type]
-        memory_bytes=memory,
-        memory_bw=speeds.memory_bw,
-        intra_host_bw=speeds.intra_host_bw,
-        inter_host_bw=speeds.inter_host_bw,
-        latency_s=speeds.latency_s,
-    )
+        memory = _cpu_memory(group)
+    speeds = asdict(DEFAULT_SPEEDS[scaling.device])
+    return Topology(hosts=group.hosts, device=scaling.device, memory_bytes=memory, **speeds)
 
 
 def read_topology(path: str) -> Topology:
@@ -211,14 +203,12 @@ def read_topology(path: str) -> Topology:
         raise ConfigError(f"cannot read the topology {path}: {error}.") from None
 
 
-def _node_memory(check: Callable[[], None]) -> dict[str, float]:
+def _cpu_memory(group: RankGroup) -> tuple[int, ...]:
+    """Return the memory for each rank: an even share of its node's, less the reserve."""
     import ray
 
-    alive = [node for node in head.answer(ray.nodes, check) if node["Alive"]]
-    return {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
-
-
-def _cpu_memory(group: RankGroup, by_node: Mapping[str, float]) -> tuple[int, ...]:
+    alive = [node for node in head.answer(ray.nodes, group.check) if node["Alive"]]
+    by_node = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in alive}
     shares = []
     for ranks in group.hosts:
         node = group.addresses[ranks[0]].node_id

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from rayrec.driver.blame import Blame, Observation, silence
+from rayrec.driver.blame import Blame, silence
+from rayrec.driver.views import Observation
 from rayrec.train.rank_error import RankError
 
 # a dead process is known after 10-30 ms, a dead node after about 2 s with fast health checks
@@ -34,21 +34,13 @@ MOST_SYMPTOMS = 3
 MOST_PATIENCE = 8.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """Decision of the controller: wait, finish, or fail with a cause."""
-
-    action: Literal["wait", "finish", "fail"]
-    failure: Blame | None = None
-
-
 def judge(
     ranks: Sequence[Observation],
     trouble_s: float,
     silent_limit_s: float = 30.0,
     heartbeat_s: float = math.inf,
-) -> Decision:
-    """Decide from the last answers of all ranks.
+) -> Blame | Literal["wait", "finish"]:
+    """Decide from the last answers of all ranks: wait, finish, or fail for a cause.
 
     Args:
         ranks: one observation per rank.
@@ -57,18 +49,18 @@ def judge(
             failed or all others ended.
         heartbeat_s: a rank that answers nothing for so long has failed in any case.
     """
-    if not any(_failed(rank) for rank in ranks):
+    if not any(rank.has_failed for rank in ranks):
         frozen = [rank for rank in ranks if rank.silent_s >= heartbeat_s]
         if frozen:
-            return Decision(action="fail", failure=_frozen(frozen, ranks))
+            return _frozen(frozen, ranks)
         done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
-        return Decision(action="finish" if done else "wait")
-    own = [rank for rank in ranks if rank.death or _own_error(rank)]
+        return "finish" if done else "wait"
+    own = [rank for rank in ranks if rank.death or rank.own_error]
     # When all ranks have failed, no further cause can arrive.
-    settled = all(_failed(rank) for rank in ranks)
+    settled = all(rank.has_failed for rank in ranks)
     if not settled and trouble_s < (COLLECT_S if own else GRACE_S):
-        return Decision(action="wait")
-    return Decision(action="fail", failure=first_failure(ranks, silent_limit_s))
+        return "wait"
+    return first_failure(ranks, silent_limit_s)
 
 
 def answer(
@@ -146,24 +138,20 @@ def to_replace(
         elif not left:
             waiting = True
     if unmet and not replace and not waiting:
-        replace = [rank.rank for rank in ranks if (error := _error(rank)) and error.unmet]
+        replace = [rank.rank for rank in ranks if rank.error and rank.error.unmet]
     return tuple(replace), waiting
 
 
 def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) -> Blame:
     """Return the root cause among the failed ranks; at least one must have failed."""
-    failed = [rank for rank in ranks if _failed(rank)]
+    failed = [rank for rank in ranks if rank.has_failed]
     assert failed, "first_failure needs a failed rank"
     first = min(failed, key=_order)
-    error = _error(first)
+    error = first.error
     if first.death:
         # A death says little of its reason; the error of another rank may tell it.
-        also = ""
-        for rank in failed:
-            said = _own_error(rank)
-            if said is not None:
-                also = f"rank {rank.rank} failed with {said.cause}"
-                break
+        told = [(rank.rank, error.cause) for rank in failed if (error := rank.own_error)]
+        also = f"rank {told[0][0]} failed with {told[0][1]}" if told else ""
         return Blame(
             rank=first.rank,
             host=first.host,
@@ -175,10 +163,10 @@ def first_failure(ranks: Sequence[Observation], silent_limit_s: float = 30.0) ->
     assert error is not None
     if error.collateral:
         # All failed ranks blame another one. A rank that is silent meanwhile is that other one.
-        hung = [rank for rank in ranks if not _failed(rank) and rank.silent_s >= silent_limit_s]
+        hung = [rank for rank in ranks if not rank.has_failed and rank.silent_s >= silent_limit_s]
         if hung:
             return _frozen(hung, ranks, f"; others then failed with {error.cause}")
-        late = [rank for rank in ranks if not _failed(rank)]
+        late = [rank for rank in ranks if not rank.has_failed]
         if len(late) == 1:
             return _late(late[0], ranks, error)
     return Blame(
@@ -216,27 +204,13 @@ def _late(late: Observation, ranks: Sequence[Observation], error: RankError) -> 
 
 
 def _order(rank: Observation) -> tuple[int, float, int]:
-    error = _error(rank)
+    error = rank.error
     # before errors: nothing that another rank says can explain a death, but a death explains what
     # others say
     if rank.death:
         return 0, rank.death_at, rank.rank
     assert error is not None
     return (2 if error.collateral else 1), error.at, rank.rank
-
-
-def _failed(rank: Observation) -> bool:
-    return bool(rank.death) or _error(rank) is not None
-
-
-def _error(rank: Observation) -> RankError | None:
-    return None if rank.poll is None else rank.poll.error
-
-
-def _own_error(rank: Observation) -> RankError | None:
-    """Return a rank's error, or None if it has none or the error blames another rank."""
-    error = _error(rank)
-    return None if error is None or error.collateral else error
 
 
 def _last_step(ranks: Sequence[Observation]) -> int:
@@ -246,5 +220,5 @@ def _last_step(ranks: Sequence[Observation]) -> int:
     together, so the farthest that any of them has told of is true of all, or one step too far.
     """
     told = [rank.poll.step for rank in ranks if rank.poll is not None]
-    told += [error.step for rank in ranks if (error := _error(rank)) is not None]
+    told += [rank.error.step for rank in ranks if rank.error is not None]
     return max(told, default=0)

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from rayrec.driver.blame import Observation
 from rayrec.driver.commands import Command, Save, Tell
 from rayrec.driver.filling import ask, there
 from rayrec.driver.run import Run
-from rayrec.driver.scaling import SHRINK_AFTER_S
-from rayrec.driver.views import View
+from rayrec.driver.scaling import SHRINK_AFTER_S, ScalingConfig
+from rayrec.driver.views import Observation, View
 from rayrec.train.events import Noticed
 from rayrec.train.seat import RankAddress
 
@@ -80,24 +79,22 @@ def going(
 
 def answer_to(
     going: Going,
+    scaling: ScalingConfig,
     *,
     keeps: bool,
-    elastic: bool,
-    least: int,
     ranks: int,
     elsewhere: int,
     waited_s: float,
-    patience_s: float,
 ) -> Answer:
     """Decide what a run does about a draining node.
 
     Args:
+        scaling: the numbers of ranks that the run may have, and its longest wait for places
+            elsewhere, where the node has no deadline.
         keeps: the run can save.
-        elastic: its number of ranks may change, down to `least`.
         ranks: number of ranks that the run has.
         elsewhere: places for ranks on nodes that stay, also those that ranks hold.
         waited_s: seconds since the notice.
-        patience_s: longest wait for places elsewhere, where the node has no deadline.
     Returns:
         "leave" if the ranks leave now, "move" if they save now and leave later, "save" if they
         save and stay, "none" if nothing can be done.
@@ -105,40 +102,40 @@ def answer_to(
     if not keeps:
         return "none"
     # a run on the driver's node alone has nowhere to go
-    if not elastic or not going.ranks:
+    if not scaling.is_elastic or not going.ranks:
         return "save"
-    if elsewhere < least:
+    if elsewhere < scaling.least:
         return "move"
+    patience_s = scaling.shrink_after_s or SHRINK_AFTER_S
     hurry = waited_s >= patience_s if going.left_s is None else going.left_s <= LEAVE_S
     return "leave" if hurry or elsewhere >= ranks else "move"
 
 
-def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Command, None, bool]:
-    """Answer nodes that will go; return True if the ranks leave them now."""
+def notice(
+    run: Run, view: View, ranks: Sequence[Observation]
+) -> Generator[Command, None, tuple[str, ...]]:
+    """Answer nodes that will go; return the hosts that the ranks leave now."""
     running = all(rank.poll is not None and rank.poll.state == "running" for rank in ranks)
     if not running or view.rooms is None or not view.rooms.draining:
-        return False
+        return ()
     nodes = going(view.rooms.draining, run.roster.addresses, run.rules.here, view.wall)
     if not nodes:
-        return False
+        return ()
     scaling, account = run.rules.scaling, run.preemption
     elsewhere = 0
     if scaling.is_elastic:
         # an autoscaler sees what is asked for, and brings another node meanwhile
         yield from ask(run, view, run.sizing.wanted)
         elsewhere = len(there(run, view))
-    patience_s = scaling.shrink_after_s
     save = leave = False
     for node in nodes:
         answer = answer_to(
             node,
+            scaling,
             keeps=run.rules.keeps,
-            elastic=scaling.is_elastic,
-            least=scaling.least,
             ranks=min(len(ranks), run.sizing.wanted),
             elsewhere=elsewhere,
             waited_s=view.now - account.since.setdefault(node.node, view.now),
-            patience_s=SHRINK_AFTER_S if patience_s is None else patience_s,
         )
         leave = leave or answer == "leave"
         saves = answer in ("move", "save")
@@ -153,21 +150,7 @@ def notice(run: Run, view: View, ranks: Sequence[Observation]) -> Generator[Comm
             # steps since the first save would be lost
             account.last.add(node.node)
             save = save or saves
-    if leave:
-        account.left = sorted({node.host for node in nodes if node.ranks})
     first = run.roster.ranks[0].process
     if save and first is not None:
         yield Save(process=first)
-    return leave
-
-
-def left(run: Run, step: int, *, lost: bool) -> str:
-    """Return a line about the nodes that ranks which train again have left, or "".
-
-    Args:
-        lost: the ranks begin again after a failure.
-    """
-    hosts, run.preemption.left = run.preemption.left, []
-    if lost or not hosts:
-        return ""
-    return f"left {', '.join(hosts)} at step {step}; all ranks go on elsewhere"
+    return tuple(sorted({node.host for node in nodes if node.ranks})) if leave else ()

@@ -19,7 +19,7 @@ from rayrec.driver.head import head, lost_calls
 from rayrec.driver.rank_process import LONGEST_TURN_S, death_line, end_process, start_process, told
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import BEAT_S
-from rayrec.driver.stop_watch import StopWatch
+from rayrec.driver.stop_watch import HERE_AFTER_S, StopWatch
 from rayrec.driver.views import Pause, ProcessView, Reply, Verb
 from rayrec.train.events import Event
 from rayrec.train.outcome import FitOutcome
@@ -40,8 +40,9 @@ class Process:
 
     Attributes:
         actor: Ray's handle, once the head knows it. born: its start, while it is under way.
-        address: its address, once it has told it.
+        address: its address, once it or the head has told it.
         view: what is known of it.
+        watch: looks at it while it is silent.
         poll: reference of the poll that it owes, or None. begins: it owes the answer to a start.
         seen: number of events that were read. answered_at: time of its last answer.
         result: result of its task.
@@ -53,17 +54,16 @@ class Process:
     actor: Any = None
     address: RankAddress | None = None
     view: ProcessView = field(default_factory=ProcessView)
+    watch: StopWatch = field(default_factory=StopWatch)
     poll: Any = None
     begins: bool = False
     seen: int = 0
     answered_at: float = 0.0
     result: Any = None
 
-    @property
-    def has_ended(self) -> bool:
-        """True if its task has ended."""
-        poll = self.view.poll
-        return poll is not None and poll.state in ("done", "failed")
+    def dies(self, cause: str) -> None:
+        """Record its death, with the cause in one line."""
+        self.view = replace(self.view, death=cause, death_at=time.time())
 
 
 class Processes:
@@ -82,7 +82,6 @@ class Processes:
         self._all: dict[int, Process] = {}
         self._calls: dict[Any, tuple[int, int, Verb]] = {}
         self._looked_at = time.monotonic()
-        self._stops = StopWatch()
         self._replies: list[Reply] = []
         self._events: list[Event] = []
 
@@ -118,10 +117,9 @@ class Processes:
         process = self._all.pop(number)
         self._calls = {ref: call for ref, call in self._calls.items() if call[0] != number}
         if process.actor is not None:
-            end_process(process.actor, process.address or self._stops.address(number))
+            end_process(process.actor, process.address)
         elif process.born is not None:
             process.born.add_done_callback(_end_born)
-        self._stops.forget(number)
 
     def call(self, call: Call, task: Any) -> None:
         """Call a process."""
@@ -176,9 +174,9 @@ class Processes:
                 self._take_reply(reference, *self._calls.pop(reference))
             else:
                 self._take_poll(polls[reference], reference, now)
-        for number, process in self._all.items():
+        for process in self._all.values():
             if process.poll is not None or process.begins:
-                self._see_silence(number, process, turn_s)
+                self._see_silence(process, turn_s)
 
     def abort(self, number: int, generation: int) -> None:
         """Cut the connections of a process to a world."""
@@ -210,29 +208,35 @@ class Processes:
         try:
             process.actor = process.born.result()
         except lost_calls() as error:
-            process.view = replace(
-                process.view, death=f"Ray did not start it: {error}", death_at=time.time()
-            )
+            process.dies(f"Ray did not start it: {error}")
         process.born = None
         if process.actor is not None:
             start = process.birth
             self._calls[process.actor.describe.remote()] = (start.process, start.call, "describe")
 
-    def _see_silence(self, number: int, process: Process, turn_s: float) -> None:
+    def _see_silence(self, process: Process, turn_s: float) -> None:
         """Count the seconds of a process without an answer, and those that it is stopped."""
         silent_s = process.view.silent_s + turn_s
         # a spare that waits is silent for longer
         odd_s = silent_s - BEAT_S * process.is_spare
-        stopped = self._stops.is_stopped(number, process.actor, process.address, odd_s)
+        stopped = False
+        if odd_s < HERE_AFTER_S:
+            # what was seen before its last answer is void
+            process.watch = StopWatch()
+        elif process.address is None:
+            process.address = process.watch.address(process.actor)
+        else:
+            stopped = process.watch.is_stopped(process.address, odd_s)
         stopped_s = process.view.stopped_s + turn_s if stopped else 0.0
         process.view = replace(process.view, silent_s=silent_s, stopped_s=stopped_s)
 
     def _ask(self, number: int, process: Process) -> None:
         """Poll a process that owes no answer."""
-        busy = process.poll is not None or process.begins or bool(process.view.death)
-        if busy or process.actor is None:
+        view = process.view
+        if process.actor is None or process.poll is not None or process.begins or view.death:
             return
-        if process.has_ended and time.monotonic() - process.answered_at < IDLE_S:
+        has_ended = view.poll is not None and view.poll.state in ("done", "failed")
+        if has_ended and time.monotonic() - process.answered_at < IDLE_S:
             return
         seen = process.seen if number == self.teller else sys.maxsize
         process.poll = process.actor.poll.remote(seen, BEAT_S if process.is_spare else ANSWER_S)
@@ -245,7 +249,7 @@ class Processes:
         try:
             poll: RankPoll = ray.get(reference)
         except ray.exceptions.RayActorError as error:
-            process.view = replace(process.view, death=death_line(error), death_at=time.time())
+            process.dies(death_line(error))
             return
         if number == self.teller:
             self._events += poll.events
@@ -273,14 +277,14 @@ class Processes:
         try:
             value = ray.get(reference)
         except ray.exceptions.RayActorError as error:
-            process.view = replace(process.view, death=death_line(error), death_at=time.time())
+            process.dies(death_line(error))
             return
         except ray.exceptions.RayTaskError as error:
             reply = Reply(process=number, call=call, verb=verb, **told(error))
         else:
-            if isinstance(value, RankAddress):
-                process.address = value
             plain = value if isinstance(value, RankAddress | int) else None
+            if isinstance(plain, RankAddress):
+                process.address = plain
             reply = Reply(process=number, call=call, verb=verb, value=plain)
         process.begins = process.begins and verb != "begin"
         process.view = replace(process.view, silent_s=0.0, stopped_s=0.0)

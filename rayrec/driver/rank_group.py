@@ -6,21 +6,24 @@ wait is bounded, and a rank that dies or falls silent meanwhile ends it.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.driver.blame import Blame, Kind, RankTrouble
+from rayrec.driver.failing import ailing
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.roster import numbered
+from rayrec.driver.run import Run
+from rayrec.driver.views import View
 from rayrec.errors import ConfigError
 from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
 from rayrec.train.callbacks import RunInfo
-from rayrec.train.seat import RankAddress, RankTask
+from rayrec.train.seat import RankTask
 
 WAIT_TURN_S = 0.25
 
@@ -29,34 +32,24 @@ class RankGroup:
     """Ranks of one world before it works.
 
     Args:
-        processes: all processes of the run. numbers: those of the ranks, by rank.
+        run: the run as it stands, all of whose ranks have a process.
+        processes: all processes of the run.
         check: called several times a second while the group waits; its error ends the wait.
-        silence_s: seconds that a rank may be silent meanwhile.
+    Attributes:
+        addresses, actors: address of each rank's process, and Ray's handle of it.
         handed_over: the ranks keep the tables of a world that has ended.
     """
 
-    def __init__(
-        self,
-        processes: Processes,
-        numbers: Sequence[int],
-        check: Callable[[], None],
-        silence_s: float,
-        *,
-        handed_over: bool,
-    ) -> None:
-        self._processes, self._numbers, self.check = processes, tuple(numbers), check
-        self._silence_s, self.handed_over = silence_s, handed_over
-
-    @property
-    def addresses(self) -> tuple[RankAddress, ...]:
-        """Address of each rank's process."""
-        known = (self._processes[number].address for number in self._numbers)
-        return tuple(address for address in known if address is not None)
+    def __init__(self, run: Run, processes: Processes, check: Callable[[], None]) -> None:
+        self._run, self._processes, self.check = run, processes, check
+        self.scaling, self.handed_over = run.rules.scaling, run.handed_over
+        self.addresses = run.roster.addresses
+        self.actors = [processes[number].actor for number, _ in numbered(run.roster.ranks)]
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self._numbers)
+        return len(self.actors)
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -70,12 +63,12 @@ class RankGroup:
         """Record that hosts keep the memory of ranks, so that the end of the run frees it."""
         self._processes.keeps_memory = True
 
-    def gpu_memory(self, timeout_s: float) -> tuple[int, ...]:
+    def gpu_memory(self) -> tuple[int, ...]:
         """Free bytes of each rank's GPU."""
-        asked = [actor.gpu_memory.remote() for actor in self.actors]
-        return tuple(self._replies(asked, "look at its GPU", timeout_s))
+        asked = {rank: actor.gpu_memory.remote() for rank, actor in enumerate(self.actors)}
+        return tuple(self._replies(asked, "look at its GPU").values())
 
-    def see_folder(self, path: str, token: str, timeout_s: float) -> None:
+    def see_folder(self, path: str, token: str) -> None:
         """Check that every rank can write to a folder and sees there what the driver wrote.
 
         Args:
@@ -85,8 +78,10 @@ class RankGroup:
             ConfigError: a rank cannot; names the rank and its host.
             RankTrouble: a rank died or did not answer.
         """
-        asked = [actor.folder_trouble.remote(path, token) for actor in self.actors]
-        for rank, trouble in enumerate(self._replies(asked, f"look at {path}", timeout_s)):
+        asked = {
+            rank: actor.folder_trouble.remote(path, token) for rank, actor in enumerate(self.actors)
+        }
+        for rank, trouble in self._replies(asked, f"look at {path}").items():
             if trouble:
                 raise ConfigError(
                     f"the run's folder {path} is not shared by all hosts: {self._who(rank)} "
@@ -94,7 +89,7 @@ class RankGroup:
                     "s3://bucket/runs, as storage_path."
                 )
 
-    def see_files(self, files: Sequence[tuple[str, int]], what: str, timeout_s: float) -> None:
+    def see_files(self, files: Sequence[tuple[str, int]], what: str) -> None:
         """Check that every host sees local files as the driver does; one rank of each host looks.
 
         Args:
@@ -106,28 +101,21 @@ class RankGroup:
         """
         if not files:
             return
-        first = [ranks[0] for ranks in self.hosts]
-        asked = [self.actors[rank].missing_file.remote(list(files)) for rank in first]
-        troubles = self._replies(asked, f"look for the {what}", timeout_s, first)
-        for rank, trouble in zip(first, troubles, strict=True):
+        asked = {
+            rank: self.actors[rank].missing_file.remote(list(files)) for rank, *_ in self.hosts
+        }
+        for rank, trouble in self._replies(asked, f"look for the {what}").items():
             if trouble:
                 raise ConfigError(
                     f"the {what} are not on every host: {self._who(rank)} {trouble}. Put them on a "
                     "disk that all hosts mount under the same path, or into S3 or GCS."
                 )
 
-    @property
-    def actors(self) -> list[Any]:
-        """Ray's handle of each rank."""
-        return [self._processes[number].actor for number in self._numbers]
-
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self.world_size} on {self.addresses[rank].host}"
 
-    def _replies(
-        self, references: list[Any], what: str, timeout_s: float, ranks: Sequence[int] | None = None
-    ) -> list[Any]:
-        """Return the answers of `ranks`, by default of all ranks, in the order of `references`.
+    def _replies(self, asked: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """Return what ranks answer, by the references of their answers.
 
         Args:
             what: verb phrase that completes "rank 1 could not ...".
@@ -137,8 +125,8 @@ class RankGroup:
         """
         import ray
 
-        asked = dict(zip(ranks or range(len(references)), references, strict=True))
-        waiting, deadline = list(references), time.monotonic() + timeout_s
+        timeout_s = self._run.rules.setup_timeout_s
+        waiting, deadline = [*asked.values()], time.monotonic() + timeout_s
         while waiting:
             self.check()
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=WAIT_TURN_S)
@@ -146,12 +134,12 @@ class RankGroup:
             self._find_trouble(what)
             if time.monotonic() >= deadline:
                 break
-        values = []
+        values = {}
         for rank, reference in asked.items():
             if reference in waiting:
                 raise self._trouble(rank, "silent", f"no answer in {timeout_s:.0f} s", what)
             try:
-                values.append(ray.get(reference))
+                values[rank] = ray.get(reference)
             except ray.exceptions.RayTaskError as error:
                 raised = told(error)
                 if raised["mistake"] is not None:
@@ -163,11 +151,10 @@ class RankGroup:
         return values
 
     def _find_trouble(self, what: str) -> None:
-        for rank, number in enumerate(self._numbers):
-            view = self._processes[number].view
-            loss = view.loss(self._silence_s, self._silence_s if view.is_awake else math.inf)
-            if loss is not None:
-                raise self._trouble(rank, *loss, what if view.death else "")
+        view = View(now=time.monotonic(), processes=self._processes.views)
+        blame = ailing(self._run, view, self._run.roster.ranks, (), what)
+        if blame is not None:
+            raise RankTrouble(blame)
 
     def _trouble(self, rank: int, kind: Kind, cause: str, what: str) -> RankTrouble:
         host = self.addresses[rank].host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -23,7 +22,6 @@ def start_process(scaling: ScalingConfig, group: Any, bundle: int) -> Any:
     """Start an actor in a placement group, which imports torch at once, and return its handle."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    threads = str(max(1, math.floor(scaling.cpus_per_worker)))
     each = scaling.bundle
     extra = {name: amount for name, amount in each.items() if name not in ("CPU", "GPU")}
     options = _rank_actor().options(
@@ -41,7 +39,7 @@ def start_process(scaling: ScalingConfig, group: Any, bundle: int) -> Any:
         ),
     )
     # torch's profiler writes to stderr else
-    return options.remote({"OMP_NUM_THREADS": threads, "KINETO_LOG_LEVEL": "99"})
+    return options.remote({"OMP_NUM_THREADS": str(scaling.threads), "KINETO_LOG_LEVEL": "99"})
 
 
 @cache

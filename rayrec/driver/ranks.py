@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rayrec.driver.config import RunConfig
@@ -96,12 +97,12 @@ class Ranks:
             return told(prepare(topology, [LOCAL_HOST]))
 
         def look(group: RankGroup) -> Prepared:
-            topology = discover(group, scaling, run.setup_timeout_s)
+            topology = discover(group)
             prepared = prepare(topology, [address.host for address in group.addresses])
             if folder is not None:
-                group.see_folder(folder.path, folder.token, run.setup_timeout_s)
+                group.see_folder(folder.path, folder.token)
             for what, paths in (files or {}).items():
-                group.see_files(paths, what, run.setup_timeout_s)
+                group.see_files(paths, what)
             return told(prepared)
 
         def on_event(event: Event) -> None:
@@ -125,7 +126,7 @@ class Ranks:
                 return run_here(scaling, here, on_event, self._stop.is_set, run.timeout_s, on_step)
             self._controller = Controller(
                 self._rules(trains=attempts is not None),
-                look if attempts is None else attempts.with_each(look),
+                look if attempts is None else partial(attempts.prepare, look),
                 on_event,
                 stop=self._stop,
                 log=log,

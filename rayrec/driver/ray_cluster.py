@@ -6,9 +6,8 @@ ends and gives back whatever the run has.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rayrec.driver.blame import RankTrouble
@@ -32,7 +31,7 @@ from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.rank_process import stacks_of
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run
-from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.states import Running
 from rayrec.driver.views import Planned, View
 from rayrec.errors import USER_MISTAKES
 from rayrec.machine.signals import Signals
@@ -45,34 +44,32 @@ class RayCluster:
     """Ray cluster of one run.
 
     Args:
+        run: the run as it stands.
         prepare: makes the task of the ranks, once their places are known.
         signals: signals that this process received during the run.
         say: receives lines about the head of the cluster.
     Attributes:
         prepared: newest task of the ranks.
         processes: processes of the run.
-        silence_s: seconds that a rank may be silent while its task is prepared.
     """
-
-    silence_s = math.inf
 
     def __init__(
         self,
-        scaling: ScalingConfig,
+        run: Run,
         prepare: Callable[[RankGroup], Prepared],
         signals: Signals,
         say: Callable[[Event], None],
     ) -> None:
-        self._prepare, self._signals, self._say = prepare, signals, say
+        self._run, self._prepare, self._signals, self._say = run, prepare, signals, say
         self.prepared = Prepared(None)
-        self.processes = Processes(scaling)
-        self._groups = PlacementGroups(scaling.bundle)
+        self.processes = Processes(run.rules.scaling)
+        self._groups = PlacementGroups(run.rules.scaling.bundle)
         self._view = View(now=time.monotonic())
         self._tasks: dict[Which, Any] = {}
         self._planned: Planned | None = None
         self._ranks: RankGroup | None = None
 
-    def look(self, run: Run, *, stops: bool = False, wish: int | None = None) -> View:
+    def look(self, *, stops: bool = False, wish: int | None = None) -> View:
         """Return what is known of the cluster after a short wait for news.
 
         Args:
@@ -81,13 +78,12 @@ class RayCluster:
             ClusterError: nothing listens at the address of the cluster's head any more.
         """
         head.look(self._say)
-        self.silence_s = run.silence_s
-        self.processes.look(0.0 if run.hurries else POLL_S)
+        self.processes.look(0.0 if self._run.hurries else POLL_S)
         rooms, resources = self._view.rooms, self._view.resources
-        if "rooms" in run.needs:
-            rooms = self._groups.rooms(rooms)
-        if "resources" in run.needs:
-            resources = self._groups.resources()
+        if "rooms" in self._run.needs:
+            rooms = self._groups.rooms() or rooms
+        if "resources" in self._run.needs:
+            resources = self._groups.resources() or resources
         planned, self._planned = self._planned, None
         self._view = View(
             now=time.monotonic(),
@@ -96,7 +92,8 @@ class RayCluster:
             replies=self.processes.take_replies(),
             rooms=rooms,
             resources=resources,
-            events=self.processes.take_events(),
+            # a rank may tell of its task before the last one has told that it began
+            events=self.processes.take_events() if isinstance(self._run.state, Running) else (),
             planned=planned,
             stops=stops or self._signals.came,
             signal=self._signals.number,
@@ -104,62 +101,50 @@ class RayCluster:
         )
         return self._view
 
-    def do(self, commands: Sequence[Command]) -> None:
-        """Carry out commands; those that are not about the cluster are for the caller."""
-        for command in commands:
-            match command:
-                case Ask():
-                    self._groups.ask(command)
-                case GiveBack():
-                    self._groups.give_back(command.group)
-                case StartProcess():
-                    self.processes.start(command, self._groups.group(command.place.group))
-                case EndProcess():
-                    self.processes.end(command.process)
-                case Call():
-                    self.processes.call(command, self._task(command.which))
-                case Begin():
-                    self.processes.begin(command)
-                case Abort():
-                    self.processes.abort(command.process, command.generation)
-                case Stop():
-                    actor = self.processes[command.process].actor
-                    actor.request_stop.remote(command.going_to)
-                case Save():
-                    self.processes[command.process].actor.request_save.remote()
-                case Plan():
-                    self._planned = self._plan(command)
+    def do(self, command: Command) -> None:
+        """Carry out a command to the cluster."""
+        match command:
+            case Ask():
+                self._groups.ask(command)
+            case GiveBack():
+                self._groups.give_back(command.group)
+            case StartProcess():
+                self.processes.start(command, self._groups.group(command.place.group))
+            case EndProcess():
+                self.processes.end(command.process)
+            case Call():
+                self.processes.call(command, self._task(command.which))
+            case Begin():
+                self.processes.begin(command)
+            case Abort():
+                self.processes.abort(command.process, command.generation)
+            case Stop():
+                self.processes[command.process].actor.request_stop.remote(command.going_to)
+            case Save():
+                self.processes[command.process].actor.request_save.remote()
+            case Plan():
+                self._planned = self._plan()
 
-    def results(self, run: Run) -> tuple[Any, ...]:
+    def results(self) -> tuple[Any, ...]:
         """Return the result of each rank's task; empty without a task."""
         if self.prepared.task is None:
             return ()
-        seats = run.roster.ranks
+        seats = self._run.roster.ranks
         return tuple(self.processes[s.process].result for s in seats if s.process is not None)
 
     def stacks(self, timeout_s: float) -> str:
         """Return the stacks of all ranks as text."""
-        if self._ranks is None:
-            return "-- no ranks yet"
-        try:
-            return stacks_of(self._ranks.actors, self._ranks.addresses, timeout_s)
-        except KeyError:
-            return "-- ranks are being replaced"
+        ranks = self._ranks
+        return stacks_of(ranks.actors, ranks.addresses, timeout_s) if ranks else "-- no ranks yet"
 
     def close(self) -> None:
         """End all processes, and give all places back."""
         self.processes.close()
         self._groups.close()
 
-    def _plan(self, plan: Plan) -> Planned:
+    def _plan(self) -> Planned:
         """Have the task of the ranks prepared."""
-        self._ranks = RankGroup(
-            self.processes,
-            plan.processes,
-            lambda: self._check(plan),
-            self.silence_s,
-            handed_over=plan.handed_over,
-        )
+        self._ranks = RankGroup(self._run, self.processes, self._check)
         try:
             self.prepared = self._prepare(self._ranks)
         except USER_MISTAKES as error:
@@ -171,10 +156,10 @@ class RayCluster:
         prepared = self.prepared
         return Planned(has_task=prepared.task is not None, has_first=prepared.first is not None)
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self) -> None:
         """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
         head.look(self._say)
-        if not plan.handed_over:
+        if not self._run.handed_over:
             self._signals.check()
 
     def _task(self, which: Which) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from rayrec.driver.commands import Ask
 from rayrec.driver.head import alive_nodes, bundles, draining, head, lost_calls, resources
 from rayrec.driver.roster import BASE, Place
-from rayrec.driver.views import Rooms
+from rayrec.driver.views import Resources, Rooms
 
 WAIT_TURN_S = 0.25
 # A group that is removed while Ray is placing it takes its room along for as long as the cluster is
@@ -57,14 +57,13 @@ class PlacementGroups:
         """Return the placement group of a number, which the cluster has given."""
         return self._groups[number]
 
-    def rooms(self, before: Rooms | None) -> Rooms | None:
-        """Return what the head told last of nodes and places, and ask it again; does not wait."""
-        found: Rooms | None = head.recent((self, "rooms"), self._look, before)
-        return found
+    def rooms(self) -> Rooms | None:
+        """Ask the head of nodes and places, and return its answer if it has come; does not wait."""
+        return head.news((self, "rooms"), self._look)
 
-    def resources(self) -> Any:
-        """Return what the head told last of resources, and ask it again; does not wait."""
-        return head.recent((self, "resources"), resources)
+    def resources(self) -> Resources | None:
+        """Ask the head of resources, and return its answer if it has come; does not wait."""
+        return head.news((self, "resources"), resources)
 
     def close(self) -> None:
         """Give all groups back, and wait until that is done unless the head is silent."""

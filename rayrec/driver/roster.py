@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from rayrec.train.seat import RankAddress
@@ -75,11 +76,10 @@ class Seat:
         """True if the seat has a process that has told its address."""
         return self.process is not None and self.address is not None
 
-    def vacate(self) -> int | None:
-        """Take the process out of the seat, and return its number."""
-        process, self.process, self.address = self.process, None, None
-        self.stage = Stage.PLACED
-        return process
+    @property
+    def host(self) -> str:
+        """Host of its process, or "" before that has told its address."""
+        return self.address.host if self.address else ""
 
     def take(self, other: Seat) -> None:
         """Take place and process of another seat, which gets the place of this one."""
@@ -97,13 +97,13 @@ class Roster:
     Attributes:
         seats: the seats; those of the ranks are in the order of the ranks.
         groups: placement groups that are held or asked for.
-        processes: number of processes that were ever started.
+        processes: numbers for processes.
     """
 
     seats: list[Seat] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    processes: int = 0
-    _asked: int = 0
+    processes: Iterator[int] = field(default_factory=partial(count, 1))
+    _new_groups: Iterator[int] = field(default_factory=count)
 
     def of(self, *roles: Role) -> list[Seat]:
         """Return the seats of some roles, in order."""
@@ -113,11 +113,6 @@ class Roster:
     def ranks(self) -> list[Seat]:
         """Seats of the ranks, by rank."""
         return self.of(Role.RANK)
-
-    @property
-    def vacant(self) -> list[int]:
-        """Ranks without a process that has told its address."""
-        return [rank for rank, seat in enumerate(self.ranks) if not seat.is_up]
 
     @property
     def addresses(self) -> tuple[RankAddress, ...]:
@@ -130,14 +125,8 @@ class Roster:
 
     def new_group(self) -> int:
         """Return the number of a new placement group."""
-        self.groups.append(self._asked)
-        self._asked += 1
+        self.groups.append(next(self._new_groups))
         return self.groups[-1]
-
-    def new_process(self) -> int:
-        """Return the number of a new process."""
-        self.processes += 1
-        return self.processes
 
     def remove(self, seat: Seat) -> None:
         """Remove a seat."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 
-from rayrec.driver.blame import Observation
 from rayrec.driver.cluster import Cluster
-from rayrec.driver.commands import Need, StartProcess
-from rayrec.driver.progress import RunProgress
+from rayrec.driver.commands import At, Command, Need, ReportStep, StartProcess, Tell
 from rayrec.driver.recovery import Recovery
 from rayrec.driver.roster import Place, Role, Roster, Seat, Stage
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import Sizing
 from rayrec.driver.states import Ended, Filling, State
-from rayrec.driver.views import ProcessView, View
+from rayrec.driver.views import Observation, ProcessView, View
 
-UNKNOWN = ProcessView()
+UNKNOWN, NOT_STARTED = ProcessView(), ProcessView(death="it was not started")
 PRIVATE = Cluster(private=True, fixed=True)
+# silence of a rank that is told
+SILENT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +63,65 @@ class Preemption:
         since: when the notice of each node came.
         told: nodes, each with an answer that was told of it.
         last: nodes before whose end the last save was asked for.
-        left: hosts that the ranks are leaving.
     """
 
     since: dict[str, float] = field(default_factory=dict)
     told: set[tuple[str, str]] = field(default_factory=set)
     last: set[str] = field(default_factory=set)
-    left: list[str] = field(default_factory=list)
+
+
+class RunProgress:
+    """Progress of the ranks of one run in words, for the watch on stalls, and who is silent.
+
+    Attributes:
+        step: newest finished step of this attempt.
+        trains: a step was finished in this attempt.
+    """
+
+    def __init__(self) -> None:
+        self._progress: object = None
+        self._told_silent: set[int] = set()
+        self.step = 0
+        self.trains = False
+
+    def go_back(self, step: int) -> None:
+        """Reset to an earlier step, from which the run goes on."""
+        self.step = step
+        self.trains = False
+        self._told_silent.clear()
+
+    def see(self, ranks: Sequence[Observation]) -> Iterator[Command]:
+        """Record progress since the last look; yield the phase of the ranks, and lines."""
+        yield from self._tell_silent(ranks)
+        polls = [rank.poll for rank in ranks]
+        progress = [(p.state, p.phase, p.step, p.beats) if p is not None else None for p in polls]
+        # Answers without news are no progress, or a run that hangs would look alive.
+        if progress == self._progress:
+            return
+        self._progress = progress
+        doing: dict[str, list[str]] = {}
+        for rank, poll in enumerate(polls):
+            what = "starting" if poll is None else poll.phase or poll.state
+            doing.setdefault(what, []).append(str(rank))
+        if len(doing) == 1:
+            where = f"all ranks are {next(iter(doing))}"
+        else:
+            where = "; ".join(f"rank {', '.join(who)} is {what}" for what, who in doing.items())
+        step = max((poll.step for poll in polls if poll is not None), default=0)
+        if step > self.step:
+            self.step = step
+            self.trains = True
+            yield ReportStep(step=step)
+        yield At(where=f"{where}, after step {step}" if step else where)
+
+    def _tell_silent(self, ranks: Sequence[Observation]) -> Iterator[Command]:
+        for rank in ranks:
+            if rank.silent_s > SILENT_S and rank.rank not in self._told_silent:
+                self._told_silent.add(rank.rank)
+                silent_s = f"{rank.silent_s:.0f} s"
+                yield Tell(event=f"rank {rank.rank} on {rank.host} has not answered for {silent_s}")
+            elif rank.silent_s < SILENT_S:
+                self._told_silent.discard(rank.rank)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,10 +134,10 @@ class Run:
         handed_over: the ranks keep the tables of a world that has ended.
         former: places of the ranks when they paused for a change, and `goes_back`: True if they go
             back there.
-        calls: number of calls of processes.
+        calls: numbers for calls of processes.
         needs: what the next look shall ask the cluster's head. asked_at: when it was asked last
             while the ranks worked.
-        short_s, short_told: seconds for which spares had no room; the user knows.
+        short_s: seconds for which spares had no room; None once the user knows.
         wanted_since: the number of ranks that has no room, and since when; no time once that was
             told.
         hurries: the next decision needs no answer of the ranks.
@@ -100,11 +154,10 @@ class Run:
     handed_over: bool = False
     former: tuple[Place, ...] = ()
     goes_back: bool = False
-    calls: int = 0
+    calls: Iterator[int] = field(default_factory=partial(count, 1))
     needs: frozenset[Need] = frozenset({"rooms", "resources"})
     asked_at: float = 0.0
-    short_s: float = 0.0
-    short_told: bool = False
+    short_s: float | None = 0.0
     wanted_since: tuple[int, float | None] = (0, None)
     hurries: bool = True
 
@@ -135,19 +188,14 @@ class Run:
         """Seconds without an answer after which a process counts as lost now."""
         return self.rules.heartbeat_s * self.recovery.patience
 
-    def new_call(self) -> int:
-        """Return the number of a new call."""
-        self.calls += 1
-        return self.calls
-
     def start_process(self, seat: Seat) -> StartProcess:
         """Put a new process into a seat, and return the command that starts it."""
-        seat.process, seat.address = self.roster.new_process(), None
+        seat.process, seat.address = next(self.roster.processes), None
         seat.stage = Stage.STARTING
         return StartProcess(
             process=seat.process,
             place=seat.place,
-            call=self.new_call(),
+            call=next(self.calls),
             is_spare=seat.role is Role.SPARE,
         )
 
@@ -159,14 +207,13 @@ class Run:
         """Return what is known of the processes of some seats, as ranks of one world."""
         found = []
         for rank, seat in enumerate(seats):
-            seen = view.processes.get(seat.process, UNKNOWN) if seat.process else UNKNOWN
-            death = seen.death if seat.process else "it was not started"
+            seen = view.processes.get(seat.process, UNKNOWN) if seat.process else NOT_STARTED
             found.append(
                 Observation(
                     rank=rank,
-                    host=seat.address.host if seat.address else "",
+                    host=seat.host,
                     poll=seen.poll,
-                    death=death,
+                    death=seen.death,
                     death_at=seen.death_at or view.wall,
                     silent_s=seen.silent_s,
                 )

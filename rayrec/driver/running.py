@@ -8,20 +8,21 @@ places, are given another plan, and train again.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import Literal
 
-from rayrec.driver.blame import Observation
+from rayrec.driver.blame import Blame
 from rayrec.driver.commands import Command, Stop, Tell
 from rayrec.driver.failing import ailing, dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
-from rayrec.driver.policies import Decision, judge
-from rayrec.driver.preemption import left, notice
-from rayrec.driver.progress import SILENT_S
+from rayrec.driver.policies import judge
+from rayrec.driver.preemption import notice
 from rayrec.driver.roster import Role, Seat, Stage, choose
-from rayrec.driver.run import Run
+from rayrec.driver.run import SILENT_S, Run
 from rayrec.driver.spares import keep, warm
-from rayrec.driver.states import Ended, Filling, Handing, Running, Starting
-from rayrec.driver.views import View
+from rayrec.driver.starting import take
+from rayrec.driver.states import Ended, Filling, Handing, Running
+from rayrec.driver.views import Observation, View
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 
@@ -34,14 +35,14 @@ def hand_over(run: Run, view: View) -> Iterator[Command]:
     state = run.state
     assert isinstance(state, Handing)
     verdict = _verdict(run, state, view, run.observe(view, run.joint()))
-    if verdict.failure is not None:
-        yield from failed(run, view, verdict.failure)
-    elif verdict.action == "finish":
+    if isinstance(verdict, Blame):
+        yield from failed(run, view, verdict)
+    elif verdict == "finish":
         if run.roster.of(Role.LEAVER):
             yield from dismiss(run, Role.LEAVER)
             yield from ask(run, view, run.sizing.wanted)
         yield Tell(event=Milestone("tables passed on", at=view.wall))
-        run.state = Starting(first=False)
+        yield from take(run, view, first=False)
 
 
 def watch(run: Run, view: View) -> Iterator[Command]:
@@ -53,14 +54,14 @@ def watch(run: Run, view: View) -> Iterator[Command]:
         yield Tell(event="asked to stop; the ranks finish their window and save what the run keeps")
         yield from _ask_to_stop(run, view, 0)
     ranks = run.observe(view, run.roster.ranks)
-    yield from _tell(run, state, view)
+    yield from _tell(run, view)
     yield from run.progress.see(ranks)
     run.recovery.at_step(run.progress.step, now)
     verdict = _verdict(run, state, view, ranks)
-    if verdict.action == "finish":
+    if verdict == "finish":
         _finish(run, view)
-    elif verdict.failure is not None:
-        yield from failed(run, view, verdict.failure)
+    elif isinstance(verdict, Blame):
+        yield from failed(run, view, verdict)
     elif state.stop_at is not None:
         _end_late(run, state.stop_at, now)
     elif run.rules.resizes:
@@ -69,10 +70,10 @@ def watch(run: Run, view: View) -> Iterator[Command]:
 
 def _verdict(
     run: Run, state: Handing | Running, view: View, ranks: Sequence[Observation]
-) -> Decision:
+) -> Blame | Literal["wait", "finish"]:
     """Judge the health of ranks that do one task."""
     # the cause may be heard of after its symptoms, so the verdict waits for it a moment
-    if state.trouble_at is None and any(r.death or (r.poll and r.poll.error) for r in ranks):
+    if state.trouble_at is None and any(rank.has_failed for rank in ranks):
         state.trouble_at = view.now
     trouble_s = 0.0 if state.trouble_at is None else view.now - state.trouble_at
     return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)
@@ -98,19 +99,18 @@ def _ask_to_stop(run: Run, view: View, going_to: int) -> Iterator[Command]:
             yield Stop(process=seat.process, going_to=going_to)
 
 
-def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
+def _tell(run: Run, view: View) -> Iterator[Command]:
     """Pass on the events of the ranks since the last look."""
-    events, state.events = state.events + view.events, ()
-    for event in events:
+    for event in view.events:
         if isinstance(event, Began):
             lost = run.recovery.under_way
             for recovered in run.recovery.began(event, view.now):
                 yield Tell(event=recovered)
-            size = len(run.roster.ranks)
-            changed = run.sizing.began(event, size, view.now, lost=lost)
-            away = left(run, event.step, lost=lost)
-            if changed or away:
-                yield Tell(event=changed or away)
+            size, hosts = len(run.roster.ranks), ", ".join(run.sizing.leaving)
+            if changed := run.sizing.began(event, size, view.now, lost=lost):
+                yield Tell(event=changed)
+            elif hosts and not lost:
+                yield Tell(event=f"left {hosts} at step {event.step}; all ranks go on elsewhere")
             run.progress.go_back(event.step)
         yield Tell(event=event)
 
@@ -125,7 +125,7 @@ def _finish(run: Run, view: View) -> None:
         if paused and (not view.stops or result.handed_over):
             run.former, run.goes_back = tuple(run.places), False
             run.handed_over = result.handed_over
-            run.state = Filling()
+            run.state = Filling(since=view.now)
             return
     run.recovery.caught_up(view.now)
     run.state = Ended()
@@ -135,18 +135,18 @@ def _look_ahead(
     run: Run, state: Running, view: View, ranks: Sequence[Observation]
 ) -> Iterator[Command]:
     """Keep spares, and have the ranks pause for a change that is due, or save."""
-    leave = False
+    leaving: tuple[str, ...] = ()
     if run.needs:
         # a process that starts beside ranks on their way slows them
         if run.rules.scaling.spares and run.progress.trains and not run.recovery.under_way:
             yield from keep(run, view)
         if run.sizing.paused_since is None:
-            leave = yield from notice(run, view, ranks)
+            leaving = yield from notice(run, view, ranks)
     if run.sizing.paused_since is not None:
         return
-    goal = 0 if leave else (yield from _goal(run, state, view, ranks))
-    if leave or goal:
-        run.sizing.pause(view.now, leaving=leave)
+    goal = 0 if leaving else (yield from _goal(run, state, view, ranks))
+    if leaving or goal:
+        run.sizing.pause(view.now, leaving=leaving)
         # tables that lie on a node which goes are safe only in a checkpoint
         yield from _ask_to_stop(run, view, goal)
 

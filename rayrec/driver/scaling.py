@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from rayrec.checks import positive, seconds, whole_number
 from rayrec.errors import ConfigError
@@ -164,6 +165,16 @@ class ScalingConfig:
     def is_elastic(self) -> bool:
         """True if a run may change its number of ranks."""
         return self.least < self.most
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Kind of device that a rank computes on."""
+        return "cuda" if self.use_gpu else "cpu"
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of a rank."""
+        return max(1, int(self.cpus_per_worker))
 
     @property
     def bundle(self) -> dict[str, float]:

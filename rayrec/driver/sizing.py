@@ -44,8 +44,8 @@ class Sizing:
         wanted: ranks that the run would have if there were room: the largest number, until
             somebody asks for another one.
         asked: somebody asked for `wanted`, and it has not come: the run looks each second.
-        paused_since: time when the ranks were asked to pause for a change, or None.
-        leaving: the ranks pause to leave draining nodes, and go on with the other places.
+        paused_since: time when the ranks were asked to pause for a change, until they train again.
+        leaving: hosts of draining nodes that the ranks pause to leave, for the other places.
         resizes: number of times the run went on with another number of ranks.
     """
 
@@ -53,7 +53,7 @@ class Sizing:
     wanted: int
     asked: bool = False
     paused_since: float | None = None
-    leaving: bool = False
+    leaving: tuple[str, ...] = ()
     resizes: int = 0
     # the ranks and the time when training last began
     _ranks: int = 0
@@ -61,7 +61,6 @@ class Sizing:
     _next_asked: float = 0.0
     # the room at the last look but those for what was asked, or 0
     _room: int = 0
-    _paused_at: float | None = None
     # growths that new ranks were lost for since training began
     _missed: int = 0
 
@@ -101,7 +100,7 @@ class Sizing:
         self._missed += 1
         self._next_look = self._next_asked = now + later
 
-    def pause(self, now: float, *, leaving: bool = False) -> None:
+    def pause(self, now: float, *, leaving: tuple[str, ...] = ()) -> None:
         """Record that the ranks were asked to pause."""
         self.paused_since, self.leaving = now, leaving
 
@@ -115,10 +114,6 @@ class Sizing:
         self.wanted, self.asked = self._ranks, False
         return self._ranks
 
-    def start(self) -> None:
-        """Record that the ranks are given a new task, which ends an earlier request."""
-        self._paused_at, self.paused_since, self.leaving = self.paused_since, None, False
-
     def began(self, began: Began, ranks: int, now: float, *, lost: bool) -> Resized | None:
         """Record that `ranks` ranks train, and return an event if their number has changed.
 
@@ -126,7 +121,7 @@ class Sizing:
             lost: the ranks begin again after a failure.
         """
         before, self._ranks = self._ranks, ranks
-        since, self._paused_at = self._paused_at, None
+        since, self.paused_since, self.leaving = self.paused_since, None, ()
         self._room, self._next_look, self._missed = 0, now + self.grow_after_s, 0
         self.asked = self.asked and ranks != self.wanted
         if not before or before == ranks:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from rayrec.driver.commands import Ask, Call, Command, EndProcess, Tell
+from rayrec.driver.commands import Ask, Call, Command, Tell
+from rayrec.driver.failing import end
 from rayrec.driver.placement import NOTICE_AFTER_S, amounts_of
 from rayrec.driver.policies import pause_s
 from rayrec.driver.roster import Place, Role, Seat, Stage
@@ -147,16 +148,14 @@ def warm(run: Run, seat: Seat) -> Iterator[Command]:
     """Have the process of a seat import what a task needs, once it has come up."""
     if seat.is_up and seat.stage is Stage.STARTING and seat.process is not None:
         seat.stage = Stage.WARMING
-        yield Call(process=seat.process, call=run.new_call(), verb="warm")
+        yield Call(process=seat.process, call=next(run.calls), verb="warm")
 
 
 def lose(seat: Seat, now: float) -> Iterator[Command]:
     """End the process of a spare, which gets another one after a pause."""
     seat.deaths += 1
     seat.not_before = now + pause_s(seat.deaths)
-    process = seat.vacate()
-    if process is not None:
-        yield EndProcess(process=process)
+    yield from end(seat)
 
 
 def _is_dead(view: View, seat: Seat) -> bool:
@@ -166,14 +165,17 @@ def _is_dead(view: View, seat: Seat) -> bool:
 
 def _tell_shortage(run: Run, view: View) -> Iterator[Command]:
     """Tell the user once that spares have no room, which the run does not wait for."""
+    if run.short_s is None:
+        return
     spares, scaling = run.roster.of(Role.SPARE), run.rules.scaling
     short = scaling.spares - sum(seat.stage is not Stage.ASKED for seat in spares)
     # seconds in which the driver slept are none of them
     run.short_s = run.short_s + LOOK_S if short else 0.0
-    if run.short_told or run.short_s < NOTICE_AFTER_S or view.resources is None:
+    if run.short_s < NOTICE_AFTER_S or view.resources is None:
         return
-    run.short_told = True
-    free = {name: view.resources.free_of(name) for name in scaling.bundle}
+    run.short_s = None
+    nodes = view.resources.free
+    free = {name: sum(node.get(name, 0.0) for node in nodes) for name in scaling.bundle}
     yield Tell(
         event=f"no room for {short} of {scaling.spares} spares of "
         f"{amounts_of(scaling.bundle, scaling.bundle)} each (free now: "

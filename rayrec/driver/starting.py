@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rayrec.driver.commands import At, Begin, Call, Command, Tell, Which
@@ -10,7 +9,7 @@ from rayrec.driver.failing import ailing, failed, late
 from rayrec.driver.roster import Seat, Stage, numbered
 from rayrec.driver.run import Run
 from rayrec.driver.states import Handing, Running, Starting
-from rayrec.driver.views import Verb, View
+from rayrec.driver.views import View
 from rayrec.train.events import Milestone
 from rayrec.train.seat import Seat as RankSeat
 from rayrec.train.seat import places_on_machines
@@ -18,22 +17,22 @@ from rayrec.train.seat import places_on_machines
 _WHAT = {"take": "start", "store": "make the rendezvous", "begin": "start"}
 
 
+def take(run: Run, view: View, *, first: bool) -> Iterator[Command]:
+    """Have the ranks take a task: the one in which they pass tables on, or the one after it."""
+    where = "starting the ranks, which import torch"
+    if first:
+        where = "passing tables on to the ranks that follow"
+    yield At(where=where)
+    # All of them have imported what they need before any waits for the others.
+    run.state = Starting(first=first, verb="take", deadline=view.now + run.setup_s)
+    yield from _call(run, run.state, _world(run, run.state))
+
+
 def start(run: Run, view: View) -> Iterator[Command]:
     """Have the ranks begin a task, one part after the other, each within a bound."""
     state = run.state
     assert isinstance(state, Starting)
-    world = run.joint() if state.first else run.roster.ranks
-    if not state.verb:
-        where = "starting the ranks, which import torch"
-        if state.first:
-            where = "passing tables on to the ranks that follow"
-        yield At(where=where)
-        # All of them have imported what they need before any waits for the others.
-        yield from _call(run, state, view, "take", world)
-        return
-    if state.verb == "begin" and not state.first:
-        # a rank may tell of its task before the last one has told that it began
-        state.events += view.events
+    world = _world(run, state)
     blame = ailing(run, view, world, state.calls, _WHAT[state.verb])
     port = 0
     for reply in view.replies:
@@ -47,46 +46,42 @@ def start(run: Run, view: View) -> Iterator[Command]:
     elif state.calls:
         return
     elif state.verb == "take":
-        yield from _call(run, state, view, "store", world[:1])
+        state.verb, state.deadline = "store", view.now + run.setup_s
+        yield from _call(run, state, world[:1])
     elif state.verb == "store":
-        yield from _begin(run, state, view, world, port)
+        state.verb, state.deadline = "begin", view.now + run.setup_s
+        yield from _begin(run, state, world, port)
     elif state.first:
         run.state = Handing()
     else:
         run.handed_over = False
-        run.sizing.start()
         yield Tell(event=Milestone("torch on the ranks", at=view.wall))
-        run.state = Running(events=state.events)
+        run.state = Running()
 
 
-def _call(
-    run: Run, state: Starting, view: View, verb: Verb, seats: Sequence[Seat]
-) -> Iterator[Command]:
-    state.verb, state.deadline = verb, view.now + run.setup_s
+def _world(run: Run, state: Starting) -> list[Seat]:
+    return run.joint() if state.first else run.roster.ranks
+
+
+def _call(run: Run, state: Starting, seats: Sequence[Seat]) -> Iterator[Command]:
     for process, seat in numbered(seats):
-        call = run.new_call()
+        call = next(run.calls)
         state.calls[call] = process
-        host = seat.address.host if seat.address else ""
         which: Which = "first" if state.first else "main"
-        yield Call(process=process, call=call, verb=verb, which=which, host=host)
+        yield Call(process=process, call=call, verb=state.verb, which=which, host=seat.host)
 
 
-def _begin(
-    run: Run, state: Starting, view: View, world: Sequence[Seat], port: int
-) -> Iterator[Command]:
+def _begin(run: Run, state: Starting, world: Sequence[Seat], port: int) -> Iterator[Command]:
     """Have the ranks begin, all at one meeting place."""
     rules, scaling = run.rules, run.rules.scaling
-    state.verb, state.deadline = "begin", view.now + run.setup_s
     # Names in the rendezvous carry the generation, so that a second task does not read the first
     # one's.
     run.generation += 1
     addresses = [seat.address for seat in world if seat.address is not None]
     pin = places_on_machines(addresses)
-    # tables that are handed over are on the CPU
-    on_gpu = scaling.use_gpu and not state.first
     for rank, (process, seat) in enumerate(numbered(world)):
         seat.stage = Stage.WORKING
-        call = run.new_call()
+        call = next(run.calls)
         state.calls[call] = process
         rank_seat = RankSeat(
             rank=rank,
@@ -94,8 +89,9 @@ def _begin(
             host=addresses[rank].host,
             store_host=addresses[0].host,
             store_port=port,
-            device="cuda" if on_gpu else "cpu",
-            threads=max(1, math.floor(scaling.cpus_per_worker)),
+            # tables that are handed over are on the CPU
+            device="cpu" if state.first else scaling.device,
+            threads=scaling.threads,
             pin=pin[rank] if scaling.pin_cores else None,
             timeout_s=rules.timeout_s,
             generation=run.generation,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.driver.blame import Blame
-from rayrec.train.events import Event
+from rayrec.driver.views import Verb
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Filling:
         relieved: ranks that go on in the process of a spare, and `replaced`: those with a new one.
     """
 
-    since: float | None = None
+    since: float = 0.0
     room_since: float | None = None
     grew_at: float = 0.0
     room: int = -1
@@ -47,9 +47,7 @@ class Filling:
 
 @dataclass(kw_only=True, slots=True)
 class Planning:
-    """The driver plans for the ranks that it got; `asked` once that was begun."""
-
-    asked: bool = False
+    """The driver plans for the ranks that it got."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,14 +59,12 @@ class Starting:
         verb: what they do: "take", "store" or "begin".
         calls: calls without an answer, by number, with their processes.
         deadline: until when the answers may come.
-        events: events of the ranks meanwhile.
     """
 
     first: bool
-    verb: str = ""
+    verb: Verb
     calls: dict[int, int] = field(default_factory=dict)
-    deadline: float = 0.0
-    events: tuple[Event, ...] = ()
+    deadline: float
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,20 +82,18 @@ class Running:
         trouble_at: when trouble was seen first.
         stop_at: when they were asked to end.
         growing: number of ranks once newcomers are ready, and until when they are waited for.
-        events: events of the ranks that were not passed on yet.
     """
 
     trouble_at: float | None = None
     stop_at: float | None = None
     growing: tuple[int, float] | None = None
-    events: tuple[Event, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
 class Gathering:
-    """Survivors of a failure leave their world; their connections were cut first at `cut_at`."""
+    """Survivors of a failure, whose connections were cut, leave their world; `since` when."""
 
-    cut_at: float | None = None
+    since: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)

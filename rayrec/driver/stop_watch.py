@@ -1,4 +1,4 @@
-"""`StopWatch`: tells the stopped among silent processes, wherever they are in their start.
+"""`StopWatch`: tells whether a silent process is stopped, wherever it is in its start.
 
 A process that Ray still makes, or that imports torch on a busy machine, may give no answer for
 long. So its silence alone says nothing, and the kernel of its machine is asked. Ray's head knows
@@ -10,8 +10,8 @@ Where the head or the node gives no answer, nothing is known of a process.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from rayrec.driver.head import head, worker_of
@@ -25,97 +25,56 @@ ELSEWHERE_AFTER_S = 5.0
 AGAIN_S = 1.0
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Suspect:
-    """A silent process.
-
-    Attributes:
-        actor: Ray's handle. address: its address, once it is known.
-        question: what the head was asked. task: the look at it on its node.
-        asked_at: time of the last question. stopped: the newest answer.
-    """
-
-    actor: Any
-    address: RankAddress | None = None
-    question: Future[Any] | None = None
-    task: Any = None
-    asked_at: float = 0.0
-    stopped: bool = False
-
-
 class StopWatch:
-    """Looks at the silent processes of one run."""
+    """Looks at one process, from when it falls silent until it answers."""
 
     def __init__(self) -> None:
-        self._suspects: dict[int, _Suspect] = {}
+        self._question: Future[Any] | None = None
+        self._asked_at = 0.0
+        # a look at the process on its node, and the newest answer
+        self._look: Any = None
+        self._stopped = False
 
-    def address(self, number: int) -> RankAddress | None:
-        """Return the address of a process that was looked at."""
-        suspect = self._suspects.get(number)
-        return None if suspect is None else suspect.address
+    def address(self, actor: Any) -> RankAddress | None:
+        """Return the address of a process that has not told it, once the head has."""
+        key = actor._actor_id.hex()
+        found: RankAddress | None = self._ask(lambda: worker_of(key))
+        return found
 
-    def forget(self, number: int) -> None:
-        """Forget what is known of a process."""
-        self._suspects.pop(number, None)
-
-    def is_stopped(
-        self, number: int, actor: Any, address: RankAddress | None, silent_s: float
-    ) -> bool:
+    def is_stopped(self, address: RankAddress, silent_s: float) -> bool:
         """Return True if a process that has been silent for so long is known to be stopped."""
         import ray
 
-        if actor is None or silent_s < HERE_AFTER_S:
-            # what was seen before its last answer is void
-            self.forget(number)
-            return False
-        suspect = self._suspects.setdefault(number, _Suspect(actor=actor))
-        suspect.address = suspect.address or address
-        if suspect.address is None:
-            self._find(suspect)
-        elif suspect.address.host == ray.util.get_node_ip_address():
-            suspect.stopped = is_stopped(suspect.address.pid)
+        if address.host == ray.util.get_node_ip_address():
+            self._stopped = is_stopped(address.pid)
         elif silent_s >= ELSEWHERE_AFTER_S:
-            self._look_elsewhere(suspect, suspect.address)
-        return suspect.stopped
+            self._look_elsewhere(address)
+        return self._stopped
 
-    def _find(self, suspect: _Suspect) -> None:
-        """Ask the head for the address of a process."""
-        key = suspect.actor._actor_id.hex()
-        if suspect.question is None and _due(suspect):
-            suspect.question = head.aside(lambda: worker_of(key))
-        suspect.address = _answer(suspect)
-
-    def _look_elsewhere(self, suspect: _Suspect, address: RankAddress) -> None:
-        """Have a task on its node look at a process."""
+    def _look_elsewhere(self, address: RankAddress) -> None:
+        """Have a task on its node look at the process."""
         import ray
 
-        if suspect.task is None:
-            if suspect.question is None and _due(suspect):
-                # the head keeps the task's function, so that the call may wait for it
-                suspect.question = head.aside(lambda: _task(address))
-            suspect.task = _answer(suspect)
-        if suspect.task is not None and ray.wait([suspect.task], timeout=0)[0]:
-            task, suspect.task = suspect.task, None
+        if self._look is None:
+            # the head keeps the task's function, so that the call may wait for it
+            self._look = self._ask(lambda: _task(address))
+        if self._look is not None and ray.wait([self._look], timeout=0)[0]:
+            look, self._look = self._look, None
             try:
-                suspect.stopped = ray.get(task)
+                self._stopped = ray.get(look)
             except ray.exceptions.RayError:  # the node is gone, or has no room for the task
-                suspect.stopped = False
+                self._stopped = False
 
-
-def _due(suspect: _Suspect) -> bool:
-    now = time.monotonic()
-    due = now - suspect.asked_at >= AGAIN_S
-    suspect.asked_at = now if due else suspect.asked_at
-    return due
-
-
-def _answer(suspect: _Suspect) -> Any:
-    """Return the head's answer; None while there is none, or where the call was lost."""
-    question = suspect.question
-    if question is None or not question.done():
-        return None
-    suspect.question = None
-    return None if question.exception() is not None else question.result()
+    def _ask(self, what: Callable[[], Any]) -> Any:
+        """Ask the head; return its answer, or None while there is none or where it was lost."""
+        now = time.monotonic()
+        if self._question is None and now - self._asked_at >= AGAIN_S:
+            self._question, self._asked_at = head.aside(what), now
+        question = self._question
+        if question is None or not question.done():
+            return None
+        self._question = None
+        return None if question.exception() is not None else question.result()
 
 
 def _task(address: RankAddress) -> Any:

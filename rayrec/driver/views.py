@@ -14,6 +14,7 @@ from rayrec.driver.roster import Place
 from rayrec.errors import RayrecError
 from rayrec.train.events import Event
 from rayrec.train.progress import RankPoll
+from rayrec.train.rank_error import RankError
 from rayrec.train.seat import RankAddress
 
 # a process describes itself, imports what a task needs, shows that it lives, fetches a task, makes
@@ -72,6 +73,29 @@ class ProcessView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Observation(ProcessView):
+    """A process as rank of a world, with the address of its host."""
+
+    rank: int
+    host: str
+
+    @property
+    def error(self) -> RankError | None:
+        """Error that ended its task, or None."""
+        return None if self.poll is None else self.poll.error
+
+    @property
+    def own_error(self) -> RankError | None:
+        """Its error, unless that blames another rank."""
+        return None if self.error is None or self.error.collateral else self.error
+
+    @property
+    def has_failed(self) -> bool:
+        """True if it died, or its task ended by an error."""
+        return bool(self.death) or self.error is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
     """Answer of a process to a call.
 
@@ -118,10 +142,6 @@ class Resources(NamedTuple):
     total: Mapping[str, float]
     free: tuple[Mapping[str, float], ...]
 
-    def free_of(self, name: str) -> float:
-        """Return the free amount of a resource on all nodes together."""
-        return sum(node.get(name, 0.0) for node in self.free)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
@@ -149,7 +169,7 @@ class View:
         processes: every process that was started and not ended, by number.
         replies: answers to calls since the last look.
         rooms, resources: newest answers of the cluster's head, where they were needed.
-        events: events of rank 0 since the last look.
+        events: events of rank 0 since it began, or since the last look; only while the ranks work.
         planned: outcome of planning, if it has ended since the last look.
         stops: the run was asked to end, by a call or a signal. signal: number of the signal.
         wish: number of ranks that somebody asked for since the last look.

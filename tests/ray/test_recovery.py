@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -381,14 +380,13 @@ def test_ranks_meet_again_after_one_is_killed_while_they_meet(
         os.kill(first, signal.SIGKILL)
         os.kill(last, signal.SIGCONT)
 
-    def act(self: RayCluster, commands: Sequence[Command]) -> None:
-        (command,) = commands
+    def act(self: RayCluster, command: Command) -> None:
         if isinstance(command, Begin) and not struck and command.seat.rank == 0:
             addresses = [self.processes[number].address for number in self.processes.views]
             struck.extend(address.pid for address in addresses if address is not None)
             os.kill(struck[2], signal.SIGSTOP)
             threading.Timer(3.0, strike, (struck[0], struck[2])).start()
-        do(self, commands)
+        do(self, command)
 
     monkeypatch.setattr(RayCluster, "do", act)
     result, _ = run(clicks, tmp_path, ranks=3)

@@ -28,7 +28,6 @@ from rayrec.driver.head import RECONNECT, head
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.roster import Role, Stage
-from rayrec.driver.run import Run
 from rayrec.driver.views import View
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -172,11 +171,11 @@ def test_a_spare_takes_the_place_of_a_rank_while_the_head_is_silent(
 ) -> None:
     look = RayCluster.look
 
-    def look_and_note(self: RayCluster, run: Run, **options: Any) -> View:
-        for seat in run.roster.of(Role.SPARE):
+    def look_and_note(self: RayCluster, **options: Any) -> View:
+        for seat in self._run.roster.of(Role.SPARE):
             if seat.stage is Stage.READY and seat.address is not None:
                 (tmp_path / "spare").touch()
-        return look(self, run, **options)
+        return look(self, **options)
 
     monkeypatch.setattr(RayCluster, "look", look_and_note)
     heard = Heard(server, "recovery", 0.0)

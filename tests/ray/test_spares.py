@@ -18,7 +18,6 @@ from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import FailureConfig, Result
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.roster import Role, Stage
-from rayrec.driver.run import Run
 from rayrec.driver.views import View
 from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
@@ -65,13 +64,13 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[in
     scratch.mkdir()
     look = RayCluster.look
 
-    def look_and_note(self: RayCluster, run: Run, **options: Any) -> View:
-        for seat in run.roster.of(Role.SPARE):
+    def look_and_note(self: RayCluster, **options: Any) -> View:
+        for seat in self._run.roster.of(Role.SPARE):
             if seat.stage is Stage.READY and seat.address is not None:
                 (scratch / f"spare-{seat.address.pid}").touch()
-        if run.short_told:
+        if self._run.short_s is None:
             (scratch / "short").touch()
-        return look(self, run, **options)
+        return look(self, **options)
 
     monkeypatch.setattr(RayCluster, "look", look_and_note)
     return lambda: {int(path.name[6:]) for path in scratch.glob("spare-*")}

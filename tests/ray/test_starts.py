@@ -88,7 +88,7 @@ def test_a_rank_that_dies_after_the_last_look_at_it_is_named(
 
     def act(group: RankGroup) -> None:
         os.kill(group.addresses[1].pid, signal.SIGKILL)
-        group.see_folder(str(tmp_path), "token", 30.0)
+        group.see_folder(str(tmp_path), "token")
 
     with pytest.raises(TrainingFailed, match=r"rank 1 of 2 on .* could not look at .*: its proc"):
         on_ranks(act)
@@ -100,19 +100,19 @@ def test_a_folder_or_a_file_that_a_rank_does_not_see_is_refused(tmp_path: Path) 
     (tmp_path / "token").touch()
 
     def act(group: RankGroup) -> None:
-        group.see_folder(str(tmp_path), "token", 30.0)
-        group.see_files([(f"{tmp_path}/data.parquet", 4)], "data", 30.0)
+        group.see_folder(str(tmp_path), "token")
+        group.see_files([(f"{tmp_path}/data.parquet", 4)], "data")
         with pytest.raises(
             ConfigError,
             match=rf"folder {tmp_path} is not shared by all hosts: rank 0 of 2 .* "
             "does not see what the driver",
         ):
-            group.see_folder(str(tmp_path), "another token", 30.0)
+            group.see_folder(str(tmp_path), "another token")
         with pytest.raises(
             ConfigError,
             match=r"the data are not on every host: rank 0 of 2 .*with 4 bytes, the driver with 5",
         ):
-            group.see_files([(f"{tmp_path}/data.parquet", 5)], "data", 30.0)
+            group.see_files([(f"{tmp_path}/data.parquet", 5)], "data")
 
     on_ranks(act)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.parquet", "token"]

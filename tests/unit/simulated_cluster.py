@@ -34,7 +34,7 @@ from rayrec.driver.replay import Look
 from rayrec.driver.roster import Place, Role
 from rayrec.driver.run import Rules, Run
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended, Filling, Planning
+from rayrec.driver.states import Ended, Filling, Planning, Running
 from rayrec.driver.views import Pause, Planned, ProcessView, Reply, Resources, Rooms, Verb, View
 from rayrec.errors import InputError, JoinError, PlanError
 from rayrec.shards.undo import Point, common_point
@@ -469,7 +469,9 @@ class Simulation:
         used = [n for group in self.groups.values() for n in group.nodes.values()]
         free = [{"CPU": float(self.nodes[n].slots - used.count(n))} for n in sorted(alive)]
         total = sum(self.nodes[n].slots for n in alive)
-        events, self.events = tuple(self.events), []
+        events: tuple[Event, ...] = ()
+        if isinstance(self.run.state, Running):
+            events, self.events = tuple(self.events), []
         planned, self.planned = self.planned, None
         wish, self.wish = self.wish, None
         return View(
@@ -586,6 +588,8 @@ class Simulation:
             self.worlds.append(World(generation=seat.generation, size=seat.world_size, first=first))
             if first:
                 self.planned_first = False
+        if seat.rank == 0:
+            self.events = []
         world = self.worlds[-1]
         assert seat.world_size == world.size and seat.rank == len(world.members)
         world.members[process.number] = process

@@ -262,7 +262,7 @@ def test_nodes_that_fewer_ranks_have_left_are_not_told_of_again() -> None:
         world.look_once()
     world.nodes["goes"].draining, world.nodes["goes"].goes_at = True, world.now + 40.0
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
-    assert not world.run.preemption.left
+    assert not world.run.sizing.leaving
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -1,4 +1,4 @@
-"""Changes of a number of ranks amid other trouble, on a simulated cluster."""
+"""Changes of a number of ranks and callbacks amid other trouble, on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rayrec.driver.commands import Ask, Command, GiveBack, Plan, Save
+from rayrec.driver.commands import Ask, Command, GiveBack, Plan, Save, Tell
+from rayrec.driver.policies import LEAVE_S
 from rayrec.driver.preemption import LAST_S
 from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Planning, Running
 from rayrec.driver.views import Planned, Verb
 from rayrec.errors import PlanError
-from tests.unit.simulated_cluster import STEPS, TURN_S, Node, Simulation
+from rayrec.train.events import Failure
+from tests.unit.simulated_cluster import STEPS, TURN_S, Node, Process, Simulation
 
 
 def elastic(most: int, **nodes: int) -> Simulation:
@@ -178,3 +180,32 @@ def test_a_lost_node_of_a_run_that_goes_on_is_asked_for_once() -> None:
     assert len(world.groups) == 2 and len(pending) == 1 and not pending[0].nodes
     world.nodes["new"] = Node(slots=1)
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+
+
+def test_a_callback_that_takes_long_costs_no_survivor_its_process() -> None:
+    """The time to leave the failed world begins with the first look after it."""
+    world = Simulation(random.Random(1), ScalingConfig(num_workers=2), 0.0)
+    world.nodes["n0"].slots = 6
+    while world.run.progress.step < 7:
+        world.look_once()
+    survivor, victim = (seat.process for seat in world.run.roster.ranks)
+    do, show, missed = world.do, world.show, list[int]()
+
+    def call_back(commands: Sequence[Command]) -> None:
+        do(commands)
+        if any(isinstance(c, Tell) and isinstance(c.event, Failure) for c in commands):
+            world.now += 2 * LEAVE_S
+            missed.append(0)
+
+    def show_late(process: Process) -> None:
+        if missed == [0] and process.number == survivor:
+            missed[0] = 1
+        else:
+            show(process)
+
+    world.do, world.show = call_back, show_late  # type: ignore[method-assign]
+    # it hangs until its connections are cut
+    world.processes[survivor or 0].fails_at = 1e12
+    world.kill(world.processes[victim or 0])
+    assert world.play() == Ended() and missed == [1]
+    assert world.run.roster.ranks[0].process == survivor

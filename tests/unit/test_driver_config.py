@@ -222,12 +222,12 @@ def test_run_path_joins_storage_and_name() -> None:
 def test_a_shortage_is_told_with_numbers_and_a_remedy(
     scaling: ScalingConfig, total: dict[str, float], words: list[str]
 ) -> None:
-    text = shortage(scaling, total)
+    text = shortage(scaling, total, scaling.least)
     assert all(word in text for word in words), text
 
 
 def test_what_fits_is_no_shortage() -> None:
-    assert shortage(ScalingConfig(num_workers=4, cpus_per_worker=0.5), {"CPU": 2.0}) == ""
+    assert shortage(ScalingConfig(cpus_per_worker=0.5), {"CPU": 2.0}, 4) == ""
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_why_there_is_no_room_is_said_by_node(
 ) -> None:
     """4.8 free CPUs of three nodes hold no four ranks of a CPU each."""
     scaling = ScalingConfig(num_workers=4, placement_strategy=strategy)
-    text = crowding(scaling, [{"CPU": cpus} for cpus in free])
+    text = crowding(scaling, [{"CPU": cpus} for cpus in free], scaling.least)
     assert why in text and bool(text) == bool(why)
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.blame import Observation
+from rayrec.driver.blame import Blame
 from rayrec.driver.policies import COLLECT_S, GRACE_S, answer, first_failure, judge
+from rayrec.driver.views import Observation
 from rayrec.errors import (
     CommError,
     ConfigError,
@@ -54,22 +55,22 @@ def dead(rank: int, at: float) -> Observation:
 
 
 def test_all_done_finishes_and_one_running_waits() -> None:
-    assert judge([done(0), done(1)], 0.0).action == "finish"
-    assert judge([done(0), running(1)], 0.0).action == "wait"
-    assert judge([Observation(rank=0, host="h")], 0.0).action == "wait"
+    assert judge([done(0), done(1)], 0.0) == "finish"
+    assert judge([done(0), running(1)], 0.0) == "wait"
+    assert judge([Observation(rank=0, host="h")], 0.0) == "wait"
 
 
 def test_a_symptom_waits_for_its_cause() -> None:
     ranks = [failed(0, "CommError: reset", 1.0, collateral=True), running(1)]
-    assert judge(ranks, GRACE_S / 2).action == "wait"
+    assert judge(ranks, GRACE_S / 2) == "wait"
     later = judge([ranks[0], dead(1, at=1.2)], COLLECT_S)
-    assert later.failure is not None and later.failure.rank == 1 and "died" in later.failure.cause
+    assert isinstance(later, Blame) and later.rank == 1 and "died" in later.cause
 
 
 def test_a_symptom_without_cause_is_reported_after_the_grace() -> None:
     symptom = failed(0, "CommError: timed out", 1.0, collateral=True)
     verdict = judge([symptom, running(1), running(2)], GRACE_S + 0.1)
-    assert verdict.failure is not None and verdict.failure.rank == 0
+    assert isinstance(verdict, Blame) and verdict.rank == 0
 
 
 def test_the_one_rank_that_the_others_wait_for_is_blamed() -> None:
@@ -79,8 +80,8 @@ def test_the_one_rank_that_the_others_wait_for_is_blamed() -> None:
         running(1),
         failed(2, "CommError: timed out", 1.1, collateral=True),
     ]
-    failure = judge(ranks, GRACE_S + 0.1).failure
-    assert failure is not None and (failure.rank, failure.step) == (1, 7)
+    failure = judge(ranks, GRACE_S + 0.1)
+    assert isinstance(failure, Blame) and (failure.rank, failure.step) == (1, 7)
     assert str(failure.error(3)) == (
         "rank 1 of 3 on h failed after step 7: it did not come to where the other ranks waited for "
         "it, and still is running; others then failed with CommError: timed out"
@@ -151,9 +152,9 @@ def test_the_earliest_own_error_wins_whatever_the_symptoms_say(seed: int) -> Non
         ranks[rank] = failed(rank, f"ValueError: of {rank}", at)
     draw.shuffle(ranks)
     verdict = judge(ranks, 0.0)  # all have failed: nothing more to wait for
-    assert verdict.failure is not None
-    assert verdict.failure.rank == min(times, key=times.__getitem__)
-    assert verdict.failure.traceback == f"Traceback of {verdict.failure.rank}"
+    assert isinstance(verdict, Blame)
+    assert verdict.rank == min(times, key=times.__getitem__)
+    assert verdict.traceback == f"Traceback of {verdict.rank}"
 
 
 @pytest.mark.parametrize(

@@ -50,20 +50,18 @@ def look(head: Head, said: list[str]) -> None:
 
 
 def test_a_question_has_its_newest_answer(head: Head) -> None:
-    assert [head.recent("nodes", number(n), 0) for n in (3, 4)] == [3, 4]
-    assert head.recent("places", number(5)) == 5 and head.answer(number(6)) == 6
+    assert [head.news("nodes", number(n)) for n in (3, 4)] == [3, 4]
+    assert head.news("places", number(5)) == 5 and head.answer(number(6)) == 6
 
 
-def test_while_the_head_is_silent_its_last_answer_is_taken(
+def test_while_the_head_is_silent_a_question_waits_for_its_answer(
     head: Head, silent: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head._last["nodes"] = 3
-    assert head.recent("nodes", number(4), 0) == 3
-    assert head.recent("places", number(4), 0) == 0
+    assert [head.news("nodes", number(n)) for n in (4, 5)] == [None, None]
     silent.set()
     assert head.answer(number(5)) == 5
     monkeypatch.setattr(module, "SOON_S", 30.0)
-    assert (head.recent("nodes", number(6)), head.recent("places", number(6))) == (6, 6)
+    assert [head.news("nodes", number(6)) for _ in range(2)] == [4, 6]
 
 
 def test_a_signal_ends_the_wait_for_an_answer(head: Head, silent: threading.Event) -> None:
@@ -145,10 +143,10 @@ def test_what_a_question_raises_is_raised_where_its_answer_is_wanted(head: Head)
     def broken() -> int:
         raise ValueError("no such group")
 
-    for ask in (head.answer, partial(head.recent, "nodes")):
+    for ask in (head.answer, partial(head.news, "nodes")):
         with pytest.raises(ValueError, match="no such group"):
             ask(broken)
-    assert head.recent("nodes", number(1)) == 1
+    assert head.news("nodes", number(1)) == 1
 
 
 @pytest.mark.parametrize("kind", ["RpcError", "GetTimeoutError"])
@@ -158,11 +156,11 @@ def test_a_lost_call_is_silence_and_no_error(head: Head, kind: str) -> None:
     def lost() -> int:
         raise getattr(ray.exceptions, kind)("connection reset")
 
-    assert head.recent("nodes", number(3)) == 3
-    assert head.recent("nodes", lost) == 3 and head.silent_s > 0
+    assert head.news("nodes", number(3)) == 3
+    assert head.news("nodes", lost) is None and head.silent_s > 0
     with pytest.raises(ClusterError, match="does not answer: connection reset"):
         head.answer(lost)
-    assert head.recent("nodes", number(4)) == 4 and head.silent_s == 0
+    assert head.news("nodes", number(4)) == 4 and head.silent_s == 0
 
 
 def test_nobody_asks_the_head_in_the_thread_of_a_run() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayrec.driver.preemption import LAST_S, LEAVE_S, Going, answer_to, going
+from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.sizing import seats
 from rayrec.train.events import Noticed
 from rayrec.train.seat import RankAddress
@@ -19,15 +20,14 @@ def node(left_s: float | None, ranks: tuple[int, ...] = (1,)) -> Going:
     return Going("n", "10.0.0.7", ranks, left_s)
 
 
-def answer(where: Going, **changes: Any) -> str:
+def answer(where: Going, least: int = 1, **changes: Any) -> str:
+    scaling = ScalingConfig(num_workers=(least, 8), shrink_after_s=PATIENCE_S)
     chosen: dict[str, Any] = {
+        "scaling": scaling,
         "keeps": True,
-        "elastic": True,
-        "least": 1,
         "ranks": 2,
         "elsewhere": 1,
         "waited_s": 0.0,
-        "patience_s": PATIENCE_S,
     }
     return answer_to(where, **{**chosen, **changes})
 
@@ -39,7 +39,7 @@ def answer(where: Going, **changes: Any) -> str:
         (300.0, {}, "move"),
         (300.0, {"elsewhere": 2}, "leave"),
         (LEAVE_S, {"elsewhere": 0}, "move"),
-        (30.0, {"elastic": False, "elsewhere": 0}, "save"),
+        (30.0, {"scaling": ScalingConfig(num_workers=2), "elsewhere": 0}, "save"),
         (30.0, {"keeps": False}, "none"),
         (None, {}, "move"),
         (None, {"waited_s": PATIENCE_S}, "leave"),

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rayrec.driver.blame import Blame, Observation
+from rayrec.driver.blame import Blame
 from rayrec.driver.policies import GRACE_S, LEAVE_S, answer, judge, to_replace
 from rayrec.driver.recovery import Recovery
+from rayrec.driver.views import Observation
 from rayrec.errors import CallbackError, ConfigError, InputError, JoinError, SaveError
 from rayrec.shards.undo import Point, common_point
 from rayrec.train.events import Began
@@ -112,10 +113,10 @@ def test_a_frozen_rank_is_found_by_its_silence_alone() -> None:
         Observation(rank=0, host="h", poll=RankPoll(state="running", step=7), silent_s=0.4),
         Observation(rank=1, host="h", poll=RankPoll(state="running", step=6), silent_s=9.9),
     ]
-    assert judge(ranks, 0.0, 5.0, HEARTBEAT_S).action == "wait"
+    assert judge(ranks, 0.0, 5.0, HEARTBEAT_S) == "wait"
     ranks[1] = replace(ranks[1], silent_s=10.0)
-    failure = judge(ranks, 0.0, 5.0, HEARTBEAT_S).failure
-    assert failure is not None
+    failure = judge(ranks, 0.0, 5.0, HEARTBEAT_S)
+    assert isinstance(failure, Blame)
     assert (failure.rank, failure.kind, failure.step) == (1, "silent", 7)
 
 
@@ -135,13 +136,13 @@ def test_who_is_replaced_where_ranks_do_not_meet() -> None:
         Observation(rank=rank, host="h", poll=RankPoll(state="failed", error=error))
         for rank in range(3)
     ]
-    failure = judge(unmet, GRACE_S).failure
-    assert failure is not None and failure.unmet and failure.symptom
+    failure = judge(unmet, GRACE_S)
+    assert isinstance(failure, Blame) and failure.unmet and failure.symptom
     assert to_replace(unmet, 0.2, failure.unmet) == ((0, 1, 2), False), "nothing tells whose fault"
     assert to_replace(unmet, 0.2) == ((), False), "their meeting was cut for another reason"
     dead = Observation(rank=0, host="h", death="gone")
-    failure = judge([dead, *unmet[1:]], GRACE_S).failure
-    assert failure is not None and not failure.unmet and failure.kind == "died"
+    failure = judge([dead, *unmet[1:]], GRACE_S)
+    assert isinstance(failure, Blame) and not failure.unmet and failure.kind == "died"
     assert to_replace([dead, *unmet[1:]], 0.2, True) == ((0,), False), "it kept the meeting place"
     mute = Observation(rank=2, host="h")
     assert to_replace([*unmet[:2], mute], 0.2, True) == ((), True)

@@ -13,8 +13,13 @@ import pytest
 from rayrec.driver import head as module
 from rayrec.driver.commands import Ask
 from rayrec.driver.head import Head
+from rayrec.driver.rank_group import Prepared
+from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.rooms import PlacementGroups, remove_group
 from rayrec.driver.roster import Place
+from rayrec.driver.run import Rules, Run
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.machine.signals import Signals
 
 # a function of Ray has the name of its module
 module_of_places = importlib.import_module("ray.util.placement_group")
@@ -55,7 +60,7 @@ def test_a_place_is_asked_for_again_where_the_call_is_lost(
     groups = PlacementGroups({"CPU": 1.0})
     for number in (0, 1):
         groups.ask(Ask(group=number, near="here"))
-    rooms = groups.rooms(None)
+    rooms = groups.rooms()
     assert asked == ["here"] * 3 and rooms is not None
     assert rooms.nodes == {Place(0, 0): "here", Place(1, 0): "here"} and rooms.base == "CREATED"
 
@@ -100,14 +105,14 @@ def test_no_place_is_made_twice_or_kept_whatever_calls_are_lost(
         groups.ask(Ask(group=number))
         kept.add(number)
         if chance.random() < 0.5:
-            groups.rooms(None)
+            groups.rooms()
         if chance.random() < 0.5:
             kept.remove(gone := chance.choice(sorted(kept)))
             groups.give_back(gone)
     if chance.random() < 0.5:
         loses[0] = False
         for _ in range(2):
-            rooms = groups.rooms(None)
+            rooms = groups.rooms()
         assert rooms is not None and {place.group for place in rooms.nodes} == kept
         assert {name.rpartition("-")[2] for name in there} == {str(number) for number in kept}
     loses[0] = False
@@ -135,7 +140,7 @@ def test_a_lost_call_may_make_its_place_late(head: Head, monkeypatch: pytest.Mon
     groups = PlacementGroups({"CPU": 1.0})
     groups.ask(Ask(group=0))
     for wanted in ({}, {Place(0, 0): "here"}):
-        rooms = groups.rooms(None)
+        rooms = groups.rooms()
         assert rooms is not None and rooms.nodes == wanted
 
 
@@ -164,10 +169,12 @@ def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    groups = PlacementGroups({"CPU": 1.0})
-    told = groups.rooms(None)
+    run = Run.of(Rules(scaling=ScalingConfig()))
+    run.needs = frozenset({"rooms"})
+    cluster = RayCluster(run, lambda group: Prepared(None), Signals(), print)
+    told = cluster.look().rooms
     assert told is not None
     monkeypatch.setattr(module, "SOON_S", 0.01)
     head.aside(partial(answers.wait, 30.0))
-    assert groups.rooms(told) is groups.rooms(None) is told
+    assert cluster.look().rooms is cluster.look().rooms is told
     answers.set()
