@@ -17,7 +17,7 @@ from rayrec.driver.rank_process import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
 from rayrec.serve.cluster.placing import NodePlace, kill_on, places_of, start_on
 from rayrec.serve.server.hosted import HostedServer, HostReport
-from rayrec.serve.server.restarts import wait_before
+from rayrec.serve.server.process_slot import wait_before
 from rayrec.serve.server.served import served_model
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.serve.server.telling import say, tell

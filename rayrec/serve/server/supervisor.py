@@ -27,9 +27,8 @@ from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.forked import SIGNALS, run_forked
 from rayrec.serve.server.held import forget_numbers, keep_folder, metrics_folder, reserved
 from rayrec.serve.server.leading import CHANGED, Lead
-from rayrec.serve.server.process_slot import ProcessSlot
+from rayrec.serve.server.process_slot import ProcessSlot, wait_before
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
-from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.serve.server.telling import say, tell
@@ -160,7 +159,7 @@ class Supervisor:
                 self._hear(slot, name)
             if slot.process is not None and slot.process.sentinel in happened:
                 self._bury(slot)
-            elif slot.process is None and self._due(slot) <= time.monotonic():
+            elif slot.process is None and slot.due <= time.monotonic():
                 self._start(slot)
         if self._holder is not None and self._holder in happened:
             self._answer(self._holder)
@@ -193,7 +192,7 @@ class Supervisor:
     def _timeout(self) -> float:
         """Return the seconds until a start, a look or a publication is due."""
         now = time.monotonic()
-        due = [self._due(slot) - now for slot in self._slots if slot.process is None]
+        due = [slot.due - now for slot in self._slots if slot.process is None]
         due.append(self._pulses.due_s())
         if self._lead is not None and self._was_ready:
             due.append(self._lead.timeout())
@@ -261,9 +260,6 @@ class Supervisor:
         slot.process = slot.said = None
         slot.started = time.monotonic()
         say(f"{what}; it is started again in {wait_before(slot.ends):.1f} s")
-
-    def _due(self, slot: ProcessSlot) -> float:
-        return slot.started + wait_before(slot.ends)
 
     def _drain(self) -> None:
         """End all replicas, each after the answers to what it has."""
