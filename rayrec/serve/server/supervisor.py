@@ -26,7 +26,7 @@ from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.forked import SIGNALS, run_forked
 from rayrec.serve.server.held import forget_numbers, keep_folder, metrics_folder, reserved
-from rayrec.serve.server.leading import CHANGED, Lead
+from rayrec.serve.server.leading import CHANGED, LATE, Lead
 from rayrec.serve.server.process_slot import ProcessSlot, wait_before
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
 from rayrec.serve.server.served import served_predictor
@@ -166,7 +166,8 @@ class Supervisor:
         if self._pulses.due_s() == 0:
             self._end_what_hangs()
         if self._lead is not None and self._was_ready:
-            self._follow(self._lead)
+            said = {slot.number: slot.said for slot in self._slots if slot.said is not None}
+            self._lead.turn(said)
 
     def _answer(self, holder: Connection) -> None:
         """Tell the holder the status; end where it is gone."""
@@ -198,18 +199,8 @@ class Supervisor:
             due.append(self._lead.timeout())
         return max(0.0, min(due))
 
-    def _follow(self, lead: Lead) -> None:
-        """Bring the replicas to the next version, if there is one."""
-        # whether one that starts hangs, its pulse tells
-        for number in lead.late([slot.number for slot in self._slots if not slot.is_ready]):
-            process = self._slots[number].process
-            if process is not None:
-                say(f"replica {number} does not change over; it is killed")
-                process.kill()
-        lead.turn({slot.number: slot.said for slot in self._slots if slot.said is not None})
-
     def _hear(self, slot: ProcessSlot, name: str) -> None:
-        assert slot.said is not None
+        assert slot.process is not None and slot.said is not None
         try:
             message = slot.said.recv_bytes()
         except (EOFError, OSError):  # the replica died, which its sentinel tells
@@ -218,6 +209,10 @@ class Supervisor:
             return
         if message == CHANGED and self._lead is not None:
             self._lead.heard(slot.number)
+            return
+        if message == LATE:
+            say(f"replica {slot.number} does not change over; it is killed")
+            slot.process.kill()
             return
         slot.is_ready = True
         if not self._was_ready and all(one.is_ready for one in self._slots):
