@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from rayrec.serve.sealed import PARTIAL
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, measured, write_packed
-from rayrec.serve.trained_model import TrainedModel, open_trained
+from rayrec.serve.trained_model import TrainedModel, open_trained, stored_collection
 from rayrec.spec.task import Task
 from rayrec.storage import one_line
 
@@ -138,7 +139,7 @@ def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> 
         step=trained.restored.step,
         source=trained.path,
         tables=tables,
-        collections=trained.stored_collections(),
+        collections=tuple(starmap(stored_collection, trained.collections.items())),
         outputs=trained.scorer({}).outputs,
         dense=stored(folder, DENSE, dense_bytes(trained.restored.dense)),
         program=None if trouble else stored(folder, PROGRAM),
