@@ -36,8 +36,14 @@ from rayrec.serve.parity import ParityBounds, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.requests import Request
-from rayrec.serve.sample import ParitySample, parity_sample
-from rayrec.serve.sampled import SampledRows, check_takes_ids, ids_of, sample_scores
+from rayrec.serve.sample import (
+    ParitySample,
+    SampledRows,
+    check_takes_ids,
+    ids_of,
+    parity_sample,
+    sample_scores,
+)
 from rayrec.serve.sealed import PARTIAL
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.stored import stored
