@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 import torch
@@ -59,7 +60,7 @@ class RowReader:
     def __init__(self, schema: FeatureSchema | None, is_checked: bool, takes_strides: bool) -> None:
         self._schema, self._is_checked = schema, is_checked
         self._takes_strides = takes_strides
-        self._splits: dict[frozenset[str], CandidateSplit] = {}
+        self._split = lru_cache(_MOST_SPLITS)(self._new_split)
 
     def read(self, rows: Rows) -> Request:
         """Return the request of rows.
@@ -108,12 +109,7 @@ class RowReader:
         schema = self._known_schema()
         if are_none(candidates):
             return self.read([])
-        columns = user_columns(user, candidates, schema)
-        if columns not in self._splits:
-            if len(self._splits) >= _MOST_SPLITS:
-                self._splits.clear()
-            self._splits[columns] = CandidateSplit(schema, columns)
-        split = self._splits[columns]
+        split = self._split(user_columns(user, candidates, schema))
         if split.is_whole and self._takes_strides:
             return marked(split.request(user, candidates), self._is_checked)
         return self.read(broadcast(user, candidates, schema))
@@ -124,6 +120,9 @@ class RowReader:
             "k and masked are for next-item models, which rank items; this is another one. "
             "Give rows with all columns."
         )
+
+    def _new_split(self, columns: frozenset[str]) -> CandidateSplit:
+        return CandidateSplit(self._known_schema(), columns)
 
     def _known_schema(self) -> FeatureSchema:
         if self._schema is None:
