@@ -185,11 +185,7 @@ def _with_parity(
     kept: Mapping[str, SampledRows],
     bounds: ParityBounds,
 ) -> Manifest:
-    """Score the sample by both models.
-
-    Raises:
-        ArtifactError: the scores are too far apart.
-    """
+    """Score the sample by both models; scores that are too far apart are an error."""
     read = Manifest.from_bytes(manifest.sealed().to_bytes(), str(folder))
     artifact = read_artifact(folder, read)
     build = None if trained.recipe is not None else (lambda: trained.module)

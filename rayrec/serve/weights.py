@@ -87,11 +87,7 @@ class Weights:
             )
 
     def _check_sizes(self, recipe: Recipe) -> None:
-        """Check that a recipe is that of the tensors, before any memory is taken for its layers.
-
-        Raises:
-            RayrecError: it is not.
-        """
+        """Check that a recipe is that of the tensors, before any memory is taken for its layers."""
         layers, most = recipe.layers(), max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(

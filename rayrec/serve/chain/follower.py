@@ -179,11 +179,7 @@ class Follower:
         return version
 
     def _changed(self, publication: Publication) -> Version:
-        """Apply a delta, every byte of which is checked before the first row is written.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Apply a delta, every byte of which is checked before the first row is written."""
         folder = self.folder.folder(publication.place)
         tables = self.artifact.packed.tables
         numbers = {table.name: number for number, table in enumerate(tables)}
@@ -206,11 +202,7 @@ class Follower:
         return self._version(publication, dense)
 
     def _based(self, publication: Publication) -> Version:
-        """Apply all rows of a base.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Apply all rows of a base."""
         # before its tables are read, which would be done again at each look
         if not alike(self.artifact.manifest, self._manifest(publication)):
             other = f"{publication.name} has other tables, types, features or outputs; start anew"
@@ -225,11 +217,7 @@ class Follower:
         return self._version(publication, dense)
 
     def _opened(self, publication: Publication) -> Artifact:
-        """Open the artifact of a base, with all its bytes checked.
-
-        Raises:
-            ArtifactError: a file is missing or damaged, or the artifact is another one.
-        """
+        """Open the artifact of a base, with all its bytes checked."""
         folder = self.folder.folder(publication.place)
         return read_artifact(folder, self._manifest(publication), trusted=self._trusted)
 
@@ -241,11 +229,7 @@ class Follower:
         return manifest
 
     def _check_dense(self, dense: bytes, where: str) -> None:
-        """Check that a dense part is of this model, before any row is written.
-
-        Raises:
-            ArtifactError: the dense part is damaged, or has other parameters.
-        """
+        """Check that a dense part is of this model, before any row is written."""
         shapes = _shapes(loaded_dense(dense, where, trusted=self._trusted))
         if shapes != self._shapes:
             name = sorted(map(str, shapes.items() ^ self._shapes.items()))[0]

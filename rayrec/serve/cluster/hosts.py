@@ -180,11 +180,7 @@ class Hosts:
                 ray.kill(slot.actor, no_restart=True)
 
     def _look(self) -> str:
-        """Return the model at the path, which must be the same on all hosts.
-
-        Raises:
-            RayrecError: a host sees none, or another one.
-        """
+        """Return the model at the path, which must be the same on all hosts."""
         import ray
 
         given = self._path, self._settings, self._follow
