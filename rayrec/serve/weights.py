@@ -20,11 +20,10 @@ from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.quant.ids import PackedIds
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
-from rayrec.serve.program import MODEL, Program, load_program
+from rayrec.serve.program import MODEL, Program, dropped_sources, load_program
 from rayrec.serve.recipes import Recipe, recipe_of
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
-from rayrec.serve.traces import dropped_sources
 from rayrec.storage import one_line
 
 Collections = Mapping[str, Packed]
