@@ -15,7 +15,7 @@ from typing import Any
 
 from rayrec.driver.rank_process import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
-from rayrec.serve.cluster.placing import NodePlace, kill_on, places_of, start_on
+from rayrec.serve.cluster.placing import NodePlace, kill, places_of, start_on
 from rayrec.serve.server.hosted import HostedServer, HostReport
 from rayrec.serve.server.process_slot import wait_before
 from rayrec.serve.server.served import served_model
@@ -150,7 +150,7 @@ class Hosts:
                 if slot.silent_s >= _SILENT_S:
                     say(f"{slot.name} hangs: silent for {slot.silent_s:.0f} s; it is killed")
                     slot.silent_s = 0.0
-                    kill_on(slot.place, slot.pid)
+                    start_on(slot.place, kill, slot.pid)
         time.sleep(_LOOK_S)
 
     def drain(self) -> None:
