@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import NoReturn
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -96,9 +96,10 @@ class GrpcService:
             ]
         )
         # no serializers: the handler takes and gives bytes
+        kinds = {METHOD: ARROW_TYPE, SCORE_METHOD: PROTOBUF_TYPE}
         handlers = {
-            METHOD: grpc.unary_unary_rpc_method_handler(self._predict),
-            SCORE_METHOD: grpc.unary_unary_rpc_method_handler(self._score),
+            method: grpc.unary_unary_rpc_method_handler(partial(self._answer, kind))
+            for method, kind in kinds.items()
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
         self._server.add_generic_rpc_handlers([generic, health.handler()])
@@ -121,20 +122,10 @@ class GrpcService:
         """Take no more requests, and wait at most `seconds` for the answers of pending ones."""
         await self._server.stop(seconds)
 
-    async def _predict(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return await self._answer(message, ARROW_TYPE, context)
-
-    async def _score(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return await self._answer(message, PROTOBUF_TYPE, context)
-
-    async def _answer(self, message: bytes, kind: str, context: grpc.aio.ServicerContext) -> bytes:
+    async def _answer(self, kind: str, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         waits_s = context.time_remaining()
         answer = await self._answering.answer("grpc", kind, message, waits_s)
         if isinstance(answer, ErrorReply):
-            await _abort(context, answer.code, answer.text)
+            await context.abort(grpc.StatusCode[answer.code], answer.text)
+            raise AssertionError("abort raises")
         return answer
-
-
-async def _abort(context: grpc.aio.ServicerContext, code: str, text: str) -> NoReturn:
-    await context.abort(grpc.StatusCode[code], text)
-    raise AssertionError("abort raises")
