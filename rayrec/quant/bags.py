@@ -197,11 +197,7 @@ class BagReader:
         return np.count_nonzero(unsigned >= limits) == 0
 
     def _blame(self, batch: KeyedJaggedTensor) -> None:
-        """Say what is wrong with a batch in the order of the features.
-
-        Raises:
-            InputError, ShapeError: always.
-        """
+        """Raise what is wrong with a batch in the order of the features."""
         plain = batch
         if not self._is_plain:
             keys = list(dict.fromkeys(self._features))

@@ -23,8 +23,7 @@ from rayrec.modules import (
 )
 from rayrec.quant.bags import BagReader
 from rayrec.quant.ids import PackedIds
-from rayrec.quant.lookup import Pooling, RowLookup
-from rayrec.quant.slots import FeatureSlots
+from rayrec.quant.lookup import FeatureSlots, Pooling, RowLookup
 from rayrec.quant.tables import PackedTables, pack_tables
 from rayrec.quant.types import QuantType, Types, types_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -54,8 +53,7 @@ class QuantEmbeddingBagCollection(nn.Module):
         for slot, number in enumerate(slots.numbers):
             by_pooling.setdefault(_POOLING[self._tables[number].pooling], []).append(slot)
         self._parts = [
-            (slots.reader(own, is_weighted), slots.lookup(own, pooling), own)
-            for pooling, own in by_pooling.items()
+            (*slots.part(own, pooling, is_weighted), own) for pooling, own in by_pooling.items()
         ]
         self._index = {name: slot for slot, name in enumerate(slots.names)}
         self._kept: dict[tuple[Pooling, tuple[int, ...]], tuple[BagReader, RowLookup]] = {}
@@ -132,8 +130,7 @@ class QuantEmbeddingBagCollection(nn.Module):
         if (pooling, slots) not in self._kept:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            made = self._slots.reader(slots, self._is_weighted), self._slots.lookup(slots, pooling)
-            self._kept[pooling, slots] = made
+            self._kept[pooling, slots] = self._slots.part(slots, pooling, self._is_weighted)
         return self._kept[pooling, slots]
 
     def output_widths(self) -> dict[str, int]:
@@ -184,10 +181,7 @@ class QuantEmbeddingCollection(nn.Module):
         for slot, number in enumerate(slots.numbers):
             table = packed.tables[number]
             by_width.setdefault(table.kind.lookup_width(table.width), []).append(slot)
-        self._parts = [
-            (slots.reader(own, False), slots.lookup(own, Pooling.NONE), own)
-            for own in by_width.values()
-        ]
+        self._parts = [(*slots.part(own, Pooling.NONE), own) for own in by_width.values()]
 
     @classmethod
     def from_float(

@@ -28,7 +28,7 @@ class PackedIds:
         rows: R.
     Attributes:
         keys: (R,) int64, the id that has each row, or `NO_KEY`.
-        unknown: how many ids were looked for, and had no row.
+        unknown: how many ids were looked for, and had no row; whoever counts them sets it to 0.
     """
 
     def __init__(self, data: Tensor, rows: int) -> None:

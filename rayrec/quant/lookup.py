@@ -1,4 +1,5 @@
-"""`RowLookup`: the features of some tables in one call of FBGEMM's integer lookup operator.
+"""`RowLookup`: the features of some tables in one call of FBGEMM's integer lookup operator; and
+`FeatureSlots`: the features of a collection in the order of its output.
 
 The operator is called directly: the module that FBGEMM wraps around it costs three times the
 operator for one row of 26 features. It reads beyond the ids where offsets are wrong, and finds a
@@ -11,11 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from rayrec.quant.bags import FeatureBags
+from rayrec.errors import ConfigError
+from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.modules import get_embedding_names_by_table
+from rayrec.modules.names import check_module_names
+from rayrec.quant.bags import BagReader, FeatureBags
 from rayrec.quant.ids import PackedIds
 from rayrec.quant.tables import PackedTables
 from rayrec.sparse.ops import offsets_of
@@ -103,3 +109,35 @@ class RowLookup:
             own = rows[ends[slot] : ends[slot + 1]]
             own.copy_(ids.find(own))
         return rows
+
+
+class FeatureSlots:
+    """The features of tables, in the order of the output: the table and its number, per feature."""
+
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], packed: PackedTables) -> None:
+        check_module_names(tables)
+        sizes = [(table.name, table.num_embeddings, table.embedding_dim) for table in tables]
+        if sizes != [(table.name, table.rows, table.width) for table in packed.tables]:
+            raise ConfigError(
+                f"the packed tables are {[t.name for t in packed.tables]} and the collection has "
+                f"{[t.name for t in tables]}, in other sizes or another order; pack the tables of "
+                "this collection."
+            )
+        pairs = [(n, f) for n, table in enumerate(tables) for f in table.feature_names]
+        self.numbers = [number for number, _ in pairs]
+        self.features = [feature for _, feature in pairs]
+        self.names = list(chain.from_iterable(get_embedding_names_by_table(tables)))
+        self.widths = [tables[number].embedding_dim for number in self.numbers]
+        self._tables, self._packed = tables, packed
+        found = {table.name: packed.ids_of(number) for number, table in enumerate(tables)}
+        # of the dynamic tables, by name
+        self.ids = {name: ids for name, ids in found.items() if ids is not None}
+
+    def part(
+        self, slots: Sequence[int], pooling: Pooling, is_weighted: bool = False
+    ) -> tuple[BagReader, RowLookup]:
+        """Make the reader of these slots' features in a batch, and the look-up of their rows."""
+        numbers = [self.numbers[slot] for slot in slots]
+        limits = [(self._tables[number].name, self._tables[number].id_limit) for number in numbers]
+        reader = BagReader(limits, [self.features[slot] for slot in slots], is_weighted)
+        return reader, RowLookup(self._packed, numbers, pooling, self.ids)

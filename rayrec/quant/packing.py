@@ -16,7 +16,6 @@ table, so the scale of a smaller row is coarse: its error is at most 1e-12 of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -56,13 +55,13 @@ class TableRange:
         Raises:
             InputError: a value is not finite, or too large for the type; names table and row.
         """
-        self.ranges(rows, lambda row: first_row + row)
+        self.ranges(rows, range(first_row, first_row + len(rows)))
 
-    def ranges(self, rows: Tensor, number: Callable[[int], int]) -> tuple[Tensor, Tensor]:
+    def ranges(self, rows: Tensor, numbers: range | Tensor) -> tuple[Tensor, Tensor]:
         """Look at some rows as `add` does, and return for each what `include` takes.
 
         Args:
-            number: place in the chunk -> number of the row in the table.
+            numbers: (N,) numbers of the rows in the table.
         Returns:
             (N,) float32 sizes, and (N,) float32 steps.
         Raises:
@@ -77,7 +76,7 @@ class TableRange:
         good = (sizes <= most) & sizes.isfinite()
         if not bool(good.all()):
             row = int((~good).nonzero()[0])
-            raise self._refused(number(row), rows[row])
+            raise self._refused(int(numbers[row]), rows[row])
         # Of a row far from zero the bias limits the precision, and not the scale.
         steps = torch.maximum(high - low, sizes / 64) if self._kind.top_code else sizes
         self.include(sizes, steps)

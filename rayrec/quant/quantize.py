@@ -64,21 +64,13 @@ def quantize(model: nn.Module, types: Types = QuantType.INT8) -> nn.Module:
             f"{type(model).__name__} holds no EmbeddingBagCollection and no EmbeddingCollection to "
             "quantize. Save a checkpoint of a sharded model and export that, with rayrec export."
         )
-    tables = {
-        name: [table.name for table in configs_of(collection)]
-        for name, collection in collections.items()
-    }
-    every = [table for names in tables.values() for table in names]
+    every = [table.name for one in collections.values() for table in configs_of(one)]
     kinds = types_of(dict.fromkeys(every), types)
-    packed = {
-        name: pack_collection(collection, {table: kinds[table] for table in tables[name]})
-        for name, collection in collections.items()
-    }
+    packed: dict[str, Packed] = {}
+    for name, one in collections.items():
+        own = {table.name: kinds[table.name] for table in configs_of(one)}
+        if isinstance(one, EmbeddingBagCollection):
+            packed[name] = QuantEmbeddingBagCollection.from_float(one, own)
+        else:
+            packed[name] = QuantEmbeddingCollection.from_float(one, own)
     return packed[""] if "" in packed else exchanged(model, packed).eval()
-
-
-def pack_collection(collection: Reference, types: Types) -> Packed:
-    """The packed form of one reference collection; see `quantize`."""
-    if isinstance(collection, EmbeddingBagCollection):
-        return QuantEmbeddingBagCollection.from_float(collection, types)
-    return QuantEmbeddingCollection.from_float(collection, types)

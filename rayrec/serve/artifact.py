@@ -86,9 +86,8 @@ class Artifact:
         own = PackedTables(tuple(by_name[name] for name, _, _ in stored.tables), self.packed.data)
         tables = stored.configs(by_name)
         if stored.kind == BAGS:
-            weighted = stored.is_weighted
-            return QuantEmbeddingBagCollection(tables, own, weighted)  # type: ignore[arg-type]
-        return QuantEmbeddingCollection(tables, own, stored.need_indices)  # type: ignore[arg-type]
+            return QuantEmbeddingBagCollection(tables, own, stored.is_weighted)
+        return QuantEmbeddingCollection(tables, own, stored.need_indices)
 
     def dense(self) -> dict[str, Tensor]:
         """Return the dense parameters and buffers, by their names in the model.

@@ -83,7 +83,7 @@ def predict_files(
         check_joins(part, part.order(shuffle=False, ordered=True), folder.columns.names)
     opened = open_artifact(artifact)
     job = _Score(opened, data, folder, batch_size, model)
-    predictor = job.predictor()
+    predictor = Predictor(opened, model)
     _check_same_features(predictor, data)
     with hold_signals() as signals, _written(folder) as hidden:
         units: list[Unit] = [
@@ -131,12 +131,8 @@ class _Score:
     def start(self) -> Callable[[Unit], int]:
         """Make the predictor of the artifact that the starter has opened."""
         torch.set_num_threads(1)
-        predictor = self.predictor()
+        predictor = Predictor(self.artifact, self.model)
         return lambda unit: self.score(predictor, unit)
-
-    def predictor(self) -> Predictor:
-        """Return a new predictor of the artifact."""
-        return Predictor(self.artifact, self.model)
 
     def score(
         self, predictor: Predictor, unit: Unit, on_batch: Callable[[], None] = lambda: None
@@ -202,11 +198,7 @@ def _written(folder: ScoredFolder) -> Iterator[Path]:
 
 
 def _check_same_features(predictor: Predictor, data: FileDataset) -> None:
-    """Check that the data are read as the features of the model.
-
-    Raises:
-        ConfigError: names what differs.
-    """
+    """Check that the data are read as the features of the model; the error names what differs."""
     trained, given = predictor.schema, data.schema
     if trained is None:
         return

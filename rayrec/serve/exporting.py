@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,19 @@ from rayrec.serve.parity import ParityBounds, check_bounds, compared
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.program import GivenBags, export_program
 from rayrec.serve.requests import Request
-from rayrec.serve.sample import ParitySample, parity_sample
-from rayrec.serve.sampled import SampledRows, check_takes_ids, ids_of, sample_scores
+from rayrec.serve.sample import (
+    ParitySample,
+    SampledRows,
+    check_takes_ids,
+    ids_of,
+    parity_sample,
+    sample_scores,
+)
 from rayrec.serve.sealed import PARTIAL
 from rayrec.serve.signing import SUFFIX, SigningKey
 from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, measured, write_packed
-from rayrec.serve.trained_model import TrainedModel, open_trained
+from rayrec.serve.trained_model import TrainedModel, open_trained, stored_collection
 from rayrec.spec.task import Task
 from rayrec.storage import one_line
 
@@ -138,7 +145,7 @@ def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> 
         step=trained.restored.step,
         source=trained.path,
         tables=tables,
-        collections=trained.stored_collections(),
+        collections=tuple(starmap(stored_collection, trained.collections.items())),
         outputs=trained.scorer({}).outputs,
         dense=stored(folder, DENSE, dense_bytes(trained.restored.dense)),
         program=None if trouble else stored(folder, PROGRAM),
@@ -178,11 +185,7 @@ def _with_parity(
     kept: Mapping[str, SampledRows],
     bounds: ParityBounds,
 ) -> Manifest:
-    """Score the sample by both models.
-
-    Raises:
-        ArtifactError: the scores are too far apart.
-    """
+    """Score the sample by both models; scores that are too far apart are an error."""
     read = Manifest.from_bytes(manifest.sealed().to_bytes(), str(folder))
     artifact = read_artifact(folder, read)
     build = None if trained.recipe is not None else (lambda: trained.module)

@@ -86,20 +86,18 @@ class StoredCollection:
     need_indices: bool
     tables: tuple[tuple[str, tuple[str, ...], str], ...]
 
-    def configs(
-        self, packed: Mapping[str, PackedTable]
-    ) -> list[EmbeddingBagConfig] | list[EmbeddingConfig]:
+    def configs(self, packed: Mapping[str, PackedTable]) -> list[Any]:
         """Return the configs of the tables, as the constructor of the collection takes them."""
-        bags, sequences = [], []
+        configs: list[EmbeddingBagConfig | EmbeddingConfig] = []
         for name, features, pooling in self.tables:
             given: dict[str, Any] = {"name": name, "feature_names": list(features)}
             given |= {"num_embeddings": packed[name].rows, "embedding_dim": packed[name].width}
             given["dynamic"] = DynamicConfig() if packed[name].has_ids else None
             if self.kind == BAGS:
-                bags.append(EmbeddingBagConfig(**given, pooling=PoolingType(pooling)))
+                configs.append(EmbeddingBagConfig(**given, pooling=PoolingType(pooling)))
             else:
-                sequences.append(EmbeddingConfig(**given))
-        return bags if self.kind == BAGS else sequences
+                configs.append(EmbeddingConfig(**given))
+        return configs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,10 +25,9 @@ from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.quant import QuantEmbeddingBagCollection, configs_of
 from rayrec.serve.artifact import Artifact, open_artifact
 from rayrec.serve.manifest import Manifest
-from rayrec.serve.next_item_reader import NextItemReader
+from rayrec.serve.readers import NextItemReader, RowReader
 from rayrec.serve.recipes import recipe_of
 from rayrec.serve.requests import Request, Rows, nothing
-from rayrec.serve.row_reader import RowReader
 from rayrec.serve.scorer import probabilities
 from rayrec.serve.trained_model import schema_trouble
 from rayrec.serve.weights import Collections, Weights

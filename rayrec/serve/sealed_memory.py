@@ -36,18 +36,20 @@ class TableMemory:
 
     Args:
         num_bytes: size of the memory.
+        sealed: path of the memory that another process has sealed; "" makes a new one.
     Raises:
         OSError: the system lacks memory of this size.
     """
 
-    def __init__(self, num_bytes: int) -> None:
-        file = os.memfd_create("rayrec-tables", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._hold(file, num_bytes)
-        os.truncate(file, num_bytes)
-
-    def _hold(self, file: int, num_bytes: int) -> None:
-        self._file, self._bytes = file, num_bytes
-        weakref.finalize(self, os.close, file)
+    def __init__(self, num_bytes: int, sealed: str = "") -> None:
+        if sealed:
+            self._file = os.open(sealed, os.O_RDONLY)
+        else:
+            self._file = os.memfd_create("rayrec-tables", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._bytes = num_bytes
+        weakref.finalize(self, os.close, self._file)
+        if not sealed:
+            os.truncate(self._file, num_bytes)
 
     def write(self, piece: memoryview, start: int) -> None:
         """Write some bytes; several threads may do so.
@@ -76,14 +78,7 @@ class TableMemory:
             return torch.from_numpy(np.frombuffer(whole, np.uint8))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _sealed_elsewhere, (f"/proc/{os.getpid()}/fd/{self._file}", self._bytes)
-
-
-def _sealed_elsewhere(path: str, num_bytes: int) -> TableMemory:
-    """Return memory that another process has sealed; unpickles a `TableMemory`."""
-    memory = TableMemory.__new__(TableMemory)
-    memory._hold(os.open(path, os.O_RDONLY), num_bytes)
-    return memory
+        return TableMemory, (self._bytes, f"/proc/{os.getpid()}/fd/{self._file}")
 
 
 def read_ahead(paths: Sequence[Path]) -> None:

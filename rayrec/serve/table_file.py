@@ -31,7 +31,7 @@ from rayrec.quant.tables import chunks
 from rayrec.serve.files import StoredFile
 from rayrec.serve.live_rows import LiveRows
 from rayrec.serve.manifest import StoredTable
-from rayrec.serve.sampled import SampledRows
+from rayrec.serve.sample import SampledRows
 from rayrec.serve.stored import stored
 from rayrec.storage import Sink
 

@@ -67,10 +67,6 @@ class TrainedModel:
         clocks = clocks_in(self.restored.extras)
         return LiveRows(self.path, self.restored.manifest, self.tables(), clocks)
 
-    def stored_collections(self) -> tuple[StoredCollection, ...]:
-        """Return the collections in the form of an artifact's manifest."""
-        return tuple(_stored(name, one) for name, one in self.collections.items())
-
     def scorer(self, places: Mapping[str, nn.Module]) -> Scorer:
         """Return a scorer of a copy of the module with other modules for its collections."""
         labels = 1 if self.schema is None else len(self.schema.labels)
@@ -170,7 +166,8 @@ def schema_trouble(schema: FeatureSchema, tables: Sequence[BaseEmbeddingConfig])
     return ""
 
 
-def _stored(name: str, collection: Reference) -> StoredCollection:
+def stored_collection(name: str, collection: Reference) -> StoredCollection:
+    """Return a collection of a model in the form of an artifact's manifest."""
     is_bags = isinstance(collection, EmbeddingBagCollection)
     tables = tuple(
         (table.name, tuple(table.feature_names), table.pooling.value)  # type: ignore[attr-defined]

@@ -20,11 +20,10 @@ from rayrec.quant import Packed, PackedTables, exchanged, reference_collections
 from rayrec.quant.ids import PackedIds
 from rayrec.serve.artifact import Artifact
 from rayrec.serve.compiled import MOST_ROWS, load_compiled
-from rayrec.serve.program import MODEL, Program, load_program
+from rayrec.serve.program import MODEL, Program, dropped_sources, load_program
 from rayrec.serve.recipes import Recipe, recipe_of
 from rayrec.serve.requests import Request
 from rayrec.serve.scorer import Scorer
-from rayrec.serve.traces import dropped_sources
 from rayrec.storage import one_line
 
 Collections = Mapping[str, Packed]
@@ -87,11 +86,7 @@ class Weights:
             )
 
     def _check_sizes(self, recipe: Recipe) -> None:
-        """Check that a recipe is that of the tensors, before any memory is taken for its layers.
-
-        Raises:
-            RayrecError: it is not.
-        """
+        """Check that a recipe is that of the tensors, before any memory is taken for its layers."""
         layers, most = recipe.layers(), max(2, len(self._artifact.dense()))
         if layers > most:
             raise ArtifactError(

@@ -112,11 +112,7 @@ def _give(worker: _Worker, unit: object) -> None:
 
 
 def _result(worker: _Worker) -> Any:
-    """Return the result that a worker sent for a unit.
-
-    Raises:
-        RayrecError: the worker failed, or is gone.
-    """
+    """Return the result that a worker sent for a unit, unless it failed or is gone."""
     name = f"worker {worker.number}"
     try:
         result = worker.connection.recv()

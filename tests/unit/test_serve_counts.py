@@ -14,7 +14,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from rayrec.serve.server import supervisor
 from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.metrics import Metrics
-from rayrec.serve.server.restarts import wait_before
+from rayrec.serve.server.process_slot import wait_before
 from rayrec.serve.server.settings import METRICS_FOLDER, ServerSettings
 
 TOO_LARGE = web.HTTPRequestEntityTooLarge(max_size=10, actual_size=11)

@@ -19,7 +19,7 @@ import pytest
 from rayrec.errors import ArtifactError, RayrecError
 from rayrec.serve import Client, Predictor
 from rayrec.serve.server.held import reserved
-from rayrec.serve.server.hosted import HostedServer
+from rayrec.serve.server.hosted import HostedServer, HostReport
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
@@ -37,25 +37,34 @@ def artifact(tmp_path_factory) -> Path:
     return an_artifact(tmp_path_factory.mktemp("served"))
 
 
+class Held(HostedServer):
+    """A server whose lines are kept until they are taken."""
+
+    def look(self) -> HostReport:
+        report = self.report()
+        self.lines = [*getattr(self, "lines", ()), *report.lines]
+        return report
+
+
 @contextmanager
-def hosted(path: Path, settings: ServerSettings = TWO, **options) -> Iterator[HostedServer]:
-    server = HostedServer(str(path), settings, **options)
+def hosted(path: Path, settings: ServerSettings = TWO, **options) -> Iterator[Held]:
+    server = Held(str(path), settings, **options)
     try:
         yield server
     finally:
         with suppress(ProcessLookupError):  # it has ended
             os.kill(server.pid, signal.SIGKILL)
-        wait_for(lambda: not server.poll())
+        wait_for(lambda: server.look().has_ended)
 
 
-def status_of(server: HostedServer) -> ServerStatus:
-    wait_for(lambda: server.poll() and server.status is not None)
-    return server.status
+def status_of(server: Held) -> ServerStatus:
+    wait_for(lambda: server.look().status is not None)
+    return server.look().status
 
 
-def ended(server: HostedServer) -> tuple[RayrecError | None, tuple[str, ...]]:
-    wait_for(lambda: not server.poll())
-    return server.error, server.take_lines()
+def ended(server: Held) -> tuple[RayrecError | None, list[str]]:
+    wait_for(lambda: server.look().has_ended)
+    return server.look().error, server.lines
 
 
 def assert_answers(status: ServerStatus, predictor: Predictor) -> None:
@@ -78,15 +87,14 @@ def test_it_answers_tells_of_its_replicas_and_ends_in_order(artifact):
         assert_answers(status, predictor)
         (victim, _) = replicas_of(server)
         os.kill(victim, signal.SIGKILL)
-        lines: list[str] = []
-        wait_for(lambda: (server.poll() and lines.extend(server.take_lines())) or lines)
-        assert f"(process {victim}) ended with code -9; it is started again" in lines[0]
+        wait_for(lambda: not server.look().has_ended and server.lines)
+        assert f"(process {victim}) ended with code -9; it is started again" in server.lines.pop(0)
         wait_for(lambda: len(replicas_of(server)) == 2)
         server.terminate()
-        assert ended(server) == (None, ())
+        assert ended(server) == (None, [])
 
 
-def replicas_of(server: HostedServer) -> list[int]:
+def replicas_of(server: Held) -> list[int]:
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
     return [int(pid) for pid in children.read_text().split()]
 
@@ -103,7 +111,7 @@ def test_it_follows_a_chain_and_says_the_version(tmp_path):
         wait_for(lambda: status_of(server).version == mine.weights.name)
         assert_answers(status_of(server), mine)
         server.terminate()
-        assert ended(server) == (None, ())
+        assert ended(server) == (None, [])
 
 
 def test_its_mistakes_keep_their_class(artifact, tmp_path):
@@ -115,7 +123,7 @@ def test_its_mistakes_keep_their_class(artifact, tmp_path):
         with hosted(path, version=version) as server:
             error, lines = ended(server)
         assert isinstance(error, ArtifactError) and str(error).startswith(says)
-        assert server.status is None and lines == ()
+        assert server.look().status is None and lines == []
 
 
 def test_one_that_is_killed_is_told_by_its_code(artifact):
@@ -141,7 +149,7 @@ import sys, time
 from rayrec.serve.server.hosted import HostedServer
 from rayrec.serve.server.settings import ServerSettings
 server = HostedServer(sys.argv[1], ServerSettings(port=0, http_port=0))
-while server.poll() and server.status is None:
+while server.report().status is None:
     time.sleep(0.1)
 print("ready", flush=True)
 time.sleep(600)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 
 import pytest
 
 from rayrec.serve import Predictor
-from rayrec.serve.server import leading, pulse
-from rayrec.serve.server.leading import Lead
+from rayrec.serve.server import leading, pulse, supervisor
+from rayrec.serve.server.leading import Following, Lead
+from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.pulse import Pulses, core_wait_s
+from rayrec.serve.server.settings import ServerSettings
 from tests.unit.published_worlds import published_world
 from tests.unit.served_processes import wait_for
 
@@ -104,21 +109,35 @@ def test_a_parent_rests_while_its_replicas_change_over(tmp_path):
     assert lead.timeout() == 0.0
 
 
-def test_a_replica_that_still_starts_has_longer_to_change_over(tmp_path, monkeypatch):
+def test_a_replica_that_hangs_at_a_version_is_killed_by_its_parent(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(leading, "_LATE_S", 0.01)
     world = published_world(tmp_path / "chain", 0, ranks=1)
     world.publish()
-    lead = Lead(Predictor.follow(world.folder), 1e-6)
-    pipes = {number: multiprocessing.Pipe() for number in range(2)}
+    parent = supervisor.Supervisor(Predictor.follow(world.folder), ServerSettings(poll_s=1e-6))
+    (slot,), lead, gate, killed = parent._slots, parent._lead, threading.Event(), []
+    slot.process, (slot.said, theirs) = (
+        SimpleNamespace(kill=lambda: killed.append(0)),
+        multiprocessing.Pipe(),
+    )
+    monkeypatch.setattr(lead.predictor, "wait_unread", lambda copy: gate.wait(200))
     world.train(random.Random(0))
     world.publish()
-    lead.turn({number: ours for number, (ours, _) in pipes.items()})
-    time.sleep(0.02)
-    assert lead.late(starting=[1]) == [0]
-    # none goes on until it has changed over, or is gone
-    assert lead.late(starting=[1]) == [] and [*lead._waited] == [1]
-    time.sleep(0.02)
-    assert lead.late(starting=[]) == [1]
+    lead.turn({0: slot.said})
+
+    async def replica() -> None:
+        Following(lead, theirs, Metrics(None))
+        while not slot.said.poll():
+            await asyncio.sleep(0.001)
+        parent._hear(slot, "a chain")
+        assert killed == [0] and lead.timeout() == math.inf
+        gate.set()
+        while not slot.said.poll():
+            await asyncio.sleep(0.001)
+        parent._hear(slot, "a chain")
+
+    asyncio.run(replica())
+    assert capfd.readouterr().err == "replica 0 does not change over; it is killed\n"
+    assert killed == [0] and lead.timeout() == 0.0
 
 
 def test_a_version_reaches_the_replicas_without_a_disk(tmp_path, monkeypatch):

@@ -37,9 +37,9 @@ class TableCopies:
         self._tables, num_bytes = laid_out(tables.tables)
         self.data = [_shared(num_bytes) for _ in range(count)]
         self.active = 0
-        # rows that the resting copy lacks, by table, or all rows
-        self._lacks: list[ChangedRows] = []
-        self._lacks_all = count > 1
+        # tables and rows of which the resting copy lacks the newest values; None where all of them
+        self._all: list[tuple[int, Tensor]] | None = None if count > 1 else []
+        self._lacks = self._all
         # ids of every copy, by table: they know how full their maps are
         self._ids: list[list[PackedIds | None]] = [[] for _ in range(count)]
         self._fill(0, tables)
@@ -51,19 +51,19 @@ class TableCopies:
 
     def load(self, tables: PackedTables) -> None:
         """Take the rows of all tables, of the same sizes and types, as a new version."""
-        self._lacks, self._lacks_all = [], len(self.data) > 1  # before a row is written
+        self._lacks = self._all  # before a row is written
         self._fill(self.resting, tables)
         self.active = self.resting
 
     def apply(self, changes: Sequence[ChangedRows]) -> None:
         """Take some rows as a new version; they were checked before."""
         into, newest = self.tables(self.resting), self.tables(self.active)
-        lacks_all, self._lacks_all = self._lacks_all, len(self.data) > 1  # until all is written
-        if lacks_all:
+        lacks, self._lacks = self._lacks, self._all  # until all is written
+        if lacks is None:
             self.data[self.resting].copy_(self.data[self.active])
             self._look_at_ids(self.resting)
         ids = self._ids[self.resting]
-        for number, rows, _, _ in self._lacks:
+        for number, rows in lacks or ():
             _write(into.rows_of(number), rows, newest.rows_of(number), rows)
             if (own := ids[number]) is not None and (of := newest.ids_of(number)) is not None:
                 own.write(rows, of.keys[rows])
@@ -72,10 +72,8 @@ class TableCopies:
             if (own := ids[number]) is not None and keys is not None:
                 own.write(rows, keys)
         self.active = self.resting
-        self._lacks_all = False
         # values of this version will be taken from the copy that has them
-        self._lacks = list(changes) if len(self.data) > 1 else []
-        self._lacks = [one._replace(packed=one.packed[:0], keys=None) for one in self._lacks]
+        self._lacks = [(one.number, one.rows) for one in changes] if len(self.data) > 1 else []
 
     def _fill(self, copy: int, tables: PackedTables) -> None:
         into = self.tables(copy)

@@ -132,11 +132,7 @@ class ChainFolder:
             raise SaveError(f"cannot publish {target}: {one_line(error)}.") from error
 
     def _check_alone(self, publication: Publication) -> None:
-        """Check that the newest publication still is the parent.
-
-        Raises:
-            SaveError: another run has published since.
-        """
+        """Check that no other run has published since the parent was read."""
         newest = ""
         with suppress(ArtifactError):  # a damaged one is not the parent that was read before
             head = self.head()

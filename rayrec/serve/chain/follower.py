@@ -115,79 +115,71 @@ class Follower:
         Returns:
             the version that the tables have now; None where nothing was applied.
         """
-        self.verdict, self.trouble = Verdict.CURRENT, ""
         try:
-            places = self.folder.places()
+            version = self._next()
         except ArtifactError as error:
-            self._stay(Verdict.DAMAGED, str(error))
+            self.verdict = error.verdict if isinstance(error, _Refused) else Verdict.DAMAGED
+            self.trouble = str(error)
             return None
+        self.verdict, self.trouble = Verdict.CURRENT, ""
+        return version
+
+    def _next(self) -> Version | None:
+        """Apply the next publication, or the newest whole base where it is missing or damaged."""
+        places = self.folder.places()
         if not places:
             # a base is there from the first publication on
-            self._stay(Verdict.DAMAGED, f"{self.folder.path} holds no publication any more")
-            return None
+            raise ArtifactError(f"{self.folder.path} holds no publication any more")
         later = [place for place in places if place.seq > self.position.seq]
         if not later:
-            self._look_back(places)
+            self._read(places[-1])
             return None
+        trouble: ArtifactError | None = None
+        tried = [place for place in reversed(later) if place.kind == BASE]
         if later[0].seq == self.position.seq + 1:
-            version = self._try(later[0])
-            if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
-                return version
+            tried.insert(0, later[0])
         else:
             wanted = ChainPlace(self.position.seq + 1, DELTA)
-            self._stay(Verdict.GAP, f"{wanted.name} is missing, and {later[0].name} is there")
-        return self._jump([place for place in later if place.kind == BASE])
-
-    def _look_back(self, places: list[ChainPlace]) -> None:
-        """Check that the newest publication was applied; else record a fork or damage."""
-        for place in places[-1:]:
+            gap = f"{wanted.name} is missing, and {later[0].name} is there"
+            trouble = _Refused(Verdict.GAP, gap)
+        for place in tried:
             try:
-                publication = self.folder.read(place)
+                return self._apply(place)
+            except _Refused:
+                raise
             except ArtifactError as error:
-                self._stay(Verdict.DAMAGED, str(error))
-                return
-            if judge(self.position, publication) is Verdict.FORK:
-                self._forked(publication)
+                trouble = trouble or error
+        assert trouble is not None, "the next one is missing, or cannot be read"
+        raise trouble
 
-    def _jump(self, bases: list[ChainPlace]) -> Version | None:
-        """Apply the newest complete base, in place of missing or damaged publications."""
-        before = self.verdict, self.trouble
-        for place in reversed(bases):
-            version = self._try(place)
-            if version is not None or self.verdict in (Verdict.FORK, Verdict.OTHER):
-                return version
-        self.verdict, self.trouble = before
-        return None
+    def _read(self, place: ChainPlace) -> Publication:
+        """Read the record of a publication that was applied, or may be."""
+        publication = self.folder.read(place)
+        if judge(self.position, publication) is Verdict.FORK:
+            raise _Refused(
+                Verdict.FORK,
+                f"{publication.name} of run {publication.run} does not follow what was applied, "
+                f"number {self.position.seq} of run {self.position.run}",
+            )
+        return publication
 
-    def _try(self, place: ChainPlace) -> Version | None:
-        """Apply one publication if it comes next and is complete; else record why not."""
+    def _apply(self, place: ChainPlace) -> Version:
+        """Apply one publication, if it comes next and is whole."""
         try:
-            publication = self.folder.read(place)
-            if judge(self.position, publication) is not Verdict.NEXT:
-                self._forked(publication)
-                return None
+            publication = self._read(place)
             version = self._based(publication) if place.kind == BASE else self._changed(publication)
-        except ArtifactError as error:
-            self._stay(Verdict.DAMAGED, str(error))
-            return None
+        except ArtifactError:
+            raise
         # a whole publication of somebody else's may contradict itself in any way, and whoever
         # follows goes on
         except Exception as error:
             why = f"{type(error).__name__}: {one_line(error)}"
-            self._stay(Verdict.DAMAGED, f"{place.name} contradicts itself ({why})")
-            return None
-        if version is not None:
-            self.position = Position.at(publication, self.position)
-            self.version = version
-            self.verdict, self.trouble = Verdict.CURRENT, ""
+            raise ArtifactError(f"{place.name} contradicts itself ({why})") from error
+        self.position, self.version = Position.at(publication, self.position), version
         return version
 
     def _changed(self, publication: Publication) -> Version:
-        """Apply a delta, every byte of which is checked before the first row is written.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Apply a delta, every byte of which is checked before the first row is written."""
         folder = self.folder.folder(publication.place)
         tables = self.artifact.packed.tables
         numbers = {table.name: number for number, table in enumerate(tables)}
@@ -209,19 +201,12 @@ class Follower:
         self.copies.apply(changes)
         return self._version(publication, dense)
 
-    def _based(self, publication: Publication) -> Version | None:
-        """Apply all rows of a base.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+    def _based(self, publication: Publication) -> Version:
+        """Apply all rows of a base."""
         # before its tables are read, which would be done again at each look
         if not alike(self.artifact.manifest, self._manifest(publication)):
-            self._stay(
-                Verdict.OTHER,
-                f"{publication.name} has other tables, types, features or outputs; start anew",
-            )
-            return None
+            other = f"{publication.name} has other tables, types, features or outputs; start anew"
+            raise _Refused(Verdict.OTHER, other)
         artifact = self._opened(publication)
         path = artifact.manifest.dense.path
         dense = artifact.content[path]
@@ -232,11 +217,7 @@ class Follower:
         return self._version(publication, dense)
 
     def _opened(self, publication: Publication) -> Artifact:
-        """Open the artifact of a base, with all its bytes checked.
-
-        Raises:
-            ArtifactError: a file is missing or damaged, or the artifact is another one.
-        """
+        """Open the artifact of a base, with all its bytes checked."""
         folder = self.folder.folder(publication.place)
         return read_artifact(folder, self._manifest(publication), trusted=self._trusted)
 
@@ -248,11 +229,7 @@ class Follower:
         return manifest
 
     def _check_dense(self, dense: bytes, where: str) -> None:
-        """Check that a dense part is of this model, before any row is written.
-
-        Raises:
-            ArtifactError: the dense part is damaged, or has other parameters.
-        """
+        """Check that a dense part is of this model, before any row is written."""
         shapes = _shapes(loaded_dense(dense, where, trusted=self._trusted))
         if shapes != self._shapes:
             name = sorted(map(str, shapes.items() ^ self._shapes.items()))[0]
@@ -270,15 +247,13 @@ class Follower:
             ingest_time=publication.ingest_time,
         )
 
-    def _forked(self, publication: Publication) -> None:
-        self._stay(
-            Verdict.FORK,
-            f"{publication.name} of run {publication.run} does not follow what was applied, number "
-            f"{self.position.seq} of run {self.position.run}",
-        )
 
-    def _stay(self, verdict: Verdict, trouble: str) -> None:
-        self.verdict, self.trouble = verdict, trouble
+class _Refused(ArtifactError):
+    """Reason why nothing is applied, other than damage."""
+
+    def __init__(self, verdict: Verdict, trouble: str) -> None:
+        super().__init__(trouble)
+        self.verdict = verdict
 
 
 def _shapes(dense: Mapping[str, Tensor]) -> dict[str, tuple[object, ...]]:

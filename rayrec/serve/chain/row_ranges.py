@@ -8,7 +8,7 @@ others are kept: 8 bytes a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,9 +70,8 @@ class RowRanges:
             span = self._span(shard.table)
             parts = []
             for part in chunks(len(shard.rows), self._tables[shard.table].embedding_dim):
-                start = shard.rows.start + part.start
-                rows = reader.read(shard.table, range(start, shard.rows.start + part.stop))
-                parts.append(span.ranges(rows, start.__add__))
+                rows = range(shard.rows.start + part.start, shard.rows.start + part.stop)
+                parts.append(span.ranges(reader.read(shard.table, rows), rows))
             sizes, steps = (torch.cat(column) for column in zip(*parts, strict=True))
             self._kept[shard] = sizes, steps
 
@@ -83,7 +82,7 @@ class RowRanges:
             InputError: a row cannot be packed; names table and row.
         """
         for shard, rows, values, _ in changes:
-            measured = self._span(shard.table).ranges(values, _numbers(rows))
+            measured = self._span(shard.table).ranges(values, rows)
             local = rows - shard.rows.start
             for kept, new in zip(self._kept[shard], measured, strict=True):
                 kept[local] = new
@@ -108,8 +107,3 @@ class RowRanges:
 
     def _span(self, table: str) -> TableRange:
         return TableRange(table, self._types[table])
-
-
-def _numbers(rows: Tensor) -> Callable[[int], int]:
-    """Return a function from a place among the rows to the number of the row."""
-    return lambda place: int(rows[place])

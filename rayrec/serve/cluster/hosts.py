@@ -15,9 +15,9 @@ from typing import Any
 
 from rayrec.driver.rank_process import death_line
 from rayrec.errors import ArtifactError, RayrecError, RunInterrupted, ServingError, as_user_mistake
-from rayrec.serve.cluster.placing import NodePlace, kill_on, places_of, start_on
+from rayrec.serve.cluster.placing import NodePlace, kill, places_of, start_on
 from rayrec.serve.server.hosted import HostedServer, HostReport
-from rayrec.serve.server.restarts import wait_before
+from rayrec.serve.server.process_slot import wait_before
 from rayrec.serve.server.served import served_model
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.serve.server.telling import say, tell
@@ -150,7 +150,7 @@ class Hosts:
                 if slot.silent_s >= _SILENT_S:
                     say(f"{slot.name} hangs: silent for {slot.silent_s:.0f} s; it is killed")
                     slot.silent_s = 0.0
-                    kill_on(slot.place, slot.pid)
+                    start_on(slot.place, kill, slot.pid)
         time.sleep(_LOOK_S)
 
     def drain(self) -> None:
@@ -180,11 +180,7 @@ class Hosts:
                 ray.kill(slot.actor, no_restart=True)
 
     def _look(self) -> str:
-        """Return the model at the path, which must be the same on all hosts.
-
-        Raises:
-            RayrecError: a host sees none, or another one.
-        """
+        """Return the model at the path, which must be the same on all hosts."""
         import ray
 
         given = self._path, self._settings, self._follow

@@ -106,13 +106,8 @@ def start_on(place: NodePlace, what: Callable[..., Any], *args: Any, **options: 
     return ray.remote(what).options(num_cpus=0, scheduling_strategy=there).remote(*args, **options)
 
 
-def kill_on(place: NodePlace, pid: int) -> None:
-    """Have a process of Ray on a node killed."""
-    # `ray.kill` of a stopped process had no effect in some runs
-    start_on(place, _kill, pid)
-
-
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
+    """Kill a process of Ray of this node; `ray.kill` had no effect on some that were stopped."""
     with suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

@@ -6,9 +6,8 @@ untrusted      bytes from anybody as columns that are safe to read
 scoring_queue  the queue of a replica, and the thread that scores whatever waits in it
 faults         what an error is called in gRPC, in HTTP and among the metrics
 metrics        what is counted for Prometheus
-grpc_service   bytes in, bytes out
+grpc_service   bytes in, bytes out; and whether a replica is to be given requests
 body           bodies as JSON, as Arrow streams or as protobuf
-health         whether a replica is to be given requests, in gRPC's own words
 http_service   JSON for people, and health, readiness and metrics
 answering      a request from its bytes to those of the answer, for both
 replica        one process

@@ -119,11 +119,7 @@ def _of_json(reader: RequestReader, given: dict[str, Any]) -> Asked:
 
 
 def _whole(one: Asked) -> Asked:
-    """Return a request whose options do not contradict each other.
-
-    Raises:
-        InputError: they do.
-    """
+    """Return a request, unless its options contradict each other."""
     if one.user is not None and one.ranks:
         raise InputError(
             "k and masked rank all items, and a user is given with candidates; leave one of both "

@@ -1,23 +1,82 @@
 """The gRPC side of a replica: bytes in and bytes out, without generated code.
 
 Predict takes an Arrow stream and answers with one; Score takes and answers the messages of
-deploy/serving/serving.proto. `grpc.health.v1` says what /ready says.
+deploy/serving/serving.proto. `grpc.health.v1` says what /ready says, to Kubernetes' probes, proxies
+and clients of gRPC: Check answers at once; Watch goes on to answer when that changes, and ends with
+the replica.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import grpc.aio
 
-from rayrec.errors import UnavailableError
-from rayrec.serve.protobuf import PROTOBUF_TYPE
+from rayrec.errors import InputError, UnavailableError
+from rayrec.serve.protobuf import PROTOBUF_TYPE, fields_of, message
 from rayrec.serve.server.answering import Answering
 from rayrec.serve.server.faults import ErrorReply
-from rayrec.serve.server.health import Health
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.wire import ARROW_TYPE, METHOD, SCORE_METHOD, SERVICE
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+_STATUS = 1  # field of HealthCheckResponse
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+
+
+class Health:
+    """Readiness of a replica for requests; made inside of a running event loop."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+        self._changed = asyncio.Event()
+
+    def set_ready(self, is_ready: bool) -> None:
+        """Set the readiness, and notify those who watch."""
+        self.is_ready = is_ready
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the gRPC handler of the methods Check and Watch."""
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
+
+    async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if not await _is_known(request, context):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here.")
+        return self._status()
+
+    async def _watch(
+        self, request: bytes, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        if not await _is_known(request, context):
+            yield message({_STATUS: _SERVICE_UNKNOWN})
+            return
+        while True:
+            changed = self._changed
+            yield self._status()
+            if not self.is_ready:  # a replica does not become ready again
+                return
+            await changed.wait()
+
+    def _status(self) -> bytes:
+        return message({_STATUS: _SERVING if self.is_ready else _NOT_SERVING})
+
+
+async def _is_known(request: bytes, context: grpc.aio.ServicerContext) -> bool:
+    """Return True if a request names the whole server or its one service."""
+    try:
+        service = fields_of(request).get(1, b"")
+    except InputError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    return service in (b"", SERVICE.encode())
 
 
 class GrpcService:
@@ -37,9 +96,10 @@ class GrpcService:
             ]
         )
         # no serializers: the handler takes and gives bytes
+        kinds = {METHOD: ARROW_TYPE, SCORE_METHOD: PROTOBUF_TYPE}
         handlers = {
-            METHOD: grpc.unary_unary_rpc_method_handler(self._predict),
-            SCORE_METHOD: grpc.unary_unary_rpc_method_handler(self._score),
+            method: grpc.unary_unary_rpc_method_handler(partial(self._answer, kind))
+            for method, kind in kinds.items()
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
         self._server.add_generic_rpc_handlers([generic, health.handler()])
@@ -62,20 +122,10 @@ class GrpcService:
         """Take no more requests, and wait at most `seconds` for the answers of pending ones."""
         await self._server.stop(seconds)
 
-    async def _predict(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return await self._answer(message, ARROW_TYPE, context)
-
-    async def _score(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return await self._answer(message, PROTOBUF_TYPE, context)
-
-    async def _answer(self, message: bytes, kind: str, context: grpc.aio.ServicerContext) -> bytes:
+    async def _answer(self, kind: str, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         waits_s = context.time_remaining()
         answer = await self._answering.answer("grpc", kind, message, waits_s)
         if isinstance(answer, ErrorReply):
-            await _abort(context, answer.code, answer.text)
+            await context.abort(grpc.StatusCode[answer.code], answer.text)
+            raise AssertionError("abort raises")
         return answer
-
-
-async def _abort(context: grpc.aio.ServicerContext, code: str, text: str) -> NoReturn:
-    await context.abort(grpc.StatusCode[code], text)
-    raise AssertionError("abort raises")

@@ -52,14 +52,12 @@ class HostedServer:
         path, settings: the arguments of `serve`.
         options: its keyword arguments.
     Attributes:
-        status: last status; None until all replicas answer.
-        error: the error with which it ended; None while it runs, and after an end in order.
         pid: id of the supervisor's process.
     """
 
     def __init__(self, path: str, settings: ServerSettings, **options: Any) -> None:
-        self.status: ServerStatus | None = None
-        self.error: RayrecError | None = None
+        self._status: ServerStatus | None = None
+        self._error: RayrecError | None = None
         self._pipe, theirs = multiprocessing.Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
@@ -79,13 +77,13 @@ class HostedServer:
         self._reader = threading.Thread(target=self._read_lines, daemon=True)
         self._reader.start()
         self._is_asked = self._is_ending = False
-        self._silent_s, self._polled = 0.0, time.monotonic()
+        self._silent_s, self._looked = 0.0, time.monotonic()
 
-    def poll(self) -> bool:
-        """Take what the server has said, and ask for its status; return True while it runs."""
+    def report(self) -> HostReport:
+        """Take what the server has said, ask for its status, and return what is new."""
         now = time.monotonic()
-        self._silent_s += min(now - self._polled, _LONGEST_TURN_S)
-        self._polled = now
+        self._silent_s += min(now - self._looked, _LONGEST_TURN_S)
+        self._looked = now
         code = self._process.poll()
         with suppress(EOFError, OSError):
             while self._pipe.poll():
@@ -95,21 +93,13 @@ class HostedServer:
                 self._is_asked = True
         if code is not None:
             self._reader.join(1.0)
-            if code and self.error is None:
-                self.error = ServingError(f"the server ended with code {code}.")
-        elif self.status is not None and not self._is_ending and self._silent_s > STARTING_S:
+            if code and self._error is None:
+                self._error = ServingError(f"the server ended with code {code}.")
+        elif self._status is not None and not self._is_ending and self._silent_s > STARTING_S:
             self._lines.append(f"the server hangs: silent for {self._silent_s:.0f} s; it is killed")
             self._process.kill()
-        return code is None
-
-    def report(self) -> HostReport:
-        """Return what has happened since the last report."""
-        has_ended = not self.poll()
-        return HostReport(os.getpid(), self.status, self.take_lines(), has_ended, self.error)
-
-    def take_lines(self) -> tuple[str, ...]:
-        """Return the lines that it has written since the last call."""
-        return tuple(self._lines.popleft() for _ in range(len(self._lines)))
+        lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
+        return HostReport(os.getpid(), self._status, lines, code is not None, self._error)
 
     def terminate(self) -> None:
         """Have it answer the requests that are there, and end."""
@@ -118,9 +108,9 @@ class HostedServer:
 
     def _take(self, said: ServerStatus | RayrecError | None) -> None:
         if isinstance(said, RayrecError):
-            self.error = said
+            self._error = said
         else:
-            self.status, self._is_asked, self._silent_s = said, False, 0.0
+            self._status, self._is_asked, self._silent_s = said, False, 0.0
 
     def _read_lines(self) -> None:
         assert self._process.stderr is not None

@@ -18,7 +18,7 @@ from aiohttp import web
 from rayrec.errors import InputError, UnavailableError
 from rayrec.serve.server.answering import Answering
 from rayrec.serve.server.faults import CANCELLED, INPUT, ErrorReply, fault_of
-from rayrec.serve.server.health import Health
+from rayrec.serve.server.grpc_service import Health
 from rayrec.serve.server.metrics import CONTENT_TYPE
 from rayrec.serve.server.settings import ServerSettings
 

@@ -10,9 +10,10 @@ disk that is full cuts it off.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     # a parent may not import prometheus_client, which forked replicas do themselves
     from rayrec.serve.server.metrics import Metrics
 
-CHANGED = b"changed"  # message of a replica that has changed over
+# messages of a replica that has changed over, and of one that hangs at it
+CHANGED, LATE = b"changed", b"late"
 _LATE_S = 60.0  # a replica that has not changed over by then hangs
 
 
@@ -58,8 +60,8 @@ class Lead:
         files = [os.memfd_create("rayrec-dense") for _ in range(2)]
         self._dense = [open(one, "r+b", buffering=0) for one in files]  # noqa: SIM115
         self._next = time.monotonic() + poll_s
-        # replicas that have not changed over yet, and until when they have time
-        self._waited: dict[int, float] = {}
+        # replicas that have not changed over yet
+        self._waited: set[int] = set()
         self._told = self.told(None)
 
     def told(self, version: Version | None) -> ParentMessage:
@@ -73,29 +75,13 @@ class Lead:
         return replace(version, dense=os.pread(file, os.fstat(file).st_size, 0))
 
     def timeout(self) -> float:
-        """Return the seconds until `turn` or `late` has something to do."""
+        """Return the seconds until `turn` has something to do."""
         # no version comes before all have changed over, each of which wakes the supervisor
-        due = min(self._waited.values(), default=self._next)
-        return max(0.0, due - time.monotonic())
+        return math.inf if self._waited else max(0.0, self._next - time.monotonic())
 
     def heard(self, replica: int) -> None:
         """Record that a replica has changed over, or is gone."""
-        self._waited.pop(replica, None)
-
-    def late(self, starting: Collection[int]) -> list[int]:
-        """Return the replicas that did not change over in time; each is named once.
-
-        Args:
-            starting: replicas that are not ready yet, which have as long again.
-        """
-        now = time.monotonic()
-        late = [replica for replica, end in self._waited.items() if end <= now]
-        for replica in late:
-            if replica in starting:
-                self._waited[replica] = now + _LATE_S
-            else:
-                del self._waited[replica]
-        return [replica for replica in late if replica not in starting]
+        self._waited.discard(replica)
 
     def turn(self, replicas: Mapping[int, Connection]) -> None:
         """Apply the next publication and tell the replicas, if that is due and all are ready."""
@@ -113,7 +99,7 @@ class Lead:
         self._told = replace(told, version=None)
         for number, connection in replicas.items():
             if version is not None:
-                self._waited[number] = time.monotonic() + _LATE_S
+                self._waited.add(number)
             with suppress(OSError):  # the replica died, which the supervisor notices
                 connection.send(told)
 
@@ -144,7 +130,7 @@ class Following:
         version = lead.predictor.follower.version
         metrics.at_version(version)
         metrics.chain_is(self.told.state)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._taking: asyncio.Task[None] | None = None
         self._loop.add_reader(connection.fileno(), self._read)
 
     def says(self) -> dict[str, str]:
@@ -164,13 +150,14 @@ class Following:
         assert isinstance(told, ParentMessage)
         self._metrics.chain_is(told.state)
         if told.version is not None:
-            task = self._loop.create_task(self._take(told.version))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            # the one before has changed over, or the parent would not send another
+            self._taking = self._loop.create_task(self._take(told.version))
 
     async def _take(self, version: Version) -> None:
+        late = self._loop.call_later(_LATE_S, self._connection.send_bytes, LATE)
         # in a thread of its own: requests go on meanwhile, by the version before
         await asyncio.to_thread(self._change_over, version)
+        late.cancel()
         self._metrics.at_version(version)
         self._connection.send_bytes(CHANGED)
 

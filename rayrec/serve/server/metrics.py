@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,19 +34,19 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 PROTOCOLS = "grpc", "http"
 FOLLOWED = "followed"
 STATES = tuple(v.value for v in Verdict if v not in (Verdict.NEXT, Verdict.SEEN))
-# since when, by the version that is served
-_AGES: dict[str, tuple[str, Callable[[Version], float | None]]] = {
-    "rayrec_serve_staleness_seconds": (
+# since when, by the field of the version that is served
+_AGES = {
+    "time": (
+        "rayrec_serve_staleness_seconds",
         "seconds since training had the weights that are served",
-        lambda version: version.time,
     ),
-    "rayrec_serve_event_staleness_seconds": (
+    "event_time": (
+        "rayrec_serve_event_staleness_seconds",
         "seconds since the newest event of a stream that the weights have learned from",
-        lambda version: version.event_time,
     ),
-    "rayrec_serve_ingest_staleness_seconds": (
+    "ingest_time": (
+        "rayrec_serve_ingest_staleness_seconds",
         "seconds since the newest rows that the weights have learned from left their stream",
-        lambda version: version.ingest_time,
     ),
 }
 _SECONDS = (
@@ -151,11 +151,8 @@ class Metrics:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics that are computed at each scrape: ages of what is served."""
-        version = self._version
-        if version is None:
-            return
-        for name, (text, of) in _AGES.items():
-            at = of(version)
+        for field, (name, text) in _AGES.items():
+            at: float | None = getattr(self._version, field, None)
             if at is not None:
                 yield GaugeMetricFamily(name, text, value=max(0.0, time.time() - at))
 

@@ -1,10 +1,20 @@
-"""`ProcessSlot`: the place of one replica among those of a server, whichever process it is now."""
+"""`ProcessSlot`: the place of one replica among those of a server, whichever process it is now;
+and the back-off before what has ended is started again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
+_MOST_DOUBLINGS = 10  # more reach beyond the longest wait, and some day beyond a float
+
+
+def wait_before(failed: int) -> float:
+    """Return the seconds before the next start, after so many ends in a row, at least one."""
+    return min(_FIRST_WAIT_S * 2 ** min(failed - 1, _MOST_DOUBLINGS), _LONGEST_WAIT_S)
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +37,11 @@ class ProcessSlot:
     is_told: bool = False
     started: float = 0.0
     ends: int = 0
+
+    @property
+    def due(self) -> float:
+        """Time of the next start, while it waits."""
+        return self.started + wait_before(self.ends)
 
     def end(self) -> None:
         """Tell the process to end, once: a second signal may find it without ears for it."""

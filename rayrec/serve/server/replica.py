@@ -18,8 +18,7 @@ import torch
 
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.answering import Answering
-from rayrec.serve.server.grpc_service import GrpcService
-from rayrec.serve.server.health import Health
+from rayrec.serve.server.grpc_service import GrpcService, Health
 from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.leading import Following, Lead
 from rayrec.serve.server.metrics import Metrics

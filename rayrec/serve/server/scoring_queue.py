@@ -65,7 +65,8 @@ class ScoringQueue:
         self._rows = self._bytes = 0
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
-        self._take_ids()
+        self._weights: Weights | None = None
+        self._count_ids(predictor.weights)
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
 
@@ -194,28 +195,19 @@ class ScoringQueue:
         scores, weights = self._predictor.score_and_weights(request)
         lengths = request.ids.lengths()
         self._metrics.scored(len(parts), rows.num_rows, int((lengths == 0).sum()))
-        self._count_ids()
+        self._count_ids(weights)
         if isinstance(scores, Tensor):
             return scores.numpy(), weights
         return {task: part.numpy() for task, part in scores.items()}, weights
 
-    def _count_ids(self) -> None:
-        """Count the ids that had no row in the last call; the weights may be others since."""
-        self._count_missed()
-        if self._predictor.weights is not self._weights:
-            self._take_ids()
-
-    def _take_ids(self) -> None:
-        """Count the ids of the predictor's weights from now on."""
-        self._weights, self._missed = self._predictor.weights, dict[str, int]()
-        self._count_missed()
-        known = {name: ids.known() for name, ids in self._weights.ids().items()}
-        self._metrics.has_ids(known)
-
-    def _count_missed(self) -> None:
-        for name, ids in self._weights.ids().items():
-            self._metrics.missed(name, ids.unknown - self._missed.get(name, 0))
-            self._missed[name] = ids.unknown
+    def _count_ids(self, weights: Weights) -> None:
+        """Count the ids that had no row in a call, and those that have one in new weights."""
+        for name, ids in weights.ids().items():
+            self._metrics.missed(name, ids.unknown)
+            ids.unknown = 0
+        if weights is not self._weights:
+            self._weights = weights
+            self._metrics.has_ids({name: ids.known() for name, ids in weights.ids().items()})
 
     def _finish(self, jobs: list[_Job], outcomes: list[tuple[_Job, Outcome]]) -> None:
         for job, outcome in outcomes:

@@ -26,10 +26,9 @@ from rayrec.serve.chain.following import FollowingPredictor
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.forked import SIGNALS, run_forked
 from rayrec.serve.server.held import forget_numbers, keep_folder, metrics_folder, reserved
-from rayrec.serve.server.leading import CHANGED, Lead
-from rayrec.serve.server.process_slot import ProcessSlot
+from rayrec.serve.server.leading import CHANGED, LATE, Lead
+from rayrec.serve.server.process_slot import ProcessSlot, wait_before
 from rayrec.serve.server.pulse import SILENT_S, STARTING_S, Pulses
-from rayrec.serve.server.restarts import wait_before
 from rayrec.serve.server.served import served_predictor
 from rayrec.serve.server.settings import ServerSettings, ServerStatus
 from rayrec.serve.server.telling import say, tell
@@ -160,14 +159,15 @@ class Supervisor:
                 self._hear(slot, name)
             if slot.process is not None and slot.process.sentinel in happened:
                 self._bury(slot)
-            elif slot.process is None and self._due(slot) <= time.monotonic():
+            elif slot.process is None and slot.due <= time.monotonic():
                 self._start(slot)
         if self._holder is not None and self._holder in happened:
             self._answer(self._holder)
         if self._pulses.due_s() == 0:
             self._end_what_hangs()
         if self._lead is not None and self._was_ready:
-            self._follow(self._lead)
+            said = {slot.number: slot.said for slot in self._slots if slot.said is not None}
+            self._lead.turn(said)
 
     def _answer(self, holder: Connection) -> None:
         """Tell the holder the status; end where it is gone."""
@@ -193,24 +193,14 @@ class Supervisor:
     def _timeout(self) -> float:
         """Return the seconds until a start, a look or a publication is due."""
         now = time.monotonic()
-        due = [self._due(slot) - now for slot in self._slots if slot.process is None]
+        due = [slot.due - now for slot in self._slots if slot.process is None]
         due.append(self._pulses.due_s())
         if self._lead is not None and self._was_ready:
             due.append(self._lead.timeout())
         return max(0.0, min(due))
 
-    def _follow(self, lead: Lead) -> None:
-        """Bring the replicas to the next version, if there is one."""
-        # whether one that starts hangs, its pulse tells
-        for number in lead.late([slot.number for slot in self._slots if not slot.is_ready]):
-            process = self._slots[number].process
-            if process is not None:
-                say(f"replica {number} does not change over; it is killed")
-                process.kill()
-        lead.turn({slot.number: slot.said for slot in self._slots if slot.said is not None})
-
     def _hear(self, slot: ProcessSlot, name: str) -> None:
-        assert slot.said is not None
+        assert slot.process is not None and slot.said is not None
         try:
             message = slot.said.recv_bytes()
         except (EOFError, OSError):  # the replica died, which its sentinel tells
@@ -219,6 +209,10 @@ class Supervisor:
             return
         if message == CHANGED and self._lead is not None:
             self._lead.heard(slot.number)
+            return
+        if message == LATE:
+            say(f"replica {slot.number} does not change over; it is killed")
+            slot.process.kill()
             return
         slot.is_ready = True
         if not self._was_ready and all(one.is_ready for one in self._slots):
@@ -261,9 +255,6 @@ class Supervisor:
         slot.process = slot.said = None
         slot.started = time.monotonic()
         say(f"{what}; it is started again in {wait_before(slot.ends):.1f} s")
-
-    def _due(self, slot: ProcessSlot) -> float:
-        return slot.started + wait_before(slot.ends)
 
     def _drain(self) -> None:
         """End all replicas, each after the answers to what it has."""

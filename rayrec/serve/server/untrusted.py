@@ -204,11 +204,7 @@ def _check_buffers(message: pa.Message) -> None:
 
 
 def _check_views(name: str, lists: pa.Array) -> None:
-    """Check that no two lists of a column share values; all of them were validated.
-
-    Raises:
-        InputError: two do.
-    """
+    """Check that no two lists of a column share values; all of them were validated."""
     sizes = lists.sizes.to_numpy().astype(np.int64)
     held = (sizes > 0) & lists.is_valid().to_numpy(zero_copy_only=False)
     starts = lists.offsets.to_numpy().astype(np.int64)[held]
