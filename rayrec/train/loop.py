@@ -76,7 +76,7 @@ class RankTrainer(RankRun):
             self._dense,
             self.device,
             PipelineOptions(
-                read_ahead=READ_AHEAD, accumulate=spec.accumulate, autocast=self._autocast
+                read_ahead=READ_AHEAD, accumulate=spec.accumulate, autocast=self._live.autocast
             ),
             world_size=self.world_size,
         )

@@ -62,7 +62,7 @@ class RankRun:
         self.rank, self.world_size = self._live.rank, self._live.world_size
         self.hooks = self._live.hooks = Hooks(spec.rank_callbacks, f"rank {self.rank}", self)
         points = open_points(spec.sync_points, self.rank, self.device)
-        self._loop = RunLoop(self._live, points, self.evaluate)
+        self._loop = RunLoop(self._live, points)
         # a run that scores alone does not publish
         self._publishes = spec.publish is not None and spec.data is not None
         # replaced by the loop's own, which ask the driver
@@ -205,18 +205,7 @@ class RankRun:
         sample: int | None = None,
     ) -> dict[str, float] | None:
         """Score the model on the rows of `data`; see `rayrec.train.evaluation.evaluate`."""
-        return evaluation.evaluate(
-            self.model,
-            data,
-            self._part,
-            self.device,
-            predictions,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            sample=sample,
-            autocast=self._autocast,
-        )
+        return evaluation.evaluate(self._live, data, predictions, should_stop, on_batch, sample)
 
     def predict(
         self,
@@ -227,23 +216,4 @@ class RankRun:
         scores: Callable[[Any], Sequence[Tensor]] | None = None,
     ) -> Predicted | None:
         """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
-        return bulk.predict(
-            self.model,
-            data,
-            self._part,
-            self.device,
-            folder,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            autocast=self._autocast,
-            scores=scores,
-        )
-
-    @property
-    def _part(self) -> evaluation.BatchPart:
-        return evaluation.BatchPart(self.rank, self.world_size, self.spec.global_batch_size)
-
-    @property
-    def _autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.spec.dense_dtype == "bfloat16" else None
+        return bulk.predict(self._live, data, folder, should_stop, on_batch, scores)

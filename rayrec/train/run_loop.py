@@ -16,6 +16,7 @@ from rayrec.observe.profile import Profiler
 from rayrec.streams import StreamDataset
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
+from rayrec.train.evaluation import evaluate
 from rayrec.train.events import Evaluation
 from rayrec.train.growth import Growth
 from rayrec.train.publisher import Publisher
@@ -26,15 +27,12 @@ from rayrec.train.sync_points import RankPoints
 from rayrec.train.window import Window
 from rayrec.train.window_starts import WindowStarts
 
-Evaluate = Callable[..., dict[str, float] | None]
-
 
 class RunLoop:
     """Loop of one rank of a run; all ranks call the same methods together.
 
     Args:
         points: sync points of the rank, or None.
-        evaluate: scores rows, as `RankRun.evaluate` does.
     Attributes:
         saves: checkpoints; None until the loop has said what they hold.
         publisher: publications; None where the run publishes nothing.
@@ -45,8 +43,8 @@ class RunLoop:
         handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
 
-    def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
-        self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
+    def __init__(self, live: LiveRun, points: RankPoints | None) -> None:
+        self._live, self._spec, self.points = live, live.spec, points
         self.reports, self.growth = Reports(live), Growth(live)
         self._starts = WindowStarts(live)
         data = live.spec.data
@@ -180,7 +178,7 @@ class RunLoop:
         done = live.schedule.whole(live.step)
         scores = dict(done.scores) if done is not None else None
         if scores is None:
-            scores = self._evaluate(self._spec.eval_data, None, should_stop, on_batch)
+            scores = evaluate(live, self._spec.eval_data, None, should_stop, on_batch)
         if scores is not None:
             rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
             live.announce(
@@ -194,7 +192,7 @@ class RunLoop:
         live, started = self._live, time.perf_counter()
         live.on_phase("evaluating")
         rows = live.schedule.rows
-        scores = self._evaluate(self._spec.eval_data, None, should_stop, sample=rows)
+        scores = evaluate(live, self._spec.eval_data, None, should_stop, sample=rows)
         live.on_phase("training")
         if scores is None:
             return False
@@ -219,7 +217,7 @@ class RunLoop:
             return True
         started = time.perf_counter()
         live.on_phase("scoring the next window")
-        scores = self._evaluate(window.data, None, should_stop)
+        scores = evaluate(live, window.data, None, should_stop)
         live.on_phase("training")
         if scores is None:
             self.stopped = True
