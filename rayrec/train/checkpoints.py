@@ -55,7 +55,7 @@ class Checkpoints:
     @property
     def written(self) -> bool:
         """True if this rank has written its part of an asynchronous checkpoint."""
-        return self._saver.done
+        return self._saver.thread.done
 
     def before_evaluation(self, merged: WindowSum) -> None:
         """Save at the end of a window if the driver asked for it; announce what was written."""
@@ -122,7 +122,7 @@ class Checkpoints:
         live.on_phase("training")
         if path is None:
             self._since_s = 0.0
-        if not self._saver.under_way:
+        if not self._saver.thread.busy:
             self.finish()
         return where
 
@@ -137,12 +137,13 @@ class Checkpoints:
             SaveError: on every rank, when any of them could not write.
         """
         saving, self._saving = self._saving, None
-        if saving is not None and self._saver.under_way and not self._saver.done:
+        thread = self._saver.thread
+        if saving is not None and thread.busy and not thread.done:
             line = f"waiting for {saving.path}, which is still being written"
             if not self.ending:
                 line += ": the storage is slower than checkpoints are frequent"
             self.note(line)
-        self._saver.finish()
+        thread.finish()
         if saving is not None:
             spec = self._live.spec
             if spec.run_path and CheckpointManager(spec.run_path).step_of(saving.path) is None:
@@ -153,7 +154,7 @@ class Checkpoints:
 
     def give_up(self) -> None:
         """Abandon a checkpoint under way, since this rank leaves its world."""
-        self._saver.give_up()
+        self._saver.thread.give_up()
 
     def _content(self, state: RunState) -> dict[str, Any]:
         """Return the arguments of `save_checkpoint`: all of a checkpoint but the rows."""
