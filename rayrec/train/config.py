@@ -22,6 +22,7 @@ from rayrec.spec.wire import ExchangeOptions
 from rayrec.streams import StreamDataset
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.every import Every
 from rayrec.train.optimizer_config import (
     DEFAULT_DENSE,
     DEFAULT_SPARSE,
@@ -181,22 +182,17 @@ class RunOptions(ExchangeOptions):
                 f"{own} has sync_every={self.sync_every} and no sharding_group_size: without "
                 "groups there are no replicas to average."
             )
-        for one in (self.checkpoint, self.publish):
-            if self.accumulate > 1 and one is not None and one.every_n_rows is not None:
+        for one in (self.checkpoint, self.evaluation, self.publish):
+            every, config = one.every if one is not None else Every(), type(one).__name__
+            if self.accumulate > 1 and every.n_rows is not None:
                 raise ConfigError(
-                    f"{type(one).__name__} has every_n_rows={one.every_n_rows} and {own} has "
+                    f"{config} has every_n_rows={every.n_rows} and {own} has "
                     f"accumulate={self.accumulate}: rows may end between two updates. Give "
                     "every_n_steps."
                 )
-        every = {"CheckpointConfig": self.checkpoint.every_n_steps}
-        if self.evaluation is not None:
-            every["EvaluationConfig"] = self.evaluation.every_n_steps
-        if self.publish is not None:
-            every["PublishConfig"] = self.publish.every_n_steps
-        for config, steps in every.items():
-            if steps is not None and steps % self.accumulate:
+            if every.n_steps is not None and every.n_steps % self.accumulate:
                 raise ConfigError(
-                    f"{config}(every_n_steps={steps}) is no multiple of accumulate="
+                    f"{config}(every_n_steps={every.n_steps}) is no multiple of accumulate="
                     f"{self.accumulate}: between two updates the dense layers have half-summed "
                     "gradients, which no checkpoint holds. Give a multiple."
                 )
