@@ -42,14 +42,11 @@ class IdCounts:
         for (table, _), counted in parts.items():
             found[table].update(counted)
         for table, counted in found.items():
-            self._add(table, counted)
+            total = self._total.setdefault(table, Counter())
+            for name in _STATES:
+                total[name] = 0
+            total.update(counted)
         return {table: dict(counted) for table, counted in found.items()}
-
-    def _add(self, table: str, counts: Counter[str]) -> None:
-        total = self._total.setdefault(table, Counter())
-        for name in _STATES:
-            total[name] = 0
-        total.update(counts)
 
     def lines(self, model: DistributedModelParallel) -> list[str]:
         """Return a line for each dynamic table, of what happened since the ranks began."""

@@ -50,8 +50,7 @@ class LoopContext(RankRun):
     """
 
     def __init__(self, spec: TrainSpec, context: RankContext) -> None:
-        device = "cuda:0" if context.seat.device == "cuda" else "cpu"
-        super().__init__(spec, device, context.phase)
+        super().__init__(spec, context.device, context.phase)
         seed_all(spec.seed)
         self._context, self._live.tell = context, context.report
         self.save_asked, self.going_to = context.save_asked, context.going_to
@@ -211,8 +210,6 @@ class LoopTask:
         try:
             scores = self.loop(own)
             own._loop.finish()  # a loop may leave `batches` before their end
-            if own._loop.publisher is not None:
-                own._loop.publisher.finish()
             if scores is None and self.spec.eval_data is not None and not own.stopped:
                 context.phase("evaluating")
                 scores = own.final_scores(context.should_stop, context.beat)

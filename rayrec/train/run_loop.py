@@ -158,9 +158,11 @@ class RunLoop:
         return self.saves
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one."""
+        """Wait for the checkpoint and the publication that are being written, if any are."""
         if self.saves is not None:
             self.saves.finish()
+        if self.publisher is not None:
+            self.publisher.finish()
 
     def give_up(self) -> None:
         """Abandon a checkpoint or publication under way, since this rank leaves its world."""

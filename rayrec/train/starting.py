@@ -7,7 +7,7 @@ each, whether it was whole. All ranks call the same functions together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rayrec.checkpoint import (
     CheckpointManager,
@@ -67,8 +67,8 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
 
 def restore(
     live: LiveRun, checkpoints: Checkpoints, path: str, *, weights_only: bool = False
-) -> int:
-    """Resume a checkpoint of any number of ranks and any plan, and return its global steps.
+) -> None:
+    """Resume a checkpoint of any number of ranks and any plan.
 
     Args:
         weights_only: take no optimizer state and no place in the data, as evaluation does.
@@ -80,13 +80,12 @@ def restore(
     spec = live.spec
     if weights_only:
         live.step = _read_weights(live, path).step
-        return live.step
+        return
     saved = _read(live, path, with_state=True)
     _tell_left_out(saved, checkpoints.note)
     if spec.run_path and CheckpointManager(spec.run_path).step_of(path) == saved.step:
         checkpoints.newest = path
     live.go_to(_state_of(live, saved, path), path)
-    return saved.step
 
 
 def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
@@ -176,9 +175,22 @@ def _take_rows(live: LiveRun, path: str) -> None:
 
 
 def _resume(live: LiveRun, checkpoints: Checkpoints, note: Note) -> str:
-    """Resume the first whole checkpoint of the spec's, and return its path."""
+    """Resume the first of the spec's checkpoints that no rank finds damaged; return its path."""
     spec = live.spec
-    path, step = first_whole(lambda path: restore(live, checkpoints, path), spec.resume_from, note)
+    for path in spec.resume_from:
+        damage = ""
+        try:
+            restore(live, checkpoints, path)
+        except DamagedCheckpointError as error:
+            damage = str(error)
+        # all ranks pass over what one of them finds damaged
+        first = next((told for told in gather_objects(damage) if told), "")
+        if not first:
+            break
+        if path == spec.resume_from[-1]:
+            raise DamagedCheckpointError(first)
+        note(f"passed over {path}, which is damaged: {first}")
+    step = live.step
     data = ", with new data from the beginning" if spec.new_data else ""
     # after a failure the driver says so, with the failure
     if spec.run_began is None:
@@ -201,34 +213,6 @@ def _go_on_in_memory(live: LiveRun, checkpoints: Checkpoints, state: RunState, n
             checkpoints.newest = path
         # only damaged ones are later, since a whole one would have been gone on from
         _set_later_aside(live, path, state.step, note)
-
-
-def first_whole(restore: Callable[[str], int], paths: Sequence[str], note: Note) -> tuple[str, int]:
-    """Restore the first checkpoint that no rank finds damaged. All ranks call it together.
-
-    Args:
-        restore: fills the model from a checkpoint; returns its step.
-        paths: paths of checkpoints, the wanted one first.
-        note: receives a line for each checkpoint that was passed over.
-    Returns:
-        the path and its step.
-    Raises:
-        DamagedCheckpointError: all are damaged.
-    """
-    for path in paths:
-        step, damage = 0, ""
-        try:
-            step = restore(path)
-        except DamagedCheckpointError as error:
-            damage = str(error)
-        # all ranks pass over what one of them finds damaged
-        first = next((told for told in gather_objects(damage) if told), "")
-        if not first:
-            return path, step
-        if path == paths[-1]:
-            raise DamagedCheckpointError(first)
-        note(f"passed over {path}, which is damaged: {first}")
-    raise AssertionError("paths is not empty")
 
 
 def _set_later_aside(live: LiveRun, path: str, step: int, note: Note) -> None:
