@@ -102,7 +102,7 @@ class RunLoop:
             if self.points is not None:
                 self.points.after_window(live)
             if self.publisher is not None:
-                self.publisher.after_window(live.step, merged.passed_s, merged.rows)
+                self.publisher.after_window(merged.passed_s, merged.rows)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
 
@@ -138,7 +138,7 @@ class RunLoop:
             self.saves.at_end(handed_over=may)
             self._prune_stream(self.saves.newest)
         if self.publisher is not None:
-            self.publisher.at_end(self._live.step)
+            self.publisher.at_end()
         self.finish()
         if self._live.hooks.error is not None:
             raise self._live.hooks.error
@@ -238,12 +238,11 @@ class RunLoop:
 
     def _wait(self, seconds: float) -> None:
         """Save and publish what is due by time while the stream gives no rows."""
-        live = self._live
         self._waited_s += seconds
         if self.saves is not None:
             self.saves.after_wait(seconds)
-        if self.publisher is not None and live.step:
-            self.publisher.after_wait(live.step, seconds)
+        if self.publisher is not None and self._live.step:
+            self.publisher.after_wait(seconds)
 
     def _next_end(self, profiler: Profiler | None) -> int:
         """Return the last step of the next window, where an act or a report is due."""
