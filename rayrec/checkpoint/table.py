@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from pyarrow import fs
 
-from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.chain import Chain, Rectangle
 from rayrec.checkpoint.compatibility import check_files, no_table
 from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.layout.geometry import Shard
@@ -59,7 +59,7 @@ def load_table(
     for entry in chain.base.files_by_table()[table]:
         if not blocks or blocks[-1].shard.rows != entry.rows:
             blocks.append(_empty(entry, saved.embedding_dim))
-        rectangle = chain.open(entry, verify=verify)
+        rectangle = Rectangle(chain, entry, verify=verify)
         for batch in range(len(entry.marks) - 1):
             data = rectangle.read(batch)
             writer.put(entry.batch_range(batch), entry.cols, data, blocks[-1])
