@@ -31,7 +31,7 @@ from rayrec.layout import (
 )
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
-from rayrec.shards.named_memory import MemoryHere
+from tests.memory import MemoryHere
 from tests.sim.dynamic_worlds import (
     KEYS,
     SAME,
