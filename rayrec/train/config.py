@@ -8,13 +8,13 @@ steps and batch sizes are rows of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rayrec.checks import positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan
+from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.spec.schedule import Schedule, ScheduleConfig, check_stages, stages_of
 from rayrec.spec.task import Task
@@ -210,6 +210,26 @@ class RunOptions(ExchangeOptions):
     def own_optimizers(self) -> dict[str, SparseOptimizer]:
         """`table_optimizers` in the form that the lookup kernels take."""
         return {table: as_optimizer(said) for table, said in self.table_optimizers.items()}
+
+    def optimizers_of(
+        self, tables: Sequence[BaseEmbeddingConfig]
+    ) -> SparseOptimizer | dict[str, SparseOptimizer]:
+        """Return the optimizer of all tables, or one per table where some have their own.
+
+        Raises:
+            ConfigError: an optimizer is given for a table that the model does not have.
+        """
+        own = self.own_optimizers
+        if not own:
+            return self.tables_optimizer
+        names = {table.name for table in tables}
+        unknown = sorted(set(own) - names)
+        if unknown:
+            raise ConfigError(
+                f"table_optimizers names the table {unknown[0]!r}; the model's tables are "
+                f"{', '.join(sorted(names))}."
+            )
+        return {name: own.get(name, self.tables_optimizer) for name in names}
 
     def shared(self) -> dict[str, Any]:
         """Return these options by name."""

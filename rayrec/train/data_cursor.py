@@ -13,7 +13,7 @@ from typing import Any
 from rayrec.data import RowDataset
 from rayrec.errors import ConfigError
 from rayrec.streams import StreamDataset
-from rayrec.train.config import TrainData, TrainSpec
+from rayrec.train.config import RunOptions, TrainData, TrainSpec
 from rayrec.train.scoring import binary_labels
 
 
@@ -112,7 +112,8 @@ class DataCursor:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, with the options and data that it depends on."""
-        return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
+        meaning = cursor_meaning(self._spec, self._spec.data)
+        return {"epoch": self.epoch, "batch": self.batch, **meaning}
 
     def place_in(self, cursor: Mapping[str, Any], path: str) -> tuple[int, int]:
         """Return epoch and batch of the checkpoint at `path`; new data stay where they are.
@@ -123,23 +124,15 @@ class DataCursor:
         """
         if self._spec.new_data:
             return self.epoch, self.batch
-        check_cursor(cursor, self._meaning(), path)
+        check_cursor(cursor, self._spec, self._spec.data, path)
         return int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
     def go_to(self, epoch: int, batch: int) -> None:
         """Go to a place of this very run."""
         self.epoch, self.batch = epoch, batch
 
-    def _meaning(self) -> dict[str, Any]:
-        spec = self._spec
-        return cursor_meaning(
-            spec.data, spec.global_batch_size, spec.seed, spec.shuffle, spec.drop_last
-        )
 
-
-def cursor_meaning(
-    data: TrainData | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
-) -> dict[str, Any]:
+def cursor_meaning(run: RunOptions, data: TrainData | None) -> dict[str, Any]:
     """Return the options and data under which an epoch and a batch number mean the same rows.
 
     The fingerprint of a data set that has none is None.
@@ -148,23 +141,23 @@ def cursor_meaning(
     source = {"source": data.config.source_name} if isinstance(data, StreamDataset) else {}
     return {
         **source,
-        "global_batch_size": global_batch_size,
-        "seed": seed,
-        "shuffle": shuffle,
-        "drop_last": drop_last,
+        "global_batch_size": run.global_batch_size,
+        "seed": run.seed,
+        "shuffle": run.shuffle,
+        "drop_last": run.drop_last,
         "data": None if fingerprint is None else fingerprint(),
     }
 
 
-def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
-    """Check that a saved place means the same rows in this run.
+def check_cursor(
+    cursor: Mapping[str, Any], run: RunOptions, data: TrainData | None, path: str
+) -> None:
+    """Check that the place in the data of the checkpoint at `path` means the same rows in a run.
 
-    Args:
-        cursor: data cursor of the checkpoint at `path`.
-        meaning: result of `cursor_meaning` for this run.
     Raises:
         ConfigError: names what differs, with both values and the remedies.
     """
+    meaning = cursor_meaning(run, data)
     # a stream has no beginning that a run could go back to
     anew = (
         ""

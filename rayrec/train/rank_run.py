@@ -27,7 +27,6 @@ from rayrec.train.run_loop import RunLoop
 from rayrec.train.run_state import LiveRun
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import open_points
-from rayrec.train.table_optimizers import optimizers_of
 
 
 def _never() -> bool:
@@ -138,7 +137,7 @@ class RankRun:
         self.model = self._live.model = DistributedModelParallel(
             module,
             plan=spec.plan,
-            sparse_optimizer=optimizers_of(spec, self.tables),
+            sparse_optimizer=spec.optimizers_of(self.tables),
             device=self.device,
             seed=spec.seed,
             **{**chosen, **options},

@@ -20,7 +20,6 @@ from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.shards.overlap import fill
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
-from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.events import Began
 from rayrec.train.run_state import LiveRun, RunState
 from rayrec.train.shaping import Best
@@ -147,7 +146,7 @@ def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
     )
     live.model.id_clocks = clocks_in(saved.extras)
     if with_state:
-        check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
+        live.spec.dense_optimizer.check_saved(saved.extras, path)
         live.model.iteration = int(saved.extras.get("table_updates", 0))
     return saved
 
