@@ -21,7 +21,6 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, Column, FileEntry
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
-from rayrec.checkpoint.paths import open_checkpoint
 from rayrec.checkpoint.shardfile import ShardReader
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
@@ -43,10 +42,6 @@ class Link:
         """The link in a directory."""
         return Link(store, manifest, {_key(entry): entry for entry in manifest.files})
 
-    def file_of(self, entry: FileEntry) -> FileEntry:
-        """The file of the same rectangle as a file of another link."""
-        return self.files[_key(entry)]
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -59,19 +54,12 @@ class Chain:
     links: tuple[Link, ...]
 
     @staticmethod
-    def read(path: str, filesystem: fs.FileSystem | None = None) -> Chain:
-        """The chain of the checkpoint at `path`, by its manifests alone.
+    def of(path: str, manifest: Manifest, filesystem: fs.FileSystem | None = None) -> Chain:
+        """The chain of a checkpoint whose manifest is read, by the other manifests alone.
 
         Raises:
-            CheckpointError: there is no checkpoint.
             DamagedCheckpointError: a link of it is missing, damaged or another than was saved.
         """
-        store, manifest = open_checkpoint(path, filesystem)
-        return Chain.of(store.path, manifest, filesystem)
-
-    @staticmethod
-    def of(path: str, manifest: Manifest, filesystem: fs.FileSystem | None = None) -> Chain:
-        """The chain of a checkpoint whose manifest is read; see `read`."""
         links = [Link.of(Store(path, filesystem), manifest)]
         folder = str(path).rstrip("/")
         while links[0].manifest.parent is not None:
@@ -128,7 +116,7 @@ class Rectangle:
         self._entry, self._base = entry, ShardReader(base.store, entry, verify=verify)
         self._increments = []
         for link in increments:
-            own = link.file_of(entry)
+            own = link.files[_key(entry)]
             # a file without rows is only opened to see that it is what was written
             if own.held or verify:
                 self._increments.append(_Increment(link.store, own, verify))

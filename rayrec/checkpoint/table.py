@@ -15,6 +15,7 @@ from pyarrow import fs
 from rayrec.checkpoint.chain import Chain, Rectangle
 from rayrec.checkpoint.compatibility import check_files, no_table
 from rayrec.checkpoint.entries import ROW, FileEntry
+from rayrec.checkpoint.paths import open_checkpoint
 from rayrec.layout.geometry import Shard
 from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import WEIGHT, ShardState
@@ -48,10 +49,11 @@ def load_table(
         CheckpointError: no checkpoint, or no such table in it.
         DamagedCheckpointError: a file is missing, or its bytes are not those that were written.
     """
-    chain = Chain.read(path, filesystem)
-    saved = chain.newest.table(table)
+    store, manifest = open_checkpoint(path, filesystem)
+    chain = Chain.of(store.path, manifest, filesystem)
+    saved = manifest.table(table)
     if saved is None:
-        raise no_table(chain.newest, table, path)
+        raise no_table(manifest, table, path)
     for link in chain.links:
         files = {entry.path for entry in link.manifest.files if entry.table == table}
         check_files(link.store, link.manifest, files)
