@@ -9,7 +9,6 @@ All ranks call the same methods together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager
@@ -31,7 +30,6 @@ class Checkpoints:
         newest: path of the newest checkpoint of the run, or None; it is not written again. Those
             that `save` was given a path for count where the run has no folder.
         ending: no step follows.
-        note: receives a line for the user.
     """
 
     def __init__(self, live: LiveRun) -> None:
@@ -45,7 +43,6 @@ class Checkpoints:
         self._apart: tuple[str, int] | None = None
         self._since_s, self.ending = 0.0, False
         self.newest: str | None = None
-        self.note: Callable[[str], None] = lambda line: None
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which a checkpoint is due; None where seconds decide."""
@@ -142,7 +139,7 @@ class Checkpoints:
             line = f"waiting for {saving.path}, which is still being written"
             if not self.ending:
                 line += ": the storage is slower than checkpoints are frequent"
-            self.note(line)
+            self._live.note(line)
         thread.finish()
         if saving is not None:
             spec = self._live.spec

@@ -7,6 +7,7 @@ the checkpoints, sync points and publications. `RankTrainer` takes the steps thr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from rayrec.train import bulk, evaluation, hand_over, starting
 from rayrec.train.callbacks import Hooks
 from rayrec.train.checkpoints import Checkpoints
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.events import Began
+from rayrec.train.events import Began, Evaluation
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.publisher import Publisher
 from rayrec.train.run_loop import RunLoop
@@ -157,10 +158,10 @@ class RankRun:
         """Start anew, from another run's weights, from a checkpoint, from a sync point, or with the
         tables of the ranks before; see `starting.begin`.
         """
-        loop = self._loop
+        loop, self._live.note = self._loop, note
         if loop.publisher is not None:
             loop.publisher.rebase()
-        began = starting.begin(self._live, loop.checkpoints, loop.points, note)
+        began = starting.begin(self._live, loop.checkpoints, loop.points)
         if loop.points is not None and loop.points.chosen is None:
             loop.points.set(self._live)
         return began
@@ -193,7 +194,18 @@ class RankRun:
         self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
     ) -> dict[str, float] | None:
         """Score all evaluation data after training; return None when the evaluation was stopped."""
-        return self._loop.final_scores(should_stop, on_batch)
+        assert self.spec.eval_data is not None
+        live, started = self._live, time.perf_counter()
+        done = live.schedule.whole(live.step)
+        scores = dict(done.scores) if done is not None else None
+        if scores is None:
+            scores = self.evaluate(self.spec.eval_data, None, should_stop, on_batch)
+        if scores is not None:
+            rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
+            live.announce(
+                Evaluation(step=live.step, scores=scores, rows=rows, seconds=seconds, final=True)
+            )
+        return scores
 
     def evaluate(
         self,

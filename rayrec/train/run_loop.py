@@ -117,9 +117,9 @@ class RunLoop:
             anew = "; servers that follow the run have to be started anew"
         if self.saves is not None:
             self.saves.rebase()
-            for table, rows in grown.items():
-                line = f"table {table!r} has {rows:,} rows after step {self._live.step}"
-                self.saves.note(line + anew)
+        for table, rows in grown.items():
+            line = f"table {table!r} has {rows:,} rows after step {self._live.step}"
+            self._live.note(line + anew)
 
     def end(self, going_to: Callable[[], int]) -> None:
         """Hand the tables over or save them, publish, and raise the error of a callback, if any.
@@ -170,23 +170,6 @@ class RunLoop:
             self.saves.give_up()
         if self.publisher is not None:
             self.publisher.give_up()
-
-    def final_scores(
-        self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
-    ) -> dict[str, float] | None:
-        """Score all evaluation data after training; return None when the evaluation was stopped."""
-        assert self._spec.eval_data is not None
-        live, started = self._live, time.perf_counter()
-        done = live.schedule.whole(live.step)
-        scores = dict(done.scores) if done is not None else None
-        if scores is None:
-            scores = evaluate(live, self._spec.eval_data, None, should_stop, on_batch)
-        if scores is not None:
-            rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
-            live.announce(
-                Evaluation(step=live.step, scores=scores, rows=rows, seconds=seconds, final=True)
-            )
-        return scores
 
     def _score(self, should_stop: Callable[[], bool]) -> bool:
         """Score the evaluation data during training; return False if stopped in between."""

@@ -94,6 +94,7 @@ class LiveRun:
             windows before it, and with it, seconds since 1970.
         hooks: callbacks of this rank.
         tell: receives each event.
+        note: receives a line for the user.
     """
 
     model: DistributedModelParallel
@@ -115,6 +116,7 @@ class LiveRun:
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.newest_events: tuple[int, int] | None = None
         self.tell: Callable[[Event], None] = lambda event: None
+        self.note: Callable[[str], None] = lambda line: None
 
     def announce(self, event: Event) -> None:
         """Tell the run and this rank's callbacks of an event."""
