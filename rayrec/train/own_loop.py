@@ -35,7 +35,7 @@ from rayrec.train.outcome import FitOutcome
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
-from rayrec.train.step import Rows, StepResult, share_of
+from rayrec.train.step import Rows, StepResult, share_of, summarize
 from rayrec.train.window import Window
 
 
@@ -175,7 +175,9 @@ class LoopContext(RankRun):
     def _result(self, batch: Any) -> StepResult:
         """Return the reported step of a batch; a step without a report has a loss of 0."""
         loss, logits, labels = self._told or (torch.zeros((), device=self.device), None, None)
-        return StepResult.told(loss, logits, labels, batch.rows, self._stands_for)
+        if logits is None or labels is None:
+            logits = labels = {}  # which are not scored
+        return summarize((loss, logits, labels), batch.rows, self._stands_for)
 
     def _count_step(self, first: int) -> None:
         self._live.cursor.advance()
