@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from rayrec.data import RowDataset
+from rayrec.data import RowDataset, TimeWindow, WindowedDataset
 from rayrec.errors import ConfigError
 from rayrec.streams import StreamDataset
 from rayrec.train.config import RunOptions, TrainData, TrainSpec
@@ -41,13 +41,20 @@ class DataCursor:
         self._per_epoch = 1
         self._is_stream = isinstance(spec.data, StreamDataset)
         self._data = None if isinstance(spec.data, StreamDataset) else spec.data
+        # windows in time, by the batch of the epoch with which they begin
+        self._windows: dict[int, TimeWindow] = {}
+        if isinstance(spec.data, WindowedDataset):
+            firsts = spec.data.first_batches(spec.global_batch_size, spec.drop_last)
+            for window, first, end in zip(spec.data.windows, firsts, firsts[1:], strict=False):
+                if end > first:
+                    self._windows[first] = window
 
-    def open(self, window: int, data: RowDataset) -> None:
+    def open(self, window: TimeWindow) -> None:
         """Go to a window of a stream, at its beginning unless the cursor is in it already."""
-        if window != self.epoch:
-            self.epoch, self.batch = window, 0
-        self._data = data
-        self._per_epoch = data.num_batches(
+        if window.start != self.epoch:
+            self.epoch, self.batch = window.start, 0
+        self._data, self._windows = window.data, {0: window}
+        self._per_epoch = window.data.num_batches(
             self._spec.global_batch_size, drop_last=self._spec.drop_last
         )
 
@@ -55,6 +62,17 @@ class DataCursor:
     def left(self) -> int:
         """Batches of the current epoch that are not done."""
         return self._per_epoch - self.batch
+
+    def window(self) -> TimeWindow | None:
+        """Return the window in time that begins with the next step, or None."""
+        return self._windows.get(self.batch)
+
+    def next_step(self, step: int) -> int | None:
+        """Return the step after which the next window begins; None where there is none."""
+        if self._is_stream:
+            return step + self.left
+        following = min((first for first in self._windows if first > self.batch), default=None)
+        return None if following is None else step + following - self.batch
 
     def batches(self) -> Generator[Any, None, None]:
         """This rank's batches from here on, epoch after epoch; of a stream, to the window's end.

@@ -25,7 +25,6 @@ from rayrec.train.run_state import LiveRun
 from rayrec.train.stream_windows import StreamWindows
 from rayrec.train.sync_points import RankPoints
 from rayrec.train.window import Window
-from rayrec.train.window_starts import WindowStarts
 
 
 class RunLoop:
@@ -46,7 +45,6 @@ class RunLoop:
     def __init__(self, live: LiveRun, points: RankPoints | None) -> None:
         self._live, self._spec, self.points = live, live.spec, points
         self.reports, self.growth = Reports(live), Growth(live)
-        self._starts = WindowStarts(live)
         data = live.spec.data
         self.stream = StreamWindows(live, data) if isinstance(data, StreamDataset) else None
         self.saves: Checkpoints | None = None
@@ -197,7 +195,7 @@ class RunLoop:
         if stream is not None and not stream.ready(should_stop, self._wait):
             self.stopped = not stream.ended
             return False
-        window = self._starts.here() if stream is None else stream.here()
+        window = live.cursor.window()
         if window is None:
             return True
         started = time.perf_counter()
@@ -235,8 +233,7 @@ class RunLoop:
             self.points,
             self.publisher,
             self.growth,
-            self._starts,
-            self.stream,
+            self._live.cursor,
         )
         ends = [part.next_step(self._live.step) for part in parts if part is not None]
         due = min([self._spec.steps, *(end for end in ends if end is not None)])
