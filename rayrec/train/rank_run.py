@@ -188,7 +188,7 @@ class RankRun:
 
     def id_lines(self) -> list[str]:
         """Return a line for each dynamic table: how many ids have a row, came and went."""
-        return self._loop.reports.ids.lines(self._live.model)
+        return self._loop.reports.id_lines()
 
     def final_scores(
         self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
