@@ -9,6 +9,7 @@ All ranks call the same methods together.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager
@@ -164,7 +165,7 @@ class Checkpoints:
             "table_updates": state.updates,
             **clock_extras(state.id_clocks),
             "trained": {"rows": state.rows, "seconds": state.seconds},
-            **({} if state.best == Best() else {"best": state.best.to_json()}),
+            **({} if state.best == Best() else {"best": asdict(state.best)}),
             **(spec.data.extras() if isinstance(spec.data, StreamDataset) else {}),
             **spec.extras,
         }

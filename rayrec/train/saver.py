@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from rayrec.checkpoint import (
-    Manifest,
     Parent,
     ShardState,
     TouchedState,
@@ -26,7 +25,7 @@ from rayrec.checkpoint import (
 )
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import ShardingPlan
-from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.checkpoint_config import FULL_EVERY, CheckpointConfig
 from rayrec.train.save_thread import SaveThread
 
 Shards = Sequence[ShardState | TouchedState]
@@ -105,7 +104,7 @@ class Saver:
                     given_up=thread.given_up,
                     **given,
                 )
-                saved = _parent_of(where, manifest)
+                saved = Parent(where.rstrip("/").rpartition("/")[2], manifest.sha256())
             if not apart:
                 self._last = (saved, plan, bases)
             then()
@@ -129,7 +128,8 @@ class Saver:
         if self._parent is None:
             # the count begins anew with a whole one
             number, self._saves = 0, 1
-        return self._config.incremental and number % self._config.whole_every != 0
+        whole_every = self._config.full_every or FULL_EVERY
+        return self._config.incremental and number % whole_every != 0
 
     def _shards(self, increment: bool, *, copied: bool, apart: bool) -> Shards:
         """Return the shards or touched rows to write, and mark where the next increment begins."""
@@ -144,10 +144,6 @@ class Saver:
         assert touched is not None, "increments are asked for"
         rows = touched.since(since)
         return [copy_touched(state, rows[state.shard]) for state in states]
-
-
-def _parent_of(where: str, manifest: Manifest) -> Parent:
-    return Parent(where.rstrip("/").rpartition("/")[2], manifest.sha256())
 
 
 def copied(value: Any) -> Any:

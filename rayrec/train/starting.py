@@ -92,7 +92,7 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
         batch=batch,
         rows=int(trained.get("rows", 0)),
         seconds=float(trained.get("seconds", 0.0)),
-        best=Best.from_json(saved.extras.get("best")),
+        best=Best(**(saved.extras.get("best") or {})),
         updates=int(saved.extras.get("table_updates", 0)),
         id_clocks=clocks_in(saved.extras),
         dense=saved.dense,
