@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace, kind: str, folder: str) -> list[Save]:
         started = time.perf_counter()
         saver.save(where, world.content(), lambda: None)
         pause_s = time.perf_counter() - started
-        saver.finish()
+        saver.thread.finish()
         complete_s = time.perf_counter() - started
         if i:
             mb = sum(read_manifest(where).paths().values()) / 1e6

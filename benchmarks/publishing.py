@@ -32,6 +32,7 @@ from rayrec.serve.chain.folder import ChainFolder
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import PublishConfig, TrainSpec
 from rayrec.train.publisher import Publisher
+from rayrec.train.run_state import LiveRun
 from rayrec.train.step import train_step
 
 TAKEN = ("plain", "publishing", "pause", "plain, of all cores", "publishing, of all cores")
@@ -71,7 +72,9 @@ class Side:
                 publish=PublishConfig(path=str(folder), every_n_steps=args.every),
                 extras=recipe.to_extras(),
             )
-            self.publisher = Publisher(spec, self.model, tables, 0, 1, lambda phase: None)
+            self._live = LiveRun(spec, torch.device("cpu"), lambda phase: None)
+            self._live.model, self._live.tables = self.model, tables
+            self.publisher = Publisher(self._live)
 
     def period(self) -> tuple[float, float, float]:
         """Seconds of a publication and the steps after it, of the pause in front of them, and of
@@ -79,7 +82,8 @@ class Side:
         """
         started, worked = time.perf_counter(), time.process_time()
         if self.publisher is not None:
-            self.publisher.after_window(self.step, 0.0)
+            self._live.step = self.step
+            self.publisher.after_window(0.0)
         pause = time.perf_counter() - started
         for _ in range(self._every):
             self._train()

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, Column, FileEntry
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
-from rayrec.checkpoint.paths import open_checkpoint
-from rayrec.checkpoint.shardfile import check_footer, read_batch
+from rayrec.checkpoint.shardfile import ShardReader
 from rayrec.checkpoint.store import Store
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 
@@ -43,10 +42,6 @@ class Link:
         """The link in a directory."""
         return Link(store, manifest, {_key(entry): entry for entry in manifest.files})
 
-    def file_of(self, entry: FileEntry) -> FileEntry:
-        """The file of the same rectangle as a file of another link."""
-        return self.files[_key(entry)]
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -59,19 +54,12 @@ class Chain:
     links: tuple[Link, ...]
 
     @staticmethod
-    def read(path: str, filesystem: fs.FileSystem | None = None) -> Chain:
-        """The chain of the checkpoint at `path`, by its manifests alone.
+    def of(path: str, manifest: Manifest, filesystem: fs.FileSystem | None = None) -> Chain:
+        """The chain of a checkpoint whose manifest is read, by the other manifests alone.
 
         Raises:
-            CheckpointError: there is no checkpoint.
             DamagedCheckpointError: a link of it is missing, damaged or another than was saved.
         """
-        store, manifest = open_checkpoint(path, filesystem)
-        return Chain.of(store.path, manifest, filesystem)
-
-    @staticmethod
-    def of(path: str, manifest: Manifest, filesystem: fs.FileSystem | None = None) -> Chain:
-        """The chain of a checkpoint whose manifest is read; see `read`."""
         links = [Link.of(Store(path, filesystem), manifest)]
         folder = str(path).rstrip("/")
         while links[0].manifest.parent is not None:
@@ -92,18 +80,6 @@ class Chain:
         """The manifest of the checkpoint itself."""
         return self.links[-1].manifest
 
-    def open(self, entry: FileEntry, *, verify: bool) -> Rectangle:
-        """Open a rectangle, whose reader is safe to use from several threads.
-
-        Args:
-            entry: its file in the base.
-            verify: check the crc32 of every byte that is read.
-        Raises:
-            CheckpointError: the storage refuses.
-            DamagedCheckpointError: a footer is not what was written.
-        """
-        return Rectangle(self, entry, verify)
-
     def whole_columns(self, table: str, names: Sequence[str], *, verify: bool) -> dict[str, Tensor]:
         """Read columns of one value per row, such as the ids of a dynamic table.
 
@@ -116,7 +92,7 @@ class Chain:
         files = [file for file in self.base.files_by_table()[table] if file.cols.start == 0]
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
         for file in sorted(files, key=lambda file: file.rows.start):
-            rectangle = self.open(file, verify=verify)
+            rectangle = Rectangle(self, file, verify=verify)
             for number in range(len(file.marks) - 1):
                 data = rectangle.read(number)
                 for name, part in parts.items():
@@ -125,17 +101,22 @@ class Chain:
 
 
 class Rectangle:
-    """One rectangle of a chain, read by the record batches of its base; see `Chain.open`."""
+    """One rectangle of a chain, read by the record batches of its base, also by several threads.
 
-    def __init__(self, chain: Chain, entry: FileEntry, verify: bool) -> None:
+    Args:
+        entry: its file in the base.
+        verify: check the crc32 of every byte that is read.
+    Raises:
+        CheckpointError: the storage refuses.
+        DamagedCheckpointError: a footer is not what was written.
+    """
+
+    def __init__(self, chain: Chain, entry: FileEntry, *, verify: bool) -> None:
         base, *increments = chain.links
-        self._entry, self._verify, self._where = entry, verify, base.store.path
-        self._source = base.store.open(entry.path)
-        if verify:
-            check_footer(self._source, entry, self._where)
+        self._entry, self._base = entry, ShardReader(base.store, entry, verify=verify)
         self._increments = []
         for link in increments:
-            own = link.file_of(entry)
+            own = link.files[_key(entry)]
             # a file without rows is only opened to see that it is what was written
             if own.held or verify:
                 self._increments.append(_Increment(link.store, own, verify))
@@ -147,9 +128,8 @@ class Rectangle:
             CheckpointError: the storage refuses.
             DamagedCheckpointError: the bytes are not those that were written.
         """
-        entry = self._entry
-        data = read_batch(self._source, entry, index, verify=self._verify, where=self._where)
-        rows, copied = entry.batch_range(index), False
+        data = self._base.read(index)
+        rows, copied = self._entry.batch_range(index), False
         for increment in self._increments:
             for part in increment.within(rows):
                 if not copied:  # a mapped file is read-only
@@ -164,10 +144,8 @@ class _Increment:
     """The touched rows of one rectangle in one increment."""
 
     def __init__(self, store: Store, entry: FileEntry, verify: bool) -> None:
-        self._entry, self._verify, self._where = entry, verify, store.path
-        self._source = store.open(entry.path)
-        if verify:
-            check_footer(self._source, entry, store.path)
+        self._entry, self._where = entry, store.path
+        self._file = ShardReader(store, entry, verify=verify)
         # A batch of touched rows lies over many batches of the base, which are read in order.
         self._batch = lru_cache(maxsize=2)(self._read)
 
@@ -184,9 +162,8 @@ class _Increment:
             index += 1
 
     def _read(self, index: int) -> dict[str, Tensor]:
-        entry = self._entry
-        data = read_batch(self._source, entry, index, verify=self._verify, where=self._where)
-        check_row_numbers(data[ROW], entry, index, self._where)
+        data = self._file.read(index)
+        check_row_numbers(data[ROW], self._entry, index, self._where)
         return data
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 from pyarrow import fs
 
-from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import Store, resolve
 from rayrec.errors import CheckpointError, ConfigError
 
@@ -109,8 +109,7 @@ class CheckpointManager:
         """
         for step in reversed(steps):
             try:
-                text = Store(self.path(step), self._filesystem).read_all(MANIFEST)
-                best = Manifest.from_bytes(text, self.path(step)).extras.get("best")
+                best = Store(self.path(step), self._filesystem).manifest().extras.get("best")
             except CheckpointError:
                 continue  # it is damaged; the one before it may tell
             return best["step"] if best else None
@@ -161,8 +160,7 @@ class CheckpointManager:
     def _parent(self, step: int, complete: Sequence[int]) -> int | None:
         """The step that the checkpoint of a step adds to, or None when it has all rows."""
         try:
-            text = Store(self.path(step), self._filesystem).read_all(MANIFEST)
-            parent = Manifest.from_bytes(text, self.path(step)).parent
+            parent = Store(self.path(step), self._filesystem).manifest().parent
             name = None if parent is None else parent.name
         except CheckpointError:
             # Nothing tells what a damaged checkpoint adds to, so the one before it stays.

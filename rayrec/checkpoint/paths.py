@@ -12,7 +12,7 @@ import os
 from pyarrow import fs
 
 from rayrec.checkpoint.manager import CheckpointManager
-from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.store import Store
 from rayrec.checks import absolute_path
 from rayrec.errors import CheckpointError
@@ -72,7 +72,7 @@ def open_checkpoint(path: str, filesystem: fs.FileSystem | None = None) -> tuple
     """
     store = Store(located(path, filesystem), filesystem)
     try:
-        text = store.read_all(MANIFEST)
+        return store, store.manifest()
     except CheckpointError:
         if store.has_manifest():
             raise
@@ -89,7 +89,6 @@ def open_checkpoint(path: str, filesystem: fs.FileSystem | None = None) -> tuple
                     f"{run}@{BEST}."
                 ) from None
         raise
-    return store, Manifest.from_bytes(text, store.path)
 
 
 def _checkpoints_of(run: str, filesystem: fs.FileSystem | None) -> str:

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.chain import Chain, Rectangle
 from rayrec.checkpoint.entries import FileEntry, TableEntry
 from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.dynamic.columns import IdColumns, lanes_of
 from rayrec.dynamic.kinds import KINDS
 from rayrec.dynamic.resize import begin_anew, places_in, put_values
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.shards.overlap import OverlapWriter
+from rayrec.shards.overlap import OverlapWriter, meet
 from rayrec.shards.state import HITS, IDS, SEEN, ShardState
 
 
@@ -69,10 +69,10 @@ def fill_resized(
             left_out += moved.left_out if kind == "id" else 0
     begin_anew(states, places, known)
     for entry in files:
-        near = [state for state in states if _overlap(entry.cols, state.shard.cols)]
+        near = [state for state in states if meet(entry.cols, state.shard.cols)]
         if not near:
             continue
-        rectangle = chain.open(entry, verify=verify)
+        rectangle = Rectangle(chain, entry, verify=verify)
         for batch in range(len(entry.marks) - 1):
             rows = entry.batch_range(batch)
             here = places["id"][rows.start : rows.stop]
@@ -103,7 +103,3 @@ def _columns(
         for lane in lanes_of(kind, saved) if f"{kind}_time" in names else ():
             saved.setdefault(f"{lane}_time", torch.full_like(saved[f"{lane}_key"], NO_TIME))
     return saved
-
-
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop

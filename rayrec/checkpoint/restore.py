@@ -24,7 +24,7 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
-from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.chain import Chain, Rectangle
 from rayrec.checkpoint.compatibility import (
     check_columns,
     check_files,
@@ -40,7 +40,7 @@ from rayrec.checkpoint.store import Store
 from rayrec.dynamic.clock import Instant, clocks_in
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
-from rayrec.shards.overlap import OverlapWriter
+from rayrec.shards.overlap import OverlapWriter, meet
 from rayrec.shards.state import ShardState, describe
 
 READ_AHEAD = 4  # record batches in flight
@@ -198,14 +198,10 @@ def _plan_reads(
                 check_columns(entry, state, where)
             for batch in range(0 if table in resized else len(entry.marks) - 1):
                 rows = entry.batch_range(batch)
-                targets = tuple(s for s in near if _overlap(rows, s.shard.rows))
+                targets = tuple(s for s in near if meet(rows, s.shard.rows))
                 if targets:
                     reads.append(_Read(entry, batch, targets))
     return reads
-
-
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
 
 
 def check_dense(path: str, filesystem: fs.FileSystem | None = None) -> None:
@@ -250,7 +246,7 @@ def _read_ahead(
         path, rectangle = "", None
         for read in reads:
             if rectangle is None or path != read.entry.path:
-                path, rectangle = read.entry.path, chain.open(read.entry, verify=verify)
+                path, rectangle = read.entry.path, Rectangle(chain, read.entry, verify=verify)
             pending.append((read, pool.submit(rectangle.read, read.batch)))
             # one batch is copied into the shards while the others are read
             if len(pending) == READ_AHEAD:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.checkpoint.free_rows import in_use
-from rayrec.checkpoint.shardfile import check_footer, read_batch, schema_of, write_batches
+from rayrec.checkpoint.shardfile import ShardReader, schema_of, write_batches
 from rayrec.checkpoint.store import Store
 
 Change = Callable[[Tensor, dict[str, Tensor]], None]
@@ -25,11 +25,9 @@ def read_numbered(store: Store, entry: FileEntry) -> Iterator[tuple[Tensor, dict
         CheckpointError: the storage refuses.
         DamagedCheckpointError: the bytes are not those that were written.
     """
-    source = store.open(entry.path)
-    check_footer(source, entry, store.path)
+    reader = ShardReader(store, entry, verify=True)
     for index in range(len(entry.marks) - 1):
-        read = read_batch(source, entry, index, verify=True, where=store.path)
-        data = {name: tensor.clone() for name, tensor in read.items()}
+        data = {name: tensor.clone() for name, tensor in reader.read(index).items()}
         here = entry.batch_range(index)
         yield (data[ROW] if ROW in data else torch.arange(here.start, here.stop)), data
 

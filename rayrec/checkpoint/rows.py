@@ -14,11 +14,12 @@ import torch
 from pyarrow import fs
 from torch import Tensor
 
-from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.chain import Chain, Rectangle
 from rayrec.checkpoint.compatibility import check_whole
 from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.paths import located
+from rayrec.shards.overlap import within
 from rayrec.shards.state import WEIGHT
 
 
@@ -56,18 +57,10 @@ class TableReader:
         self._close_all_but(table)
         out = torch.empty(len(rows), max(file.cols.stop for file in files))
         for file in files:
-            first = max(rows.start, file.rows.start)
-            last = min(rows.stop, file.rows.stop)
-            if first >= last:
-                continue
-            opened = self._opened(file)
-            while first < last:
-                batch, held = opened.batch_of(first)
-                stop = min(last, held.stop)
-                part = batch[WEIGHT][first - held.start : stop - held.start]
-                place = slice(first - rows.start, stop - rows.start)
-                out[place, file.cols.start : file.cols.stop].copy_(part)
-                first = stop
+            shared = range(max(rows.start, file.rows.start), min(rows.stop, file.rows.stop))
+            if shared:
+                for some, part in self._opened(file).parts(shared):
+                    out[within(some, rows), file.cols.start : file.cols.stop].copy_(part[WEIGHT])
         return out
 
     def parts(self, table: str) -> Iterator[tuple[range, dict[str, Tensor]]]:
@@ -114,27 +107,27 @@ class _OpenFile:
     """One shard file, and the record batch of it that was read last."""
 
     def __init__(self, chain: Chain, entry: FileEntry) -> None:
-        self._rectangle, self._entry = chain.open(entry, verify=True), entry
+        self._rectangle, self._entry = Rectangle(chain, entry, verify=True), entry
         self._number, self._batch = -1, dict[str, Tensor]()
 
-    def batch_of(self, row: int) -> tuple[dict[str, Tensor], range]:
-        """The columns of the record batch that holds a row of the table, and its rows."""
-        number = (row - self._entry.rows.start) // self._entry.batch_rows
-        if number != self._number:
-            self._number, self._batch = number, self._rectangle.read(number)
-        return self._batch, self._entry.batch_range(number)
+    def parts(self, rows: range) -> Iterator[tuple[range, dict[str, Tensor]]]:
+        """Yield all columns of some rows of the table, record batch by record batch."""
+        first = rows.start
+        while first < rows.stop:
+            number = (first - self._entry.rows.start) // self._entry.batch_rows
+            if number != self._number:
+                self._number, self._batch = number, self._rectangle.read(number)
+            held = self._entry.batch_range(number)
+            some = range(first, min(rows.stop, held.stop))
+            place = within(some, held)
+            yield some, {name: column[place] for name, column in self._batch.items()}
+            first = some.stop
 
     def columns(self, rows: range) -> dict[str, Tensor]:
         """Return all columns of some rows."""
-        parts, first = list[dict[str, Tensor]](), rows.start
-        while first < rows.stop:
-            batch, held = self.batch_of(first)
-            if held == rows:
-                return batch
-            stop = min(rows.stop, held.stop)
-            place = slice(first - held.start, stop - held.start)
-            parts.append({name: column[place] for name, column in batch.items()})
-            first = stop
+        parts = [part for _, part in self.parts(rows)]
+        if len(parts) == 1:
+            return parts[0]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rayrec.checkpoint.entries import ROW, Checksum, Column, FileEntry
 from rayrec.checkpoint.free_rows import blank_free, in_use, with_free
-from rayrec.checkpoint.store import TABLES, Source, Store
+from rayrec.checkpoint.store import TABLES, Store
 from rayrec.dynamic.columns import NO_KEY
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.geometry import Shard
@@ -175,88 +175,75 @@ def write_batches(
     return tuple(marks), tuple(counts)
 
 
-def read_batch(
-    source: Source, entry: FileEntry, index: int, *, verify: bool, where: str
-) -> dict[str, Tensor]:
-    """Record batch `index` of a shard file as read-only CPU tensors, by column name.
-
-    Of a dynamic table it has the free rows, too.
-
-    Raises:
-        CheckpointError: the storage refuses.
-        DamagedCheckpointError: the bytes are not those that were written.
-    """
-    before = entry.marks[index - 1] if index else Checksum(0, 0)
-    data, right = _read_marked(source, entry, before, entry.marks[index], where)
-    if verify and not right():
-        raise DamagedCheckpointError(
-            f"{where}/{entry.path} is damaged between bytes {before.end} and "
-            f"{entry.marks[index].end}: the crc32 is not that of the manifest. Restore an earlier "
-            "checkpoint."
-        )
-    rows = entry.batch_length(index)
-    try:
-        reader = pa.BufferReader(data)
-        if index == 0:  # the file's magic bytes and schema come first
-            reader.seek(len(_MAGIC))
-            pa.ipc.read_message(reader)
-        schema = schema_of(entry.columns, has_free=entry.live is not None)
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
-        if batch.num_rows != rows:
-            raise DamagedCheckpointError(
-                f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the manifest "
-                f"says {rows}."
-            )
-        batch.validate()  # that buffers are as long as their arrays say
-        parts = zip(entry.columns, batch.columns, strict=True)
-        data = {column.name: _to_torch(array, column) for column, array in parts}
-        return data if entry.live is None else with_free(data, entry, index, where)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise DamagedCheckpointError(
-            f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier "
-            "checkpoint."
-        ) from error
-
-
-def _read_marked(
-    source: Source, entry: FileEntry, before: Checksum, mark: Checksum, where: str
-) -> tuple[pa.Buffer, Callable[[], bool]]:
-    """The bytes between two marks, and a call that tells whether they are those written.
-
-    The check is a call because it reads every byte, which a caller may not want.
+class ShardReader:
+    """Reads the record batches of one shard file; safe to use from several threads.
 
     Args:
-        before, mark: the bytes are [before.end, mark.end) of the file.
-        where: the checkpoint, for errors.
+        verify: check the crc32 of every byte that is read, and now that of the footer. Restoring
+            does not need it, but other tools do, and a file that only rayrec could read is damaged.
     Raises:
         CheckpointError: the storage refuses.
+        DamagedCheckpointError: the file is missing, or its footer is not what was written.
     """
-    try:
-        data = source.read(before.end, mark.end)
-    except OSError as error:
-        raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
-    # A mark's crc32 is of all bytes up to it. It continues from the crc32 of the mark before, so
-    # nothing in front of that mark is read.
-    return data, lambda: zlib.crc32(data, before.crc32) == mark.crc32
 
+    def __init__(self, store: Store, entry: FileEntry, *, verify: bool) -> None:
+        self._entry, self._verify, self._where = entry, verify, store.path
+        self._source = store.open(entry.path)
+        if verify:
+            self._marked(len(entry.marks) - 1)
 
-def check_footer(source: Source, entry: FileEntry, where: str) -> None:
-    """Verify the bytes after the last record batch, which other tools need to find the batches.
+    def read(self, index: int) -> dict[str, Tensor]:
+        """Record batch `index` as read-only CPU tensors, by column name.
 
-    Restoring does not need the footer, but a file that only rayrec could read is damaged.
+        Of a dynamic table it has the free rows, too.
 
-    Raises:
-        CheckpointError: the storage refuses.
-        DamagedCheckpointError: the bytes are not those that were written.
-    """
-    before = entry.marks[-2] if len(entry.marks) > 1 else Checksum(0, 0)
-    whole = entry.marks[-1]
-    _, right = _read_marked(source, entry, before, whole, where)
-    if not right():
-        raise DamagedCheckpointError(
-            f"{where}/{entry.path} is damaged between bytes {before.end} and {whole.end}, in its "
-            "footer. Restore an earlier checkpoint."
-        )
+        Raises:
+            CheckpointError: the storage refuses.
+            DamagedCheckpointError: the bytes are not those that were written.
+        """
+        entry, where = self._entry, self._where
+        data = self._marked(index)
+        rows = entry.batch_length(index)
+        try:
+            reader = pa.BufferReader(data)
+            if index == 0:  # the file's magic bytes and schema come first
+                reader.seek(len(_MAGIC))
+                pa.ipc.read_message(reader)
+            schema = schema_of(entry.columns, has_free=entry.live is not None)
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
+            if batch.num_rows != rows:
+                raise DamagedCheckpointError(
+                    f"{where}/{entry.path} has {batch.num_rows} rows in batch {index}, the "
+                    f"manifest says {rows}."
+                )
+            batch.validate()  # that buffers are as long as their arrays say
+            parts = zip(entry.columns, batch.columns, strict=True)
+            found = {column.name: _to_torch(array, column) for column, array in parts}
+            return found if entry.live is None else with_free(found, entry, index, where)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise DamagedCheckpointError(
+                f"{where}/{entry.path}: batch {index} cannot be read: {error}. Restore an earlier "
+                "checkpoint."
+            ) from error
+
+    def _marked(self, index: int) -> pa.Buffer:
+        """The bytes between two marks: a record batch, or the footer behind the last one."""
+        entry, where = self._entry, self._where
+        before, mark = entry.marks[index - 1] if index else Checksum(0, 0), entry.marks[index]
+        try:
+            data = self._source.read(before.end, mark.end)
+        except OSError as error:
+            raise CheckpointError(f"{where}/{entry.path} cannot be read: {error}") from error
+        # A mark's crc32 is of all bytes up to it. It continues from the crc32 of the mark before,
+        # so nothing in front of that mark is read.
+        if self._verify and zlib.crc32(data, before.crc32) != mark.crc32:
+            is_footer = index == len(entry.marks) - 1
+            what = ", in its footer" if is_footer else ": the crc32 is not that of the manifest"
+            raise DamagedCheckpointError(
+                f"{where}/{entry.path} is damaged between bytes {before.end} and {mark.end}{what}. "
+                "Restore an earlier checkpoint."
+            )
+        return data
 
 
 def _to_arrow(chunk: Mapping[str, Tensor], field: pa.Field) -> pa.Array:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import fs
 
-from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.errors import CheckpointError, DamagedCheckpointError, SaveError
 from rayrec.storage import Sink, resolve, sync
 
@@ -157,6 +157,14 @@ class Store:
             raise kind(f"{self.path} has no file {path}. {self._remedy(path)}") from error
         except OSError as error:
             raise CheckpointError(f"{self.path}/{path} cannot be read: {error}") from error
+
+    def manifest(self) -> Manifest:
+        """Read the manifest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        return Manifest.from_bytes(self.read_all(MANIFEST), self.path)
 
     def open(self, path: str) -> Source:
         """Open a file for reading ranges of it; it is closed when the source is dropped.

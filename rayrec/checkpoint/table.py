@@ -12,9 +12,10 @@ import pyarrow as pa
 import torch
 from pyarrow import fs
 
-from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.chain import Chain, Rectangle
 from rayrec.checkpoint.compatibility import check_files, no_table
 from rayrec.checkpoint.entries import ROW, FileEntry
+from rayrec.checkpoint.paths import open_checkpoint
 from rayrec.layout.geometry import Shard
 from rayrec.shards.overlap import OverlapWriter
 from rayrec.shards.state import WEIGHT, ShardState
@@ -48,10 +49,11 @@ def load_table(
         CheckpointError: no checkpoint, or no such table in it.
         DamagedCheckpointError: a file is missing, or its bytes are not those that were written.
     """
-    chain = Chain.read(path, filesystem)
-    saved = chain.newest.table(table)
+    store, manifest = open_checkpoint(path, filesystem)
+    chain = Chain.of(store.path, manifest, filesystem)
+    saved = manifest.table(table)
     if saved is None:
-        raise no_table(chain.newest, table, path)
+        raise no_table(manifest, table, path)
     for link in chain.links:
         files = {entry.path for entry in link.manifest.files if entry.table == table}
         check_files(link.store, link.manifest, files)
@@ -59,7 +61,7 @@ def load_table(
     for entry in chain.base.files_by_table()[table]:
         if not blocks or blocks[-1].shard.rows != entry.rows:
             blocks.append(_empty(entry, saved.embedding_dim))
-        rectangle = chain.open(entry, verify=verify)
+        rectangle = Rectangle(chain, entry, verify=verify)
         for batch in range(len(entry.marks) - 1):
             data = rectangle.read(batch)
             writer.put(entry.batch_range(batch), entry.cols, data, blocks[-1])

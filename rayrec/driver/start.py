@@ -17,9 +17,7 @@ from rayrec.driver.config import AUTO, LATEST, RunConfig
 from rayrec.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from rayrec.layout import BaseEmbeddingConfig
 from rayrec.train.config import TrainData
-from rayrec.train.data_cursor import check_cursor, cursor_meaning
-from rayrec.train.dense_optimizer import check_dense_optimizer
-from rayrec.train.table_optimizers import optimizers_of
+from rayrec.train.data_cursor import check_cursor
 
 
 def whole(path: str) -> Manifest:
@@ -168,8 +166,7 @@ def _check_no_checkpoints(run: RunConfig) -> None:
 
 def _check_place(run: RunConfig, manifest: Manifest, path: str, data: TrainData) -> None:
     if not run.new_data:
-        meaning = cursor_meaning(data, run.global_batch_size, run.seed, run.shuffle, run.drop_last)
-        check_cursor(manifest.cursor, meaning, path)
+        check_cursor(manifest.cursor, run, data, path)
 
 
 def _check_model(
@@ -183,8 +180,8 @@ def _check_model(
     """Compare tables and, where optimizer state is wanted, optimizers."""
     optimizers: dict[str, Any] = {}
     if with_state:
-        said = optimizers_of(run, tables)
+        said = run.optimizers_of(tables)
         own = said if isinstance(said, dict) else {table.name: said for table in tables}
         optimizers = {table: {"name": optimizer.name} for table, optimizer in own.items()}
-        check_dense_optimizer(manifest.extras, run.dense_optimizer.name, path)
+        run.dense_optimizer.check_saved(manifest.extras, path)
     check_tables(manifest, tables, optimizers, path)

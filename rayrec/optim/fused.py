@@ -15,12 +15,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from rayrec.errors import CheckpointError
 from rayrec.layout import Shard
 from rayrec.optim.keyed import KeyedOptimizer
-from rayrec.optim.saved_state import FUSED_NAMES, state_of_shard
 from rayrec.spec.optimizer import SparseOptimizer
+
+# A kernel's name of its state -> that of a state_dict, where they differ, which is TorchRec's: the
+# first state is "momentum1", the second as torch names it. Its fused collections count instead.
+_NAMES = {
+    "momentum2": "exp_avg_sq",
+    "exp_avg": "momentum1",
+    "momentum_1": "momentum1",
+    "momentum_2": "exp_avg_sq",
+}
 
 
 class ShardTensors(Protocol):
@@ -94,7 +103,7 @@ class FusedOptimizer(KeyedOptimizer):
                 name = name_of(shard.table) + (where if count[shard.table] > 1 else "")
                 params[name], self._shards[name] = weight, shard
                 state[weight] = {
-                    f"{shard.table}.{FUSED_NAMES.get(key, key)}": tensor
+                    f"{shard.table}.{_NAMES.get(key, key)}": tensor
                     for key, tensor in part.optimizer.items()
                 }
                 members.append(weight)
@@ -178,8 +187,12 @@ class FusedOptimizer(KeyedOptimizer):
             source = next((key for key in names if key in saved), None)
             if source is not None:
                 taken.add(source)
-                size = self._sizes.get(shard.table)
-                found[name] = state_of_shard(shard, saved[source], size)
+                size, own = self._sizes.get(shard.table), dict[str, Any]()
+                for key, value in saved[source].items():
+                    last = key.rpartition(".")[2]
+                    part = _part_of(shard, key, value, size)
+                    own[f"{shard.table}.{_NAMES.get(last, last)}"] = part
+                found[name] = own
         return found | {name: saved[name] for name in saved if name not in taken}
 
     def post_load_state_dict(self) -> None:
@@ -206,3 +219,23 @@ class _Group(dict[str, Any]):
         super().__setitem__(key, value)
         if key == "lr" and hasattr(self, "_kernel"):  # unpickling fills the dict first
             self._kernel.set_learning_rate(float(value))
+
+
+def _part_of(shard: Shard, key: str, value: Any, table: tuple[int, int] | None) -> Any:
+    """Return what a shard takes of one saved value of it, or of its whole table of this size."""
+    if not isinstance(value, Tensor | ShardedTensor) or table is None:
+        return value
+    spans = (shard.rows, shard.cols)[: len(value.size())]
+    if isinstance(value, ShardedTensor):  # of TorchRec's sharded models: the parts by their plan
+        start, size = [span.start for span in spans], [len(span) for span in spans]
+        for part in value.local_shards():
+            if part.metadata.shard_offsets == start and list(part.tensor.shape) == size:
+                return part.tensor
+        raise CheckpointError(
+            f"state {key!r} holds no part of {size} values at {start} on this rank, which table "
+            f"{shard.table!r} needs; it was saved under another plan. Gather the whole tensor on "
+            "every rank, and load that."
+        )
+    if not spans or tuple(value.shape) != table[: len(spans)]:
+        return value
+    return value[tuple(slice(span.start, span.stop) for span in spans)]

@@ -7,10 +7,8 @@ the process before it.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
 SHARED = "shared"  # the piece with the rows that all ranks of a host read
@@ -29,10 +27,6 @@ class Memory(ABC):
     @abstractmethod
     def file(self, name: str, size: int) -> int:
         """Return the fd of a piece, which other processes can map; the caller closes it."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Drop all pieces; what is mapped stays as long as somebody holds it."""
 
     def part(self, name: str) -> MemoryPart:
         """Return the pieces whose names begin with a name of its own."""
@@ -53,33 +47,7 @@ class MemoryPart(Memory):
         """Return the fd of that piece; the caller closes it."""
         return self._whole.file(f"{self._name}/{name}", size)
 
-    def clear(self) -> None:
-        """Refuse: pieces are dropped together."""
-        raise AssertionError("clear the whole memory")
-
     def next(self, size: int) -> Tensor:
         """Take a piece whose name is the number of such calls before."""
         self._taken += 1
         return self.take(str(self._taken), size)
-
-
-class MemoryHere(Memory):
-    """Memory of this process, which outlives a model and not the process."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[str, Tensor] = {}
-
-    def take(self, name: str, size: int) -> Tensor:
-        """Return a piece as it is, or zeros where it is new or of another size."""
-        piece = self._pieces.get(name)
-        if piece is None or piece.numel() != size:
-            piece = self._pieces[name] = torch.zeros(size, dtype=torch.uint8)
-        return piece
-
-    def file(self, name: str, size: int) -> int:
-        """Refuse: no other process sees this memory."""
-        raise OSError(os.strerror(95))
-
-    def clear(self) -> None:
-        """Drop all pieces."""
-        self._pieces.clear()

@@ -24,6 +24,11 @@ def within(part: range, whole: range) -> slice:
     return slice(part.start - whole.start, part.stop - whole.start)
 
 
+def meet(one: range, other: range) -> bool:
+    """Return True if two ranges share a number."""
+    return one.start < other.stop and other.start < one.stop
+
+
 class OverlapWriter:
     """Writes parts of source rectangles into wanted shards.
 

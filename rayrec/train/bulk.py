@@ -22,7 +22,8 @@ from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name
 from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
 from rayrec.distributed import DistributedModelParallel
 from rayrec.spec.task import Task
-from rayrec.train.evaluation import STOP_EVERY, BatchPart, any_rank, on_device
+from rayrec.train.evaluation import STOP_EVERY, any_rank, on_device
+from rayrec.train.run_state import LiveRun
 from rayrec.train.scoring import ONE_BINARY, by_task
 from rayrec.train.step import forward
 
@@ -35,29 +36,20 @@ def outputs_of(tasks: Sequence[Task]) -> list[tuple[str, str]]:
 
 @torch.no_grad()
 def predict(
-    model: DistributedModelParallel,
+    live: LiveRun,
     data: FileDataset,
-    part: BatchPart,
-    device: torch.device,
     folder: ScoredFolder,
     should_stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[], None] = lambda: None,
-    *,
-    tasks: Sequence[Task] = (),
-    autocast: torch.dtype | None = None,
     scores: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> Predicted | None:
-    """Write the scores of all rows of `data`; all ranks call it together.
+    """Write a run's scores of all rows of `data`; all ranks call it together.
 
     Args:
-        model: forward(batch) -> (loss, (loss, logits, labels)).
         data: rows to score, without labels.
-        part: this rank's part of the data.
         folder: folder that receives the scores; rank 0 writes.
         should_stop: read every few batches; one rank's True ends it for all.
         on_batch: called after every batch.
-        tasks: tasks of the model; none means one binary task.
-        autocast: dtype of the dense layers' products, as in training.
         scores: (batch) -> the columns of its rows; None takes the logits of the model.
     Returns:
         a summary of the files, the same on every rank; None when it was stopped.
@@ -66,14 +58,17 @@ def predict(
         ConfigError: the model gives no logits of a task.
         SaveError: the files cannot be written.
     """
+    model, device = live.model, live.device
     training = model.training
     model.eval()
     parts = -(-data.num_rows // PART_ROWS)
     columns = tuple(folder.columns.names)
-    batches = data.loader(*part, shuffle=False, ordered=True, with_rows=True, keep_columns=columns)
-    dense_dtype = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
-    own = scores or partial(_of_logits, model, tasks)
-    writer = _Writer(folder, parts) if part.rank == 0 else None
+    batches = data.loader(
+        *live.part, shuffle=False, ordered=True, with_rows=True, keep_columns=columns
+    )
+    dense_dtype = torch.autocast(device.type, live.autocast, enabled=live.autocast is not None)
+    own = scores or partial(_of_logits, model, live.spec.tasks)
+    writer = _Writer(folder, parts) if live.rank == 0 else None
     try:
         for number, batch in enumerate(batches):
             # all ranks stop at the same batch, or those that go on would wait for the others
@@ -83,9 +78,12 @@ def predict(
             with dense_dtype:
                 found = own(on_device(batch, device))
             mine = _table(folder, found, batch.origin) if batch.rows else None
-            rows = _gathered(mine, part)
+            # Ranks without rows of a batch send None, since the gather is a collective.
+            everyone = plain.gather(mine) if live.world_size > 1 else [mine]
             if writer is not None:
-                writer.add(rows)
+                for rows in everyone:
+                    if rows is not None:
+                        writer.add(rows)
             on_batch()
         if writer is not None:
             writer.finish()
@@ -117,15 +115,6 @@ def _table(folder: ScoredFolder, scores: Sequence[Tensor], origin: RowOrigin | N
     return scored_rows(folder, scores, [] if origin.columns is None else [origin.columns])
 
 
-def _gathered(mine: pa.Table | None, part: BatchPart) -> list[pa.Table]:
-    """Return the rows of all ranks in order on rank 0, nothing on the others."""
-    everyone: list[pa.Table | None] = [mine]
-    # Ranks without rows of a batch send None, since the gather is a collective.
-    if part.world_size > 1:
-        everyone = plain.gather(mine)
-    return [rows for rows in everyone if rows is not None]
-
-
 class _Writer:
     """Cuts rows into files of `PART_ROWS` rows.
 
@@ -141,12 +130,8 @@ class _Writer:
     def _next(self) -> PartWriter:
         return PartWriter(self._whole.hidden / part_name(self._number, self._parts))
 
-    def add(self, rows: Sequence[pa.Table]) -> None:
-        """Append the rows of some tables."""
-        for table in rows:
-            self._add(table)
-
-    def _add(self, rows: pa.Table) -> None:
+    def add(self, rows: pa.Table) -> None:
+        """Append some rows."""
         while rows.num_rows:
             if self._file.rows == PART_ROWS:
                 self._file.close()

@@ -62,8 +62,3 @@ class CheckpointConfig:
     def every(self) -> Every:
         """How often a run saves on the way."""
         return Every(self.every_n_steps, self.every_s, self.every_n_rows, self.every_event_s)
-
-    @property
-    def whole_every(self) -> int:
-        """Number of checkpoints from one that holds all rows to the next such one."""
-        return (self.full_every or FULL_EVERY) if self.incremental else 1

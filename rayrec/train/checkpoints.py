@@ -9,7 +9,7 @@ All ranks call the same methods together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rayrec.checkpoint import CheckpointManager
@@ -31,7 +31,6 @@ class Checkpoints:
         newest: path of the newest checkpoint of the run, or None; it is not written again. Those
             that `save` was given a path for count where the run has no folder.
         ending: no step follows.
-        note: receives a line for the user.
     """
 
     def __init__(self, live: LiveRun) -> None:
@@ -45,7 +44,6 @@ class Checkpoints:
         self._apart: tuple[str, int] | None = None
         self._since_s, self.ending = 0.0, False
         self.newest: str | None = None
-        self.note: Callable[[str], None] = lambda line: None
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which a checkpoint is due; None where seconds decide."""
@@ -55,7 +53,7 @@ class Checkpoints:
     @property
     def written(self) -> bool:
         """True if this rank has written its part of an asynchronous checkpoint."""
-        return self._saver.done
+        return self._saver.thread.done
 
     def before_evaluation(self, merged: WindowSum) -> None:
         """Save at the end of a window if the driver asked for it; announce what was written."""
@@ -122,7 +120,7 @@ class Checkpoints:
         live.on_phase("training")
         if path is None:
             self._since_s = 0.0
-        if not self._saver.under_way:
+        if not self._saver.thread.busy:
             self.finish()
         return where
 
@@ -137,12 +135,13 @@ class Checkpoints:
             SaveError: on every rank, when any of them could not write.
         """
         saving, self._saving = self._saving, None
-        if saving is not None and self._saver.under_way and not self._saver.done:
+        thread = self._saver.thread
+        if saving is not None and thread.busy and not thread.done:
             line = f"waiting for {saving.path}, which is still being written"
             if not self.ending:
                 line += ": the storage is slower than checkpoints are frequent"
-            self.note(line)
-        self._saver.finish()
+            self._live.note(line)
+        thread.finish()
         if saving is not None:
             spec = self._live.spec
             if spec.run_path and CheckpointManager(spec.run_path).step_of(saving.path) is None:
@@ -153,7 +152,7 @@ class Checkpoints:
 
     def give_up(self) -> None:
         """Abandon a checkpoint under way, since this rank leaves its world."""
-        self._saver.give_up()
+        self._saver.thread.give_up()
 
     def _content(self, state: RunState) -> dict[str, Any]:
         """Return the arguments of `save_checkpoint`: all of a checkpoint but the rows."""
@@ -166,7 +165,7 @@ class Checkpoints:
             "table_updates": state.updates,
             **clock_extras(state.id_clocks),
             "trained": {"rows": state.rows, "seconds": state.seconds},
-            **({} if state.best == Best() else {"best": state.best.to_json()}),
+            **({} if state.best == Best() else {"best": asdict(state.best)}),
             **(spec.data.extras() if isinstance(spec.data, StreamDataset) else {}),
             **spec.extras,
         }

@@ -8,13 +8,13 @@ steps and batch sizes are rows of the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rayrec.checks import positive, seconds, seed_number, whole_number
 from rayrec.errors import ConfigError
-from rayrec.layout import ShardingPlan
+from rayrec.layout import BaseEmbeddingConfig, ShardingPlan
 from rayrec.spec.optimizers import SparseOptimizer
 from rayrec.spec.schedule import Schedule, ScheduleConfig, check_stages, stages_of
 from rayrec.spec.task import Task
@@ -22,6 +22,7 @@ from rayrec.spec.wire import ExchangeOptions
 from rayrec.streams import StreamDataset
 from rayrec.train.callbacks import Callback
 from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.every import Every
 from rayrec.train.optimizer_config import (
     DEFAULT_DENSE,
     DEFAULT_SPARSE,
@@ -181,22 +182,17 @@ class RunOptions(ExchangeOptions):
                 f"{own} has sync_every={self.sync_every} and no sharding_group_size: without "
                 "groups there are no replicas to average."
             )
-        for one in (self.checkpoint, self.publish):
-            if self.accumulate > 1 and one is not None and one.every_n_rows is not None:
+        for one in (self.checkpoint, self.evaluation, self.publish):
+            every, config = one.every if one is not None else Every(), type(one).__name__
+            if self.accumulate > 1 and every.n_rows is not None:
                 raise ConfigError(
-                    f"{type(one).__name__} has every_n_rows={one.every_n_rows} and {own} has "
+                    f"{config} has every_n_rows={every.n_rows} and {own} has "
                     f"accumulate={self.accumulate}: rows may end between two updates. Give "
                     "every_n_steps."
                 )
-        every = {"CheckpointConfig": self.checkpoint.every_n_steps}
-        if self.evaluation is not None:
-            every["EvaluationConfig"] = self.evaluation.every_n_steps
-        if self.publish is not None:
-            every["PublishConfig"] = self.publish.every_n_steps
-        for config, steps in every.items():
-            if steps is not None and steps % self.accumulate:
+            if every.n_steps is not None and every.n_steps % self.accumulate:
                 raise ConfigError(
-                    f"{config}(every_n_steps={steps}) is no multiple of accumulate="
+                    f"{config}(every_n_steps={every.n_steps}) is no multiple of accumulate="
                     f"{self.accumulate}: between two updates the dense layers have half-summed "
                     "gradients, which no checkpoint holds. Give a multiple."
                 )
@@ -214,6 +210,26 @@ class RunOptions(ExchangeOptions):
     def own_optimizers(self) -> dict[str, SparseOptimizer]:
         """`table_optimizers` in the form that the lookup kernels take."""
         return {table: as_optimizer(said) for table, said in self.table_optimizers.items()}
+
+    def optimizers_of(
+        self, tables: Sequence[BaseEmbeddingConfig]
+    ) -> SparseOptimizer | dict[str, SparseOptimizer]:
+        """Return the optimizer of all tables, or one per table where some have their own.
+
+        Raises:
+            ConfigError: an optimizer is given for a table that the model does not have.
+        """
+        own = self.own_optimizers
+        if not own:
+            return self.tables_optimizer
+        names = {table.name for table in tables}
+        unknown = sorted(set(own) - names)
+        if unknown:
+            raise ConfigError(
+                f"table_optimizers names the table {unknown[0]!r}; the model's tables are "
+                f"{', '.join(sorted(names))}."
+            )
+        return {name: own.get(name, self.tables_optimizer) for name in names}
 
     def shared(self) -> dict[str, Any]:
         """Return these options by name."""

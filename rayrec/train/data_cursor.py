@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from rayrec.data import RowDataset
+from rayrec.data import RowDataset, TimeWindow, WindowedDataset
 from rayrec.errors import ConfigError
 from rayrec.streams import StreamDataset
-from rayrec.train.config import TrainData, TrainSpec
+from rayrec.train.config import RunOptions, TrainData, TrainSpec
 from rayrec.train.scoring import binary_labels
 
 
@@ -41,13 +41,20 @@ class DataCursor:
         self._per_epoch = 1
         self._is_stream = isinstance(spec.data, StreamDataset)
         self._data = None if isinstance(spec.data, StreamDataset) else spec.data
+        # windows in time, by the batch of the epoch with which they begin
+        self._windows: dict[int, TimeWindow] = {}
+        if isinstance(spec.data, WindowedDataset):
+            firsts = spec.data.first_batches(spec.global_batch_size, spec.drop_last)
+            for window, first, end in zip(spec.data.windows, firsts, firsts[1:], strict=False):
+                if end > first:
+                    self._windows[first] = window
 
-    def open(self, window: int, data: RowDataset) -> None:
+    def open(self, window: TimeWindow) -> None:
         """Go to a window of a stream, at its beginning unless the cursor is in it already."""
-        if window != self.epoch:
-            self.epoch, self.batch = window, 0
-        self._data = data
-        self._per_epoch = data.num_batches(
+        if window.start != self.epoch:
+            self.epoch, self.batch = window.start, 0
+        self._data, self._windows = window.data, {0: window}
+        self._per_epoch = window.data.num_batches(
             self._spec.global_batch_size, drop_last=self._spec.drop_last
         )
 
@@ -55,6 +62,17 @@ class DataCursor:
     def left(self) -> int:
         """Batches of the current epoch that are not done."""
         return self._per_epoch - self.batch
+
+    def window(self) -> TimeWindow | None:
+        """Return the window in time that begins with the next step, or None."""
+        return self._windows.get(self.batch)
+
+    def next_step(self, step: int) -> int | None:
+        """Return the step after which the next window begins; None where there is none."""
+        if self._is_stream:
+            return step + self.left
+        following = min((first for first in self._windows if first > self.batch), default=None)
+        return None if following is None else step + following - self.batch
 
     def batches(self) -> Generator[Any, None, None]:
         """This rank's batches from here on, epoch after epoch; of a stream, to the window's end.
@@ -112,7 +130,8 @@ class DataCursor:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, with the options and data that it depends on."""
-        return {"epoch": self.epoch, "batch": self.batch, **self._meaning()}
+        meaning = cursor_meaning(self._spec, self._spec.data)
+        return {"epoch": self.epoch, "batch": self.batch, **meaning}
 
     def place_in(self, cursor: Mapping[str, Any], path: str) -> tuple[int, int]:
         """Return epoch and batch of the checkpoint at `path`; new data stay where they are.
@@ -123,23 +142,15 @@ class DataCursor:
         """
         if self._spec.new_data:
             return self.epoch, self.batch
-        check_cursor(cursor, self._meaning(), path)
+        check_cursor(cursor, self._spec, self._spec.data, path)
         return int(cursor.get("epoch", 0)), int(cursor.get("batch", 0))
 
     def go_to(self, epoch: int, batch: int) -> None:
         """Go to a place of this very run."""
         self.epoch, self.batch = epoch, batch
 
-    def _meaning(self) -> dict[str, Any]:
-        spec = self._spec
-        return cursor_meaning(
-            spec.data, spec.global_batch_size, spec.seed, spec.shuffle, spec.drop_last
-        )
 
-
-def cursor_meaning(
-    data: TrainData | None, global_batch_size: int, seed: int, shuffle: bool, drop_last: bool
-) -> dict[str, Any]:
+def cursor_meaning(run: RunOptions, data: TrainData | None) -> dict[str, Any]:
     """Return the options and data under which an epoch and a batch number mean the same rows.
 
     The fingerprint of a data set that has none is None.
@@ -148,23 +159,23 @@ def cursor_meaning(
     source = {"source": data.config.source_name} if isinstance(data, StreamDataset) else {}
     return {
         **source,
-        "global_batch_size": global_batch_size,
-        "seed": seed,
-        "shuffle": shuffle,
-        "drop_last": drop_last,
+        "global_batch_size": run.global_batch_size,
+        "seed": run.seed,
+        "shuffle": run.shuffle,
+        "drop_last": run.drop_last,
         "data": None if fingerprint is None else fingerprint(),
     }
 
 
-def check_cursor(cursor: Mapping[str, Any], meaning: Mapping[str, Any], path: str) -> None:
-    """Check that a saved place means the same rows in this run.
+def check_cursor(
+    cursor: Mapping[str, Any], run: RunOptions, data: TrainData | None, path: str
+) -> None:
+    """Check that the place in the data of the checkpoint at `path` means the same rows in a run.
 
-    Args:
-        cursor: data cursor of the checkpoint at `path`.
-        meaning: result of `cursor_meaning` for this run.
     Raises:
         ConfigError: names what differs, with both values and the remedies.
     """
+    meaning = cursor_meaning(run, data)
     # a stream has no beginning that a run could go back to
     anew = (
         ""

@@ -7,19 +7,18 @@ because a model with tables on several ranks needs all of them for each batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from rayrec.data import FileDataset, RowDataset
-from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
-from rayrec.spec.task import Task
 from rayrec.train.config import Dataset
 from rayrec.train.predictions import PredictionConfig, PredictionWriter
+from rayrec.train.run_state import LiveRun
 from rayrec.train.scoring import Scoring, binary_labels, by_task
 from rayrec.train.step import forward
 from rayrec.train.window import all_sum
@@ -30,41 +29,24 @@ STOP_EVERY = 16
 SAMPLE_SEED = 20_011
 
 
-class BatchPart(NamedTuple):
-    """BatchPart of each batch that a rank scores."""
-
-    rank: int
-    world_size: int
-    global_batch_size: int
-
-
 @torch.no_grad()
 def evaluate(
-    model: DistributedModelParallel,
+    live: LiveRun,
     data: Dataset,
-    part: BatchPart,
-    device: torch.device,
     predictions: PredictionConfig | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[], None] = lambda: None,
-    *,
-    tasks: Sequence[Task] = (),
     sample: int | None = None,
-    autocast: torch.dtype | None = None,
 ) -> dict[str, float] | None:
-    """Score a model on the rows of `data`; all ranks call it together.
+    """Score the model of a run on the rows of `data`; all ranks call it together.
 
     Args:
-        model: forward(batch) -> (loss, (loss, logits, labels)).
-        part: this rank's part of the data.
         predictions: also write the score of every row; needs a `FileDataset`, and one task that is
             binary.
         should_stop: read every few batches; one rank's True ends the evaluation of all.
         on_batch: called after every batch.
-        tasks: tasks of the run; none means one binary task.
         sample: score the first batches of one fixed random order that have so many rows; None
             scores all rows.
-        autocast: dtype of the dense layers' products, as in training.
     Returns:
         the same scores on every rank by name, or None when it was stopped.
     Raises:
@@ -72,6 +54,7 @@ def evaluate(
         ConfigError: predictions are wanted of data that do not lie in files.
         SaveError: the predictions cannot be written.
     """
+    model, device, tasks = live.model, live.device, live.spec.tasks
     training = model.training
     model.eval()
     scoring = Scoring(tasks, device, model.module)
@@ -80,8 +63,8 @@ def evaluate(
             "predictions hold the score of one binary task, and this run has "
             f"{', '.join(f'{task.name} ({task.kind})' for task in tasks)}; leave predictions out."
         )
-    writer, batches = _open(data, part, predictions, binary_labels(tasks, data), sample)
-    dense_dtype = torch.autocast(device.type, dtype=autocast, enabled=autocast is not None)
+    writer, batches = _open(live, data, predictions, sample)
+    dense_dtype = torch.autocast(device.type, live.autocast, enabled=live.autocast is not None)
     try:
         for number, batch in enumerate(batches):
             # all ranks stop at the same batch, or those that go on would wait for the others
@@ -112,39 +95,25 @@ def evaluate(
 
 
 def _open(
-    data: Dataset,
-    part: BatchPart,
-    predictions: PredictionConfig | None,
-    binary: bool | tuple[str, ...],
-    sample: int | None,
+    live: LiveRun, data: Dataset, predictions: PredictionConfig | None, sample: int | None
 ) -> tuple[PredictionWriter | None, Iterator[Any]]:
     """Return a writer of the predictions, or None without them, and this rank's batches."""
+    loader: Callable[..., Iterator[Any]] = data.loader
+    if isinstance(data, RowDataset):
+        loader = partial(data.loader, binary_labels=binary_labels(live.spec.tasks, data))
     if sample is not None:
-        loader: Callable[..., Iterator[Any]] = data.loader
-        if isinstance(data, RowDataset):
-            loader = partial(data.loader, binary_labels=binary)
-        batches = loader(*part, shuffle=True, seed=SAMPLE_SEED)
-        return None, _first(batches, -(-sample // part.global_batch_size))
-    if not isinstance(data, FileDataset):
-        if predictions is not None:
-            raise ConfigError(
-                "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
-            )
-        if not isinstance(data, RowDataset):
-            return None, data.loader(*part, shuffle=False)
-        return None, data.loader(*part, shuffle=False, binary_labels=binary)
+        batches = loader(*live.part, shuffle=True, seed=SAMPLE_SEED)
+        return None, _first(batches, -(-sample // live.spec.global_batch_size))
     if predictions is None:
-        return None, data.loader(*part, shuffle=False, binary_labels=binary)
+        return None, loader(*live.part, shuffle=False)
+    if not isinstance(data, FileDataset):
+        raise ConfigError(
+            "predictions name files and rows, so they need a ParquetDataset or an ArrowDataset."
+        )
+    columns = predictions.keys
+    batches = loader(*live.part, shuffle=False, ordered=True, with_rows=True, keep_columns=columns)
     files = [file.path for file in data.files]
-    batches = data.loader(
-        *part,
-        shuffle=False,
-        ordered=True,
-        with_rows=True,
-        keep_columns=predictions.keys,
-        binary_labels=binary,
-    )
-    return PredictionWriter(predictions, files, part.rank, part.world_size), batches
+    return PredictionWriter(predictions, files, live.rank, live.world_size), batches
 
 
 def _first(batches: Iterator[Any], number: int) -> Iterator[Any]:

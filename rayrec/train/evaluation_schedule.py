@@ -11,6 +11,7 @@ from dataclasses import replace
 from rayrec.errors import ConfigError
 from rayrec.train.config import Dataset, TrainSpec
 from rayrec.train.events import Evaluation
+from rayrec.train.every import Every
 from rayrec.train.shaping import Best
 
 
@@ -25,6 +26,7 @@ class EvaluationSchedule:
 
     def __init__(self, spec: TrainSpec) -> None:
         self._config, self._steps = spec.evaluation, spec.steps
+        self._every = Every() if spec.evaluation is None else spec.evaluation.every
         self.best, self.early = Best(), ""
         self.last: Evaluation | None = None
         self._seconds = 0.0
@@ -36,14 +38,13 @@ class EvaluationSchedule:
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which an evaluation is due; None where seconds decide."""
-        return None if self._config is None else self._config.every.next_step(step)
+        return self._every.next_step(step)
 
     def missed(self, step: int) -> bool:
         """Return True if a run was stopped at a step whose evaluation is due and not made."""
-        config = self._config
-        if config is None or not step or self.best.scored == step:
+        if not step or self.best.scored == step:
             return False
-        return self._is_last(step) or config.every.due(step)
+        return self._is_last(step) or self._every.due(step)
 
     def _is_last(self, step: int) -> bool:
         """Return True at the run's last step, if its evaluation can be compared with earlier ones.
@@ -57,13 +58,10 @@ class EvaluationSchedule:
 
     def due(self, step: int, seconds: float) -> bool:
         """Return True if an evaluation is due at the end of a window of `seconds`."""
-        config = self._config
-        if config is None:
-            return False
         if self._is_last(step):
             return True
         self._seconds += seconds
-        return config.every.due(step, self._seconds)
+        return self._every.due(step, self._seconds)
 
     @property
     def rows(self) -> int | None:

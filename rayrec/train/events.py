@@ -101,11 +101,9 @@ class StreamProgress:
         if self.lag_rows is not None:
             age = "" if not self.lag_s else f", the oldest {self.lag_s:.0f} s old"
             parts.append(f"{self.lag_rows:,} more wait{age}")
-        parts += [f"{count:,} {what}" for count, what in self._odd() if count]
+        odd = (self.late, "late"), (self.refused, "refused")
+        parts += [f"{count:,} {what}" for count, what in odd if count]
         return "; ".join(parts)
-
-    def _odd(self) -> tuple[tuple[int, str], ...]:
-        return (self.late, "late"), (self.refused, "refused")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

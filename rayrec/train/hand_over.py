@@ -15,7 +15,7 @@ import torch
 
 from rayrec.comm import plain
 from rayrec.comm.choose import exchange_for, host_identity
-from rayrec.comm.exchange import Exchange, LocalExchange
+from rayrec.comm.exchange import LocalExchange
 from rayrec.distributed.passing import columns_of, pass_on
 from rayrec.errors import CommError
 from rayrec.layout import ShardingPlan
@@ -153,7 +153,7 @@ class HandOverTask:
             CommError: a rank of the world before is not here, or is gone.
         """
         context.phase("passing tables on")
-        held, rank = _held, context.seat.rank
+        held, rank, is_alone = _held, context.seat.rank, context.seat.world_size == 1
         places = gather_objects(None if held is None else (held.world_rank, held.world_size))
         there = [place for place in places if place is not None]
         if not there or sorted(place for place, _ in there) != list(range(there[0][1])):
@@ -169,13 +169,8 @@ class HandOverTask:
             gather_objects(None if held is None else held.rank),
             [taker % group if taker < self.ranks else None for taker in range(len(places))],
             states,
-            self._exchange(context),
+            LocalExchange() if is_alone else exchange_for(None, torch.device("cpu")),
             columns_of(states, gather_objects),
         )
         keep(replace(common, states=pieces) if rank < self.ranks else None)
         return sent
-
-    def _exchange(self, context: RankContext) -> Exchange:
-        if context.seat.world_size == 1:
-            return LocalExchange()
-        return exchange_for(None, torch.device("cpu"))

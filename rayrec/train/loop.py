@@ -76,7 +76,7 @@ class RankTrainer(RankRun):
             self._dense,
             self.device,
             PipelineOptions(
-                read_ahead=READ_AHEAD, accumulate=spec.accumulate, autocast=self._autocast
+                read_ahead=READ_AHEAD, accumulate=spec.accumulate, autocast=self._live.autocast
             ),
             world_size=self.world_size,
         )
@@ -128,7 +128,11 @@ class RankTrainer(RankRun):
         try:
             for window in self._loop.windows(should_stop, self.save_asked, profiler):
                 if batches is None or (is_stream and epoch != live.cursor.epoch):
-                    batches, epoch = self._next_batches(batches), live.cursor.epoch
+                    # a window of the stream was opened
+                    self._pipeline.reset()
+                    if batches is not None:
+                        batches.close()
+                    batches, epoch = live.cursor.batches(), live.cursor.epoch
                 # Steps of a profile are counted apart from the mean that prices are compared with.
                 times = profiler.times if profiler and profiler.times else self._times
                 self._steps(window, batches, times, on_step)
@@ -144,15 +148,6 @@ class RankTrainer(RankRun):
                 self._loop.stream.close()
         self._loop.end(self.going_to)
         return self.stopped
-
-    def _next_batches(
-        self, before: Generator[Any, None, None] | None
-    ) -> Generator[Any, None, None]:
-        """Return the batches of the window of a stream that was opened."""
-        self._pipeline.reset()
-        if before is not None:
-            before.close()
-        return self._live.cursor.batches()
 
     def _steps(
         self,

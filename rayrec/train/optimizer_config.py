@@ -114,6 +114,20 @@ class OptimizerConfig:
             except (*_REFUSALS, RuntimeError) as error:
                 raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error
 
+    def check_saved(self, extras: Mapping[str, Any], path: str) -> None:
+        """Check that the checkpoint at `path`, with these extras, has this dense optimizer's state.
+
+        Raises:
+            ConfigError: it was trained with another one.
+        """
+        saved = extras.get("dense_optimizer", self.name)
+        if saved != self.name:
+            raise ConfigError(
+                f"{path} was trained with the dense optimizer {saved!r}, the run wants "
+                f"{self.name!r}. Use {saved!r}, or start a new run from its weights alone with "
+                "init_from."
+            )
+
 
 # The defaults of every run, whoever starts it. benchmarks/quality_seeds.py says on what data the
 # numbers were chosen.

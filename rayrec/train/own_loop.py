@@ -35,7 +35,7 @@ from rayrec.train.outcome import FitOutcome
 from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
-from rayrec.train.step import Rows, StepResult, share_of
+from rayrec.train.step import Rows, StepResult, share_of, summarize
 from rayrec.train.window import Window
 
 
@@ -50,8 +50,7 @@ class LoopContext(RankRun):
     """
 
     def __init__(self, spec: TrainSpec, context: RankContext) -> None:
-        device = "cuda:0" if context.seat.device == "cuda" else "cpu"
-        super().__init__(spec, device, context.phase)
+        super().__init__(spec, context.device, context.phase)
         seed_all(spec.seed)
         self._context, self._live.tell = context, context.report
         self.save_asked, self.going_to = context.save_asked, context.going_to
@@ -176,7 +175,9 @@ class LoopContext(RankRun):
     def _result(self, batch: Any) -> StepResult:
         """Return the reported step of a batch; a step without a report has a loss of 0."""
         loss, logits, labels = self._told or (torch.zeros((), device=self.device), None, None)
-        return StepResult.told(loss, logits, labels, batch.rows, self._stands_for)
+        if logits is None or labels is None:
+            logits = labels = {}  # which are not scored
+        return summarize((loss, logits, labels), batch.rows, self._stands_for)
 
     def _count_step(self, first: int) -> None:
         self._live.cursor.advance()
@@ -211,8 +212,6 @@ class LoopTask:
         try:
             scores = self.loop(own)
             own._loop.finish()  # a loop may leave `batches` before their end
-            if own._loop.publisher is not None:
-                own._loop.publisher.finish()
             if scores is None and self.spec.eval_data is not None and not own.stopped:
                 context.phase("evaluating")
                 scores = own.final_scores(context.should_stop, context.beat)

@@ -48,17 +48,13 @@ class Publisher:
     """
 
     def __init__(self, live: LiveRun) -> None:
-        spec, model, tables, rank = live.spec, live.model, live.tables, live.rank
-        config = spec.publish
+        config, tables, rank = live.spec.publish, live.tables, live.rank
         assert config is not None, "publications are asked for"
-        self._config, self._spec, self._model = config, spec, model
-        self._live, self._rank, self._on_phase = live, rank, live.on_phase
-        # ranks that hold every table together; the others are their replicas
-        self._writers = live.writers
+        self._live, self._config, self._model = live, config, live.model
         self._types = {**config.tables, "*": config.dtype}
-        self._folder = ChainFolder(config.path or f"{spec.run_path}/{PUBLISHED}")
+        self._folder = ChainFolder(config.path or f"{live.spec.run_path}/{PUBLISHED}")
         key = SigningKey.read(config.signing_key) if rank == 0 else None
-        self._writer = ChainWriter(self._folder, tables, self._types, rank, self._writers, key)
+        self._writer = ChainWriter(self._folder, tables, self._types, rank, live.writers, key)
         self._thread = SaveThread()
         self._needs_base, self._since_base = True, 0
         self._mark, self._seconds = 0, 0.0
@@ -70,9 +66,10 @@ class Publisher:
 
     def next_step(self, step: int) -> int | None:
         """Return the next step at which to publish; None where seconds decide."""
-        return self._config.every.next_step(step, self._live.rows, self._spec.global_batch_size)
+        batch = self._live.spec.global_batch_size
+        return self._config.every.next_step(step, self._live.rows, batch)
 
-    def after_window(self, step: int, seconds: float, added: int = 0) -> None:
+    def after_window(self, seconds: float, added: int = 0) -> None:
         """Publish if that is due at the end of a window of `seconds`, with so many rows.
 
         Raises:
@@ -81,18 +78,18 @@ class Publisher:
         """
         self._seconds += seconds
         live, every = self._live, self._config.every
-        if every.due(step, self._seconds, live.rows, added, live.newest_events):
-            self._on_phase("publishing")
-            self._publish(step)
-            self._on_phase("training")
+        if every.due(live.step, self._seconds, live.rows, added, live.newest_events):
+            live.on_phase("publishing")
+            self._publish()
+            live.on_phase("training")
 
-    def after_wait(self, step: int, seconds: float) -> None:
+    def after_wait(self, seconds: float) -> None:
         """Publish what is due by time while no step is taken; raises as `after_window` does.
 
         What was trained on is published already, unless a delta had to give way to a base.
         """
-        if self.step != step:
-            self.after_window(step, seconds)
+        if self.step != self._live.step:
+            self.after_window(seconds)
             return
         self._seconds += seconds
         every_s = self._config.every.s
@@ -101,36 +98,36 @@ class Publisher:
         self._seconds = 0.0
         self.finish()
         if self._needs_base:
-            self._on_phase("publishing")
-            self._publish(step)
-            self._on_phase("training")
+            self._live.on_phase("publishing")
+            self._publish()
+            self._live.on_phase("training")
 
-    def at_end(self, step: int) -> None:
+    def at_end(self) -> None:
         """Publish the end of a run, and wait until it is written; raises as `after_window` does."""
-        if not step:
+        if not self._live.step:
             return
-        self._on_phase("publishing")
-        if self.step != step:
-            self._publish(step)
+        self._live.on_phase("publishing")
+        if self.step != self._live.step:
+            self._publish()
         self.finish()
         if self._needs_base:
-            self._publish(step)
+            self._publish()
 
     def rebase(self) -> None:
         """Make the next publication a base, since the model was restored or replaced."""
         self.finish()
         self._needs_base = True
 
-    def _publish(self, step: int) -> None:
-        """Publish the model after a step; a delta is written behind the training."""
+    def _publish(self) -> None:
+        """Publish the model after the last step; a delta is written behind the training."""
         self.finish()
-        self._seconds, self.step = 0.0, step
+        self._seconds, self.step = 0.0, self._live.step
         self._model.sync()  # replicas have drifted apart, and one of each is published
         full_every = self._config.full_every
         if self._needs_base or (full_every is not None and self._since_base + 1 >= full_every):
-            self._publish_base(step)
+            self._publish_base()
         else:
-            self._publish_delta(step)
+            self._publish_delta()
 
     def finish(self) -> None:
         """Wait for the publication that is being written, if there is one.
@@ -144,45 +141,43 @@ class Publisher:
         """Leave a publication under way, since this rank leaves its world."""
         self._thread.give_up()
 
-    def _moment(self, step: int) -> Moment:
-        event_time, ingest_time = self.newest() if self._rank == 0 else (None, None)
+    def _moment(self) -> Moment:
+        is_first = self._live.rank == 0
+        event_time, ingest_time = self.newest() if is_first else (None, None)
         dense = dense_tensors(self._model.dense_parameters(), self._model.module)
         return Moment(
-            step=step,
+            step=self._live.step,
             plan=self._model.plan,
-            dense=copied(dense) if self._rank == 0 else {},
+            dense=copied(dense) if is_first else {},
             time=round(time.time(), 3),
             event_time=event_time,
             ingest_time=ingest_time,
         )
 
-    def _publish_base(self, step: int) -> None:
+    def _publish_base(self) -> None:
         touched = self._model.touched
         assert touched is not None, "touched rows are tracked"
         self._mark = touched.mark()
-        states: list[ShardState] = []
-        if self._rank < self._writers:
-            states = self._model.shard_states()
         self._tables = {table.name: table for table in self._model.tables}
         self._writer.tables = self._model.tables
         self._id_clocks = self._model.id_clocks
-        extras = {**self._spec.extras, **clock_extras(self._id_clocks)}
-        self._writer.publish_base(states, self._moment(step), self._export, gather_objects, extras)
+        extras = {**self._live.spec.extras, **clock_extras(self._id_clocks)}
+        self._writer.publish_base(
+            self._states(), self._moment(), self._export, gather_objects, extras
+        )
         self._needs_base, self._since_base = False, 0
-        if self._rank == 0 and self._config.num_to_keep is not None:
+        if self._live.rank == 0 and self._config.num_to_keep is not None:
             self._folder.prune(self._config.num_to_keep)
 
-    def _publish_delta(self, step: int) -> None:
+    def _publish_delta(self) -> None:
         touched, since = self._model.touched, self._mark
         assert touched is not None, "touched rows are tracked"
         self._mark = touched.mark()
-        shards = []
-        if self._rank < self._writers:
-            rows = touched.since(since)
-            for state in self._model.shard_states():
-                shards.append(self._copied(state, rows[state.shard]))
+        states = self._states()
+        rows = touched.since(since) if states else {}
+        shards = [self._copied(state, rows[state.shard]) for state in states]
         self._id_clocks = self._model.id_clocks
-        moment = self._moment(step)
+        moment = self._moment()
 
         def write() -> None:
             if self._writer.publish_delta(shards, moment, self._thread.gather):
@@ -191,6 +186,10 @@ class Publisher:
                 self._needs_base = True
 
         self._thread.start(write)
+
+    def _states(self) -> list[ShardState]:
+        """Return the shards that this rank writes; replicas of the writers write none."""
+        return self._model.shard_states() if self._live.rank < self._live.writers else []
 
     def _copied(self, state: ShardState, rows: Tensor) -> TouchedState:
         """Copy what has changed of a shard since the last publication.
@@ -206,8 +205,8 @@ class Publisher:
 
     def _export(self, checkpoint: str, out: Path) -> Manifest:
         """Export a base; the run's random numbers stay where they are."""
-        spec, known = self._spec, (self._spec.data, self._spec.eval_data)
-        schemas = [schema for schema in map(schema_of, known) if schema is not None]
+        spec = self._live.spec
+        schemas = [schema_of(data) for data in (spec.data, spec.eval_data)]
         state = random.getstate()
         try:
             with torch.random.fork_rng(devices=[]):
@@ -217,7 +216,7 @@ class Publisher:
                     types=self._types,
                     data=spec.eval_data if isinstance(spec.eval_data, FileDataset) else None,
                     model=None if has_recipe(spec.model, spec.extras) else spec.model,
-                    schema=schemas[0] if schemas else None,
+                    schema=next((schema for schema in schemas if schema is not None), None),
                     tasks=spec.tasks,
                     bounds=ParityBounds(logit=self._config.max_logit_error),
                     signing_key=self._config.signing_key,

@@ -7,6 +7,7 @@ the checkpoints, sync points and publications. `RankTrainer` takes the steps thr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,14 +21,13 @@ from rayrec.train import bulk, evaluation, hand_over, starting
 from rayrec.train.callbacks import Hooks
 from rayrec.train.checkpoints import Checkpoints
 from rayrec.train.config import Dataset, TrainSpec
-from rayrec.train.events import Began
+from rayrec.train.events import Began, Evaluation
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.publisher import Publisher
 from rayrec.train.run_loop import RunLoop
 from rayrec.train.run_state import LiveRun
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import open_points
-from rayrec.train.table_optimizers import optimizers_of
 
 
 def _never() -> bool:
@@ -62,7 +62,7 @@ class RankRun:
         self.rank, self.world_size = self._live.rank, self._live.world_size
         self.hooks = self._live.hooks = Hooks(spec.rank_callbacks, f"rank {self.rank}", self)
         points = open_points(spec.sync_points, self.rank, self.device)
-        self._loop = RunLoop(self._live, points, self.evaluate)
+        self._loop = RunLoop(self._live, points)
         # a run that scores alone does not publish
         self._publishes = spec.publish is not None and spec.data is not None
         # replaced by the loop's own, which ask the driver
@@ -138,7 +138,7 @@ class RankRun:
         self.model = self._live.model = DistributedModelParallel(
             module,
             plan=spec.plan,
-            sparse_optimizer=optimizers_of(spec, self.tables),
+            sparse_optimizer=spec.optimizers_of(self.tables),
             device=self.device,
             seed=spec.seed,
             **{**chosen, **options},
@@ -158,10 +158,10 @@ class RankRun:
         """Start anew, from another run's weights, from a checkpoint, from a sync point, or with the
         tables of the ranks before; see `starting.begin`.
         """
-        loop = self._loop
+        loop, self._live.note = self._loop, note
         if loop.publisher is not None:
             loop.publisher.rebase()
-        began = starting.begin(self._live, loop.checkpoints, loop.points, note)
+        began = starting.begin(self._live, loop.checkpoints, loop.points)
         if loop.points is not None and loop.points.chosen is None:
             loop.points.set(self._live)
         return began
@@ -188,13 +188,24 @@ class RankRun:
 
     def id_lines(self) -> list[str]:
         """Return a line for each dynamic table: how many ids have a row, came and went."""
-        return self._loop.reports.ids.lines(self._live.model)
+        return self._loop.reports.id_lines()
 
     def final_scores(
         self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
     ) -> dict[str, float] | None:
         """Score all evaluation data after training; return None when the evaluation was stopped."""
-        return self._loop.final_scores(should_stop, on_batch)
+        assert self.spec.eval_data is not None
+        live, started = self._live, time.perf_counter()
+        done = live.schedule.whole(live.step)
+        scores = dict(done.scores) if done is not None else None
+        if scores is None:
+            scores = self.evaluate(self.spec.eval_data, None, should_stop, on_batch)
+        if scores is not None:
+            rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
+            live.announce(
+                Evaluation(step=live.step, scores=scores, rows=rows, seconds=seconds, final=True)
+            )
+        return scores
 
     def evaluate(
         self,
@@ -205,18 +216,7 @@ class RankRun:
         sample: int | None = None,
     ) -> dict[str, float] | None:
         """Score the model on the rows of `data`; see `rayrec.train.evaluation.evaluate`."""
-        return evaluation.evaluate(
-            self.model,
-            data,
-            self._part,
-            self.device,
-            predictions,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            sample=sample,
-            autocast=self._autocast,
-        )
+        return evaluation.evaluate(self._live, data, predictions, should_stop, on_batch, sample)
 
     def predict(
         self,
@@ -227,23 +227,4 @@ class RankRun:
         scores: Callable[[Any], Sequence[Tensor]] | None = None,
     ) -> Predicted | None:
         """Write the model's scores of the rows of `data`; see `rayrec.train.bulk.predict`."""
-        return bulk.predict(
-            self.model,
-            data,
-            self._part,
-            self.device,
-            folder,
-            should_stop,
-            on_batch,
-            tasks=self.spec.tasks,
-            autocast=self._autocast,
-            scores=scores,
-        )
-
-    @property
-    def _part(self) -> evaluation.BatchPart:
-        return evaluation.BatchPart(self.rank, self.world_size, self.spec.global_batch_size)
-
-    @property
-    def _autocast(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.spec.dense_dtype == "bfloat16" else None
+        return bulk.predict(self._live, data, folder, should_stop, on_batch, scores)

@@ -1,13 +1,21 @@
-"""`Reports`: length of a run's windows, and the report of each merged one."""
+"""`Reports`: length of a run's windows, and the report of each merged one.
+
+A report tells how the ids of dynamic tables come and go. The numbers are those of the global
+batches, so they are the same on any number of ranks. They cost one gathering of some numbers in
+each window, and a pass over the counts of the rows.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rayrec.errors import InputError
 from rayrec.train.events import ProgressReport
-from rayrec.train.id_counts import IdCounts
 from rayrec.train.run_state import LiveRun
 from rayrec.train.scoring import first_of
-from rayrec.train.window import Window, WindowSum, even_length, next_length
+from rayrec.train.window import Window, WindowSum, even_length, gather_objects, next_length
+
+_STATES = ("held", "candidates")  # numbers of a moment; all others are sums
 
 
 class Reports:
@@ -15,12 +23,12 @@ class Reports:
 
     Attributes:
         loss: mean loss over the rows of the last window; None before the first.
-        ids: counts of the dynamic tables.
     """
 
     def __init__(self, live: LiveRun) -> None:
         self._live, self._steps = live, 1
-        self.ids = IdCounts()
+        # of every dynamic table since the ranks began
+        self._ids: dict[str, Counter[str]] = {}
         self.loss: float | None = None
 
     def next_step(self, due: int) -> int:
@@ -63,6 +71,46 @@ class Reports:
             learning_rates=window.rates,
             memory_bytes=merged.memory_bytes,
             step_s=dict(window.step_s),
-            ids=self.ids.take(live.model),
+            ids=self._count_ids(),
         )
         live.announce(report)
+
+    def id_lines(self) -> list[str]:
+        """Return a line for each dynamic table, of what happened since the ranks began."""
+        self._count_ids()
+        return [
+            f"table {table!r}: {counts['held']:,} ids have a row and {counts['candidates']:,} are "
+            f"candidates; {counts['admitted']:,} were admitted, {counts['evicted']:,} evicted, "
+            f"{counts['refused']:,} refused for want of room; {counts['unknown']:,} of "
+            f"{counts['looked_up']:,} look-ups found no row"
+            for table, counts in self._ids.items()
+        ]
+
+    def _count_ids(self) -> dict[str, dict[str, int]]:
+        """Return the numbers of each dynamic table since the last call, by table and name.
+
+        The names are those of `DynamicRows.take_counts`; "rows" is how many ids can have one.
+        """
+        model = self._live.model
+        clocks = model.id_clocks
+        if not clocks:
+            return {}
+        own: dict[tuple[str, int], Counter[str]] = {}
+        for rows in model.dynamic_rows():
+            counts = rows.take_counts(clocks[rows.table.name])
+            # column blocks and replicas know the same ids, so one of them speaks for its rows
+            if rows.shard.cols.start == 0:
+                counts["rows"] = len(rows.shard.rows)
+                own[rows.table.name, rows.shard.rows.start] = Counter(counts)
+        parts: dict[tuple[str, int], Counter[str]] = {}
+        for told in gather_objects(own):
+            parts |= told
+        found: dict[str, Counter[str]] = {table: Counter() for table in sorted(clocks)}
+        for (table, _), counted in parts.items():
+            found[table].update(counted)
+        for table, counted in found.items():
+            total = self._ids.setdefault(table, Counter())
+            for name in _STATES:
+                total[name] = 0
+            total.update(counted)
+        return {table: dict(counted) for table, counted in found.items()}

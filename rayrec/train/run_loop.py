@@ -16,6 +16,7 @@ from rayrec.observe.profile import Profiler
 from rayrec.streams import StreamDataset
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
+from rayrec.train.evaluation import evaluate
 from rayrec.train.events import Evaluation
 from rayrec.train.growth import Growth
 from rayrec.train.publisher import Publisher
@@ -24,9 +25,6 @@ from rayrec.train.run_state import LiveRun
 from rayrec.train.stream_windows import StreamWindows
 from rayrec.train.sync_points import RankPoints
 from rayrec.train.window import Window
-from rayrec.train.window_starts import WindowStarts
-
-Evaluate = Callable[..., dict[str, float] | None]
 
 
 class RunLoop:
@@ -34,7 +32,6 @@ class RunLoop:
 
     Args:
         points: sync points of the rank, or None.
-        evaluate: scores rows, as `RankRun.evaluate` does.
     Attributes:
         saves: checkpoints; None until the loop has said what they hold.
         publisher: publications; None where the run publishes nothing.
@@ -45,10 +42,9 @@ class RunLoop:
         handed_over: the ranks keep their tables for the next world, and have not saved them.
     """
 
-    def __init__(self, live: LiveRun, points: RankPoints | None, evaluate: Evaluate) -> None:
-        self._live, self._spec, self.points, self._evaluate = live, live.spec, points, evaluate
+    def __init__(self, live: LiveRun, points: RankPoints | None) -> None:
+        self._live, self._spec, self.points = live, live.spec, points
         self.reports, self.growth = Reports(live), Growth(live)
-        self._starts = WindowStarts(live)
         data = live.spec.data
         self.stream = StreamWindows(live, data) if isinstance(data, StreamDataset) else None
         self.saves: Checkpoints | None = None
@@ -104,7 +100,7 @@ class RunLoop:
             if self.points is not None:
                 self.points.after_window(live)
             if self.publisher is not None:
-                self.publisher.after_window(live.step, merged.passed_s, merged.rows)
+                self.publisher.after_window(merged.passed_s, merged.rows)
             if profiler is not None:
                 profiler.turn(live.step, self.stopped)
 
@@ -119,9 +115,9 @@ class RunLoop:
             anew = "; servers that follow the run have to be started anew"
         if self.saves is not None:
             self.saves.rebase()
-            for table, rows in grown.items():
-                line = f"table {table!r} has {rows:,} rows after step {self._live.step}"
-                self.saves.note(line + anew)
+        for table, rows in grown.items():
+            line = f"table {table!r} has {rows:,} rows after step {self._live.step}"
+            self._live.note(line + anew)
 
     def end(self, going_to: Callable[[], int]) -> None:
         """Hand the tables over or save them, publish, and raise the error of a callback, if any.
@@ -140,7 +136,7 @@ class RunLoop:
             self.saves.at_end(handed_over=may)
             self._prune_stream(self.saves.newest)
         if self.publisher is not None:
-            self.publisher.at_end(self._live.step)
+            self.publisher.at_end()
         self.finish()
         if self._live.hooks.error is not None:
             raise self._live.hooks.error
@@ -160,9 +156,11 @@ class RunLoop:
         return self.saves
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one."""
+        """Wait for the checkpoint and the publication that are being written, if any are."""
         if self.saves is not None:
             self.saves.finish()
+        if self.publisher is not None:
+            self.publisher.finish()
 
     def give_up(self) -> None:
         """Abandon a checkpoint or publication under way, since this rank leaves its world."""
@@ -171,30 +169,13 @@ class RunLoop:
         if self.publisher is not None:
             self.publisher.give_up()
 
-    def final_scores(
-        self, should_stop: Callable[[], bool], on_batch: Callable[[], None]
-    ) -> dict[str, float] | None:
-        """Score all evaluation data after training; return None when the evaluation was stopped."""
-        assert self._spec.eval_data is not None
-        live, started = self._live, time.perf_counter()
-        done = live.schedule.whole(live.step)
-        scores = dict(done.scores) if done is not None else None
-        if scores is None:
-            scores = self._evaluate(self._spec.eval_data, None, should_stop, on_batch)
-        if scores is not None:
-            rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
-            live.announce(
-                Evaluation(step=live.step, scores=scores, rows=rows, seconds=seconds, final=True)
-            )
-        return scores
-
     def _score(self, should_stop: Callable[[], bool]) -> bool:
         """Score the evaluation data during training; return False if stopped in between."""
         assert self._spec.eval_data is not None
         live, started = self._live, time.perf_counter()
         live.on_phase("evaluating")
         rows = live.schedule.rows
-        scores = self._evaluate(self._spec.eval_data, None, should_stop, sample=rows)
+        scores = evaluate(live, self._spec.eval_data, None, should_stop, sample=rows)
         live.on_phase("training")
         if scores is None:
             return False
@@ -214,12 +195,12 @@ class RunLoop:
         if stream is not None and not stream.ready(should_stop, self._wait):
             self.stopped = not stream.ended
             return False
-        window = self._starts.here() if stream is None else stream.here()
+        window = live.cursor.window()
         if window is None:
             return True
         started = time.perf_counter()
         live.on_phase("scoring the next window")
-        scores = self._evaluate(window.data, None, should_stop)
+        scores = evaluate(live, window.data, None, should_stop)
         live.on_phase("training")
         if scores is None:
             self.stopped = True
@@ -238,12 +219,11 @@ class RunLoop:
 
     def _wait(self, seconds: float) -> None:
         """Save and publish what is due by time while the stream gives no rows."""
-        live = self._live
         self._waited_s += seconds
         if self.saves is not None:
             self.saves.after_wait(seconds)
-        if self.publisher is not None and live.step:
-            self.publisher.after_wait(live.step, seconds)
+        if self.publisher is not None and self._live.step:
+            self.publisher.after_wait(seconds)
 
     def _next_end(self, profiler: Profiler | None) -> int:
         """Return the last step of the next window, where an act or a report is due."""
@@ -253,8 +233,7 @@ class RunLoop:
             self.points,
             self.publisher,
             self.growth,
-            self._starts,
-            self.stream,
+            self._live.cursor,
         )
         ends = [part.next_step(self._live.step) for part in parts if part is not None]
         due = min([self._spec.steps, *(end for end in ends if end is not None)])

@@ -80,7 +80,9 @@ class LiveRun:
         on_phase: receives the current phase, in words that complete "while ...".
     Attributes:
         rank, world_size: index of this rank, and number of ranks.
+        part: rank, number of ranks and rows of a global batch, as a loader takes them.
         writers: number of ranks that hold every table together; the others are their replicas.
+        autocast: dtype of the dense layers' products, or None for the parameters' own.
         model: the sharded model.
         tables: configs of all tables of the model, with the rows that they begin with.
         dense: optimizer of the dense parameters, or None where there are none.
@@ -92,6 +94,7 @@ class LiveRun:
             windows before it, and with it, seconds since 1970.
         hooks: callbacks of this rank.
         tell: receives each event.
+        note: receives a line for the user.
     """
 
     model: DistributedModelParallel
@@ -104,13 +107,16 @@ class LiveRun:
         self.spec, self.device, self.on_phase = spec, device, on_phase
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.part = self.rank, self.world_size, spec.global_batch_size
         self.writers = spec.sharding_group_size or self.world_size
+        self.autocast = torch.bfloat16 if spec.dense_dtype == "bfloat16" else None
         self.dense: torch.optim.Optimizer | None = None
         self.cursor = DataCursor(spec, self.rank, self.world_size, pin_memory=device.type == "cuda")
         self.schedule = EvaluationSchedule(spec)
         self.step, self.rows, self.seconds = 0, 0, 0.0
         self.newest_events: tuple[int, int] | None = None
         self.tell: Callable[[Event], None] = lambda event: None
+        self.note: Callable[[str], None] = lambda line: None
 
     def announce(self, event: Event) -> None:
         """Tell the run and this rank's callbacks of an event."""

@@ -22,19 +22,22 @@ _LEAVE_S = 5.0
 
 
 class SaveThread:
-    """Save thread of one rank; all ranks make theirs together."""
+    """Save thread of one rank; all ranks make theirs together.
 
-    def __init__(self) -> None:
-        self._group = new_group(backend="gloo") if dist.is_initialized() else None
+    Args:
+        behind: write in a thread; otherwise `start` writes at once, and no save is ever under way.
+    """
+
+    def __init__(self, behind: bool = True) -> None:
+        self.behind = behind
+        self._group = new_group(backend="gloo") if behind and dist.is_initialized() else None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._given_up = threading.Event()
 
     def gather(self, value: Any, /) -> list[Any]:
         """Gather the values of all ranks' threads, on every rank."""
-        if self._group is None:
-            return [value]
-        return plain.all_gather(value, self._group)
+        return plain.all_gather(value, self._group) if dist.is_initialized() else [value]
 
     def given_up(self) -> bool:
         """Return True if the save under way shall end at once, with an error."""
@@ -53,6 +56,9 @@ class SaveThread:
     def start(self, write: Callable[[], None]) -> None:
         """Run `write` in the thread; the save before must be finished."""
         assert self._thread is None, "one save at a time"
+        if not self.behind:
+            write()
+            return
         self._error = None
 
         def run() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from rayrec.checkpoint import (
-    Manifest,
     Parent,
     ShardState,
     TouchedState,
@@ -26,9 +25,8 @@ from rayrec.checkpoint import (
 )
 from rayrec.distributed import DistributedModelParallel
 from rayrec.layout import ShardingPlan
-from rayrec.train.checkpoint_config import CheckpointConfig
+from rayrec.train.checkpoint_config import FULL_EVERY, CheckpointConfig
 from rayrec.train.save_thread import SaveThread
-from rayrec.train.window import gather_objects
 
 Shards = Sequence[ShardState | TouchedState]
 
@@ -40,6 +38,8 @@ class Saver:
         model: its shards are saved; with increments it tracks touched rows.
         writers: number of ranks that hold every table together; the others watch.
         keeps: the run has a folder; without one no save is asynchronous.
+    Attributes:
+        thread: writes the checkpoints of the run.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class Saver:
     ) -> None:
         self._config, self._model = config, model
         self._rank, self._writers = rank, writers
-        self.thread = SaveThread() if config.asynchronous and keeps else None
+        self.thread = SaveThread(behind=config.asynchronous and keeps)
+        self._at_once = SaveThread(behind=False)
         # the checkpoint that the next one may add to, its plan, and after how many calls of
         # `rebase` it began
         self._last: tuple[Parent | None, ShardingPlan, int] = (None, model.plan, 0)
@@ -78,20 +79,18 @@ class Saver:
             SaveError: on every rank, when the storage refused on any of them; for an
                 asynchronous save `finish` raises it.
         """
-        behind = None if apart else self.thread
+        thread = self._at_once if apart else self.thread
         increment = not apart and self._next_is_increment()
-        shards = self._shards(increment, copied=behind is not None, apart=apart)
+        shards = self._shards(increment, copied=thread.behind, apart=apart)
         parent = self._parent if increment else None
         plan, bases = self._model.plan, self._bases
         if not apart:
             self._last = (None, plan, bases)  # until this one is complete
-        given_up = (lambda: False) if behind is None else behind.given_up
-        gather = gather_objects if behind is None else behind.gather
-        given = dict(content) if behind is None else copied(content)
+        given = copied(content) if thread.behind else dict(content)
 
         def write() -> None:
             if self._rank >= self._writers:
-                watch_save(where, gather)
+                watch_save(where, thread.gather)
                 # its name matters only to those that write; that it is set, to all
                 saved: Parent | None = Parent("", "")
             else:
@@ -100,20 +99,17 @@ class Saver:
                     shards=shards,
                     rank=self._rank,
                     world_size=self._writers,
-                    gather=lambda value: gather(value)[: self._writers],
+                    gather=lambda value: thread.gather(value)[: self._writers],
                     parent=parent,
-                    given_up=given_up,
+                    given_up=thread.given_up,
                     **given,
                 )
-                saved = _parent_of(where, manifest)
+                saved = Parent(where.rstrip("/").rpartition("/")[2], manifest.sha256())
             if not apart:
                 self._last = (saved, plan, bases)
             then()
 
-        if behind is None:
-            write()
-        else:
-            behind.start(write)
+        thread.start(write)
 
     def rebase(self) -> None:
         """Make the next checkpoint a whole one, and one that is being written no parent."""
@@ -132,7 +128,8 @@ class Saver:
         if self._parent is None:
             # the count begins anew with a whole one
             number, self._saves = 0, 1
-        return self._config.incremental and number % self._config.whole_every != 0
+        whole_every = self._config.full_every or FULL_EVERY
+        return self._config.incremental and number % whole_every != 0
 
     def _shards(self, increment: bool, *, copied: bool, apart: bool) -> Shards:
         """Return the shards or touched rows to write, and mark where the next increment begins."""
@@ -147,30 +144,6 @@ class Saver:
         assert touched is not None, "increments are asked for"
         rows = touched.since(since)
         return [copy_touched(state, rows[state.shard]) for state in states]
-
-    @property
-    def under_way(self) -> bool:
-        """True from the start of an asynchronous save until `finish` is called."""
-        return self.thread is not None and self.thread.busy
-
-    @property
-    def done(self) -> bool:
-        """True if the asynchronous save has ended on this rank, with an error or without."""
-        return self.thread is not None and self.thread.done
-
-    def finish(self) -> None:
-        """Wait for the asynchronous save, and raise its error; see `SaveThread.finish`."""
-        if self.thread is not None:
-            self.thread.finish()
-
-    def give_up(self) -> None:
-        """Abandon the asynchronous save; see `SaveThread.give_up`."""
-        if self.thread is not None:
-            self.thread.give_up()
-
-
-def _parent_of(where: str, manifest: Manifest) -> Parent:
-    return Parent(where.rstrip("/").rpartition("/")[2], manifest.sha256())
 
 
 def copied(value: Any) -> Any:

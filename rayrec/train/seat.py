@@ -68,6 +68,11 @@ class RankContext:
     save_asked: Callable[[], bool] = lambda: False
     going_to: Callable[[], int] = lambda: 0
 
+    @property
+    def device(self) -> str:
+        """Device of this rank by torch's name; a process sees one GPU."""
+        return "cuda:0" if self.seat.device == "cuda" else "cpu"
+
     def report(self, event: Event) -> None:
         """Report an event to the driver; only rank 0 does, since its events are merged already."""
         if self.seat.rank == 0:

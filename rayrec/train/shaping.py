@@ -7,8 +7,7 @@ costs no cluster start. No torch here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rayrec.checks import whole_number
@@ -136,12 +135,3 @@ class Best:
         if gain > margin:
             return Best(step=step, value=value, scored=step)
         return replace(self, without=self.without + 1, scored=step)
-
-    def to_json(self) -> dict[str, float | int | None]:
-        """Return the fields as JSON data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object] | None) -> Best:
-        """Read what `to_json` returned; None, of a run without evaluations, gives an empty best."""
-        return cls(**dict(data or {}))  # type: ignore[arg-type]

@@ -7,8 +7,6 @@ each, whether it was whole. All ranks call the same functions together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from rayrec.checkpoint import (
     CheckpointManager,
     RestoredCheckpoint,
@@ -20,25 +18,20 @@ from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.shards.overlap import fill
 from rayrec.train import hand_over
 from rayrec.train.checkpoints import Checkpoints
-from rayrec.train.dense_optimizer import check_dense_optimizer
 from rayrec.train.events import Began
 from rayrec.train.run_state import LiveRun, RunState
 from rayrec.train.shaping import Best
 from rayrec.train.sync_points import RankPoints
 from rayrec.train.window import gather_objects
 
-Note = Callable[[str], None]
 
+def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None) -> Began:
+    """Bring a run to the starting point of its spec, and note it in a line.
 
-def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, note: Note) -> Began:
-    """Bring a run to the starting point of its spec.
-
-    Args:
-        note: receives a line about the starting point.
     Raises:
         CheckpointError, ConfigError: as `restore` raises them.
     """
-    spec, checkpoints.note = live.spec, note
+    spec = live.spec
     if spec.handed_over:
         live.on_phase("taking the tables over")
         held = hand_over.take()
@@ -46,29 +39,27 @@ def begin(live: LiveRun, checkpoints: Checkpoints, points: RankPoints | None, no
         fill(live.model.shard_states(), held.states)
         state = RunState.from_bytes(held.state)
         live.model.iteration, live.model.id_clocks = state.updates, state.id_clocks
-        _go_on_in_memory(live, checkpoints, state, note)
-        return Began(step=live.step, path=None, in_memory=True)
+        return _go_on_in_memory(live, checkpoints, state)
     point = None if points is None else points.go_back(live)
     if point is not None:
         live.model.id_clocks = point.id_clocks
-        _go_on_in_memory(live, checkpoints, point, note)
-        return Began(step=live.step, path=None, in_memory=True)
+        return _go_on_in_memory(live, checkpoints, point)
     if spec.resume_from:
-        path = _resume(live, checkpoints, note)
+        path = _resume(live, checkpoints)
         return Began(step=live.step, path=path)
     if spec.init_from:
         # step and place in the data stay at the beginning
         saved = _read_weights(live, spec.init_from, optimizer_state=spec.init_optimizer_state)
-        _tell_left_out(saved, note)
+        _tell_left_out(live, saved)
         what = "weights and optimizer state" if spec.init_optimizer_state else "weights"
-        note(f"started with the {what} of {spec.init_from}, at step 0")
+        live.note(f"started with the {what} of {spec.init_from}, at step 0")
     return Began(step=live.step, path=None)
 
 
 def restore(
     live: LiveRun, checkpoints: Checkpoints, path: str, *, weights_only: bool = False
-) -> int:
-    """Resume a checkpoint of any number of ranks and any plan, and return its global steps.
+) -> None:
+    """Resume a checkpoint of any number of ranks and any plan.
 
     Args:
         weights_only: take no optimizer state and no place in the data, as evaluation does.
@@ -80,13 +71,12 @@ def restore(
     spec = live.spec
     if weights_only:
         live.step = _read_weights(live, path).step
-        return live.step
+        return
     saved = _read(live, path, with_state=True)
-    _tell_left_out(saved, checkpoints.note)
+    _tell_left_out(live, saved)
     if spec.run_path and CheckpointManager(spec.run_path).step_of(path) == saved.step:
         checkpoints.newest = path
     live.go_to(_state_of(live, saved, path), path)
-    return saved.step
 
 
 def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
@@ -102,7 +92,7 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
         batch=batch,
         rows=int(trained.get("rows", 0)),
         seconds=float(trained.get("seconds", 0.0)),
-        best=Best.from_json(saved.extras.get("best")),
+        best=Best(**(saved.extras.get("best") or {})),
         updates=int(saved.extras.get("table_updates", 0)),
         id_clocks=clocks_in(saved.extras),
         dense=saved.dense,
@@ -112,13 +102,15 @@ def _state_of(live: LiveRun, saved: RestoredCheckpoint, path: str) -> RunState:
     )
 
 
-def _tell_left_out(saved: RestoredCheckpoint, note: Note) -> None:
+def _tell_left_out(live: LiveRun, saved: RestoredCheckpoint) -> None:
     """Tell of dynamic tables that became too small; all ranks call it together."""
     # a rank without rows of a table has not looked at its ids
     told = gather_objects(dict(saved.left_out))
     for table in sorted({table for own in told for table in own}):
         if ids := max(own.get(table, 0) for own in told):
-            note(f"table {table!r}: {ids} ids of the checkpoint have no row, since blocks are full")
+            live.note(
+                f"table {table!r}: {ids} ids of the checkpoint have no row, since blocks are full"
+            )
 
 
 def _read_weights(live: LiveRun, path: str, *, optimizer_state: bool = False) -> RestoredCheckpoint:
@@ -148,7 +140,7 @@ def _read(live: LiveRun, path: str, *, with_state: bool) -> RestoredCheckpoint:
     )
     live.model.id_clocks = clocks_in(saved.extras)
     if with_state:
-        check_dense_optimizer(saved.extras, live.spec.dense_optimizer.name, path)
+        live.spec.dense_optimizer.check_saved(saved.extras, path)
         live.model.iteration = int(saved.extras.get("table_updates", 0))
     return saved
 
@@ -175,24 +167,37 @@ def _take_rows(live: LiveRun, path: str) -> None:
         live.model.take_rows(rows)
 
 
-def _resume(live: LiveRun, checkpoints: Checkpoints, note: Note) -> str:
-    """Resume the first whole checkpoint of the spec's, and return its path."""
+def _resume(live: LiveRun, checkpoints: Checkpoints) -> str:
+    """Resume the first of the spec's checkpoints that no rank finds damaged; return its path."""
     spec = live.spec
-    path, step = first_whole(lambda path: restore(live, checkpoints, path), spec.resume_from, note)
+    for path in spec.resume_from:
+        damage = ""
+        try:
+            restore(live, checkpoints, path)
+        except DamagedCheckpointError as error:
+            damage = str(error)
+        # all ranks pass over what one of them finds damaged
+        first = next((told for told in gather_objects(damage) if told), "")
+        if not first:
+            break
+        if path == spec.resume_from[-1]:
+            raise DamagedCheckpointError(first)
+        live.note(f"passed over {path}, which is damaged: {first}")
+    step = live.step
     data = ", with new data from the beginning" if spec.new_data else ""
     # after a failure the driver says so, with the failure
     if spec.run_began is None:
-        note(f"resumed from {path} at step {step}{data}")
+        live.note(f"resumed from {path} at step {step}{data}")
     if step >= spec.steps:
-        note(
+        live.note(
             f"nothing is left to train: the run ends at step {spec.steps} and the checkpoint "
             f"is at step {step}"
         )
-    _set_later_aside(live, path, step, note)
+    _set_later_aside(live, path, step)
     return path
 
 
-def _go_on_in_memory(live: LiveRun, checkpoints: Checkpoints, state: RunState, note: Note) -> None:
+def _go_on_in_memory(live: LiveRun, checkpoints: Checkpoints, state: RunState) -> Began:
     """Go to a state that was kept in memory, whose rows are in place."""
     live.go_to(state, "the memory of the ranks")
     if live.spec.run_path:
@@ -200,42 +205,15 @@ def _go_on_in_memory(live: LiveRun, checkpoints: Checkpoints, state: RunState, n
         if path in live.spec.resume_from:
             checkpoints.newest = path
         # only damaged ones are later, since a whole one would have been gone on from
-        _set_later_aside(live, path, state.step, note)
+        _set_later_aside(live, path, state.step)
+    return Began(step=live.step, path=None, in_memory=True)
 
 
-def first_whole(restore: Callable[[str], int], paths: Sequence[str], note: Note) -> tuple[str, int]:
-    """Restore the first checkpoint that no rank finds damaged. All ranks call it together.
-
-    Args:
-        restore: fills the model from a checkpoint; returns its step.
-        paths: paths of checkpoints, the wanted one first.
-        note: receives a line for each checkpoint that was passed over.
-    Returns:
-        the path and its step.
-    Raises:
-        DamagedCheckpointError: all are damaged.
-    """
-    for path in paths:
-        step, damage = 0, ""
-        try:
-            step = restore(path)
-        except DamagedCheckpointError as error:
-            damage = str(error)
-        # all ranks pass over what one of them finds damaged
-        first = next((told for told in gather_objects(damage) if told), "")
-        if not first:
-            return path, step
-        if path == paths[-1]:
-            raise DamagedCheckpointError(first)
-        note(f"passed over {path}, which is damaged: {first}")
-    raise AssertionError("paths is not empty")
-
-
-def _set_later_aside(live: LiveRun, path: str, step: int, note: Note) -> None:
+def _set_later_aside(live: LiveRun, path: str, step: int) -> None:
     """Move later steps of the run's folder away, since the run writes those steps anew."""
     run_path = live.spec.run_path
     if not run_path or live.rank != 0 or CheckpointManager(run_path).step_of(path) is None:
         return
     folder = CheckpointManager(run_path).set_aside(step)
     if folder is not None:
-        note(f"checkpoints after step {step} were set aside in {folder}")
+        live.note(f"checkpoints after step {step} were set aside in {folder}")

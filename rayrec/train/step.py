@@ -42,15 +42,6 @@ class StepResult(NamedTuple):
     logits: Any
     labels: Any
 
-    @classmethod
-    def told(
-        cls, loss: Tensor, logits: Any, labels: Any, rows: int, stands_for: Rows = None
-    ) -> StepResult:
-        """Return a step that a user's loop reports; without logits and labels it is not scored."""
-        if logits is None or labels is None:
-            logits = labels = {}
-        return summarize((loss, logits, labels), rows, stands_for)
-
 
 class Share(NamedTuple):
     """A rank's part in the mean over the global batch.

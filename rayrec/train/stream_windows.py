@@ -44,20 +44,11 @@ class StreamWindows:
         self._live, self._data, self._run_path = live, data, live.spec.run_path
         self._folder = WindowFolder(self._run_path, data.config.source_name)
         self._cutter: WindowCutter | None = None
-        self._rows: TimeWindow | None = None
         self._newest: str | None = None
         self._epochs: dict[int, int] = {}  # windows of the checkpoints that are kept
         self._gave_back = time.monotonic()
         self.current: StreamWindow | None = None
         self.ended = False
-
-    def next_step(self, step: int) -> int | None:
-        """Return the step after which the open window ends."""
-        return None if self.current is None else step + self._live.cursor.left
-
-    def here(self) -> TimeWindow | None:
-        """Return the rows of the window that begins with the next step, or None."""
-        return self._rows if self._live.cursor.batch == 0 else None
 
     def ready(self, should_stop: Callable[[], bool], on_wait: Callable[[float], None]) -> bool:
         """Wait until there are batches of a window; return False if the run is to end before.
@@ -181,8 +172,8 @@ class StreamWindows:
             give_back()
             self._gave_back = time.monotonic()
         rows = self._data.window(self._run_path, window)
-        self.current, self._rows = window, TimeWindow(window.number, window.number + 1, rows)
-        self._live.cursor.open(window.number, rows)
+        self.current = window
+        self._live.cursor.open(TimeWindow(window.number, window.number + 1, rows))
         last = self._data.config.stop_after_windows
         if self._cutter is not None and (last is None or window.number + 1 < last):
             self._cutter.begin(window.number + 1)

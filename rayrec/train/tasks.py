@@ -47,7 +47,7 @@ class FitTask:
         """Train and score on this rank, together with all ranks."""
         context.mark("ranks connected")
         context.phase("making the model and its tables")
-        with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+        with RankTrainer(self.spec, context.device, context.phase) as trainer:
             trainer.save_asked, trainer.going_to = context.save_asked, context.going_to
             reads = self.spec.resume_from or self.spec.init_from
             context.phase("reading the checkpoint" if reads else "starting")
@@ -112,7 +112,7 @@ class EvaluateTask:
         """Score on this rank, together with all ranks; return None when it was stopped."""
         assert self.spec.eval_data is not None
         context.phase("making the model and its tables")
-        with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+        with RankTrainer(self.spec, context.device, context.phase) as trainer:
             if self.checkpoint is not None:
                 context.phase("reading the checkpoint")
                 trainer.restore(self.checkpoint, weights_only=True)
@@ -145,7 +145,7 @@ class PredictTask:
         data = self.spec.eval_data
         assert isinstance(data, FileDataset), "the driver has checked the data"
         context.phase("making the model and its tables")
-        with RankTrainer(self.spec, _device(context), context.phase) as trainer:
+        with RankTrainer(self.spec, context.device, context.phase) as trainer:
             context.phase("reading the checkpoint")
             trainer.restore(self.checkpoint, weights_only=True)
             context.phase("predicting")
@@ -156,7 +156,3 @@ class PredictTask:
             with torch.no_grad():
                 scores = self.scorer(trainer)
             return trainer.predict(data, self.folder, *own, scores)
-
-
-def _device(context: RankContext) -> str:
-    return "cuda:0" if context.seat.device == "cuda" else "cpu"

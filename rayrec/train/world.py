@@ -40,38 +40,30 @@ def joined(seat: Seat, store: dist.Store | None = None) -> Iterator[dist.Process
     """
     place = nullcontext() if seat.pin is None else pinned(seat.pin[0], [seat.threads] * seat.pin[1])
     with place:
-        yield from _joined(seat, store)
-
-
-def _joined(seat: Seat, store: dist.Store | None) -> Iterator[dist.ProcessGroup]:
-    if seat.device == "cuda":
-        torch.cuda.set_device(0)
-    torch.set_num_threads(max(1, seat.threads))
-    join_s = min(JOIN_S, seat.timeout_s)
-    if store is None:
-        store = connect_store(seat.store_host, seat.store_port, timeout_s=join_s)
-    backend = "nccl" if seat.device == "cuda" else "gloo"
-    group = init_process_group(
-        store,
-        seat.rank,
-        seat.world_size,
-        backend=backend,
-        timeout_s=seat.timeout_s,
-        join_s=join_s,
-        generation=seat.generation,
-    )
-    try:
-        yield group
-    except BaseException as error:
-        shutdown_sockets()
-        _forget_locals(error)
-        raise
-    finally:
-        del group
-        destroy_process_group()
-
-
-def _forget_locals(error: BaseException) -> None:
-    """Drop references to the model from the frames of an error, before its process groups end."""
-    for link in causes(error):
-        traceback.clear_frames(link.__traceback__)
+        if seat.device == "cuda":
+            torch.cuda.set_device(0)
+        torch.set_num_threads(max(1, seat.threads))
+        join_s = min(JOIN_S, seat.timeout_s)
+        if store is None:
+            store = connect_store(seat.store_host, seat.store_port, timeout_s=join_s)
+        backend = "nccl" if seat.device == "cuda" else "gloo"
+        group = init_process_group(
+            store,
+            seat.rank,
+            seat.world_size,
+            backend=backend,
+            timeout_s=seat.timeout_s,
+            join_s=join_s,
+            generation=seat.generation,
+        )
+        try:
+            yield group
+        except BaseException as error:
+            shutdown_sockets()
+            # the frames of the error hold the model, whose process groups are about to end
+            for link in causes(error):
+                traceback.clear_frames(link.__traceback__)
+            raise
+        finally:
+            del group
+            destroy_process_group()

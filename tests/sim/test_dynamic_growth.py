@@ -24,7 +24,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, GrowthConfig, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
-from rayrec.shards.named_memory import MemoryHere
+from tests.memory import MemoryHere
 from tests.sim.dynamic_worlds import (
     KEYS,
     SAME,

@@ -13,8 +13,8 @@ from rayrec.comm import SimulatedWorld
 from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import DynamicConfig
-from rayrec.shards.named_memory import MemoryHere
 from rayrec.shards.undo import Point
+from tests.memory import MemoryHere
 from tests.sim.dynamic_worlds import SEED, Bags, Model, random_model, random_steps, rows_of
 
 STEPS, ROWS = 6, 16

@@ -13,9 +13,9 @@ import torch
 
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.sharding import shard_embeddings
-from rayrec.shards.named_memory import MemoryHere
 from rayrec.shards.undo import Point
 from tests.draws import draw
+from tests.memory import MemoryHere
 from tests.simulation import SimulatedWorld, batches_of, targets_of
 from tests.worlds import World, build_collections, output_of
 

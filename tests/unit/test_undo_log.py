@@ -10,11 +10,11 @@ import torch
 
 from rayrec.layout import Shard
 from rayrec.shards import undo_log
-from rayrec.shards.named_memory import MemoryHere
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps, TouchClock
 from rayrec.shards.undo import Point, RankUndo
 from rayrec.shards.undo_log import UndoLog, _place
+from tests.memory import MemoryHere
 
 
 class Kernel:
