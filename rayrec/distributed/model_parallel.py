@@ -123,22 +123,15 @@ class DistributedModelParallel(EngineFront):
         transport = Transport(transport)
         self._stepped = False
         self.device = usable_device(device or device_of(process_group, grouped))
-        self._replicas: ReplicaGroups | None = None
-        sharding_group = process_group
-        if sharding_group_size is not None and grouped:
-            self._replicas = ReplicaGroups(sharding_group_size, sync_every)
-            sharding_group = self._replicas.group
-
-        def connect(own: bool = False) -> Exchange:
-            alone = LocalExchange()
-            return exchange_for(sharding_group, self.device, transport, own) if grouped else alone
-
+        size = sharding_group_size if grouped else None
+        self._replicas = None if size is None else ReplicaGroups(size, sync_every)
+        sharing = self._replicas.group if self._replicas else process_group, self.device, transport
         optimizer = optimizers_for(module, sparse_optimizer, sharders)
         # collectives of all ranks: their order here is the same everywhere
         if plan is None:
             topology = topology_of(process_group, self.device, grouped)
-            if self._replicas is not None and sharding_group_size is not None:
-                topology = topology.group(sharding_group_size)
+            if size is not None:
+                topology = topology.group(size)
             optimizers = choose_optimizers(module, optimizer)
             in_place = share_tables and transport is not Transport.PROCESS_GROUP
             plan = plan_model(module, topology, optimizers, qcomms, in_place)
@@ -147,7 +140,10 @@ class DistributedModelParallel(EngineFront):
         if seed is None:
             seed = torch.initial_seed()
             seed = broadcast_seed(seed, process_group, self.device) if grouped else seed
-        exchange, ahead = connect(), connect(own=True) if prefetch else None
+        exchange = exchange_for(*sharing) if grouped else LocalExchange()
+        ahead: Exchange | None = None
+        if prefetch:
+            ahead = exchange_for(*sharing, own=True) if grouped else LocalExchange()
         peers = None if self._replicas is None else self._replicas.peers(self.device, transport)
         choices = EngineOptions(
             check_ids=check_ids,
