@@ -134,7 +134,8 @@ def command(
         "[data] train": settings.data.train,
         "[data] eval": settings.data.eval,
         "[data] schema": settings.data.schema,
-        "[plan] plan": settings.plan.plan,
+        # no word at all is told with the words that there are
+        "[plan] plan": settings.plan.plan or None,
         "[plan] topology": settings.plan.topology,
         "[plan] constraints": constraints if isinstance(constraints, str) else None,
     }

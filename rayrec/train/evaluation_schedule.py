@@ -89,7 +89,7 @@ class EvaluationSchedule:
         if step != self._steps:
             self._look_at_patience()
         self.last = Evaluation(
-            step=step, scores=scores, rows=_rows(scores), seconds=seconds, best=better
+            step=step, scores=scores, rows=rows_of(scores), seconds=seconds, best=better
         )
         return self.last
 
@@ -133,5 +133,6 @@ def check_sample(spec_rows: int | None, data: Dataset | None) -> None:
         )
 
 
-def _rows(scores: Mapping[str, float]) -> int:
+def rows_of(scores: Mapping[str, float]) -> int:
+    """Return the number of rows that were scored, which every task has."""
     return int(next((v for name, v in scores.items() if name.rpartition("/")[2] == "rows"), 0))

@@ -21,6 +21,7 @@ from rayrec.train import bulk, evaluation, hand_over, starting
 from rayrec.train.callbacks import Hooks
 from rayrec.train.checkpoints import Checkpoints
 from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.evaluation_schedule import rows_of
 from rayrec.train.events import Began, Evaluation
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.publisher import Publisher
@@ -201,7 +202,7 @@ class RankRun:
         if scores is None:
             scores = self.evaluate(self.spec.eval_data, None, should_stop, on_batch)
         if scores is not None:
-            rows, seconds = int(scores.get("rows", 0)), time.perf_counter() - started
+            rows, seconds = rows_of(scores), time.perf_counter() - started
             live.announce(
                 Evaluation(step=live.step, scores=scores, rows=rows, seconds=seconds, final=True)
             )

@@ -111,6 +111,9 @@ def test_a_run_is_scored_exported_and_served_by_task(model, data, tmp_path, caps
     assert scores["stars/mse"] < 1.2
 
     folder = str(Path(checkpoint).parent)
+    events = map(json.loads, Path(folder, "events.jsonl").read_text().splitlines())
+    scored = [event for event in events if event["event"] == "evaluation"]
+    assert [event["rows"] for event in scored] == [500, 500, 500] and scored[-1]["final"]
     assert main(["report", folder, "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "like/auc" in page and "stars/mse" in page
