@@ -10,9 +10,8 @@ own, so the two need no common order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -163,11 +162,11 @@ class DistributedModelParallel(EngineFront):
         self.module.to(self.device)
         # in a list, so that nn.Module does not register it and names keep no prefix
         self._dense: list[DenseReplicas] = []
-        self._put_off: Callable[[], DenseReplicas] | None = None
+        self._put_off: tuple[Any, ...] | None = None
         ranks, ddp = dist.get_world_size(process_group) if grouped else 1, dict(ddp_options or {})
         if need_averages(self.module, ddp, ranks):
-            around = self.module, self.device, process_group, transport
-            self._put_off = partial(DenseReplicas, *around, self._engine.runner.watched, ddp)
+            around = self.device, process_group, transport
+            self._put_off = *around, self._engine.runner.watched, ddp
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -177,8 +176,8 @@ class DistributedModelParallel(EngineFront):
         The first training step does it, too.
         """
         if self._put_off is not None:
-            make, self._put_off = self._put_off, None
-            self._dense.append(make())
+            around, self._put_off = self._put_off, None
+            self._dense.append(DenseReplicas(self.module, *around))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of the user's module.

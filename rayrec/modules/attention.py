@@ -72,7 +72,8 @@ class TargetAttention(nn.Module):
             raise ShapeError(
                 f"{len(query)} queries for {offsets.numel() - 1} sequences; give one for each."
             )
-        scores = self._scores(query, values, sequences)
+        # under autocast products are in another type than the values
+        scores = self._scores(query, values, sequences).to(values.dtype)
         weights = softmax_rows(scores, sequences) if self.softmax else scores
         return weighted_sum(weights, values, sequences)
 

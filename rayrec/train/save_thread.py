@@ -30,14 +30,16 @@ class SaveThread:
 
     def __init__(self, behind: bool = True) -> None:
         self.behind = behind
-        self._group = new_group(backend="gloo") if behind and dist.is_initialized() else None
+        # asked once: a thread that outlives its world is not alone because that has ended
+        self._alone = not dist.is_initialized()
+        self._group = new_group(backend="gloo") if behind and not self._alone else None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._given_up = threading.Event()
 
     def gather(self, value: Any, /) -> list[Any]:
         """Gather the values of all ranks' threads, on every rank."""
-        return plain.all_gather(value, self._group) if dist.is_initialized() else [value]
+        return [value] if self._alone else plain.all_gather(value, self._group)
 
     def given_up(self) -> bool:
         """Return True if the save under way shall end at once, with an error."""

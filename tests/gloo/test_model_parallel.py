@@ -232,3 +232,27 @@ def test_gradients_are_averaged_in_eval_mode_too_but_not_inside_no_sync(ranks: R
     (first, own_first), (second, own_second) = ranks.run(2, train_in_eval_mode)
     assert torch.equal(first, second)
     assert not torch.equal(own_first, own_second)
+
+
+class Counting(torch.nn.Module):
+    """Passes batches on, and counts them."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, batch):
+        self.calls += 1
+        return self.inner(batch)
+
+
+def train_a_module_put_around(rank: int, world_size: int) -> int:
+    plan = make_plan("mixed", world_size)
+    model = DistributedModelParallel(build(), plan=plan, init_data_parallel=False)
+    model.module = Counting(model.module)
+    model(parts(0, rank, world_size))[0].backward()
+    return model.module.calls
+
+
+def test_a_module_that_is_put_around_before_the_first_step_trains(ranks: RankPool) -> None:
+    assert ranks.run(2, train_a_module_put_around) == [1, 1]

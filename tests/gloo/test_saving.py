@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import rayrec.train.saver as saver
 from rayrec.checkpoint import CheckpointManager, check_whole, load_table, read_manifest
@@ -288,3 +289,18 @@ def test_a_rank_that_leaves_does_not_wait_for_its_save() -> None:
     thread.give_up()
     assert time.perf_counter() - started < 4 and not thread.busy
     thread.finish()  # nothing is left to raise
+
+
+def gather_behind_the_world(rank: int, world_size: int) -> list[int]:
+    """What a thread gathers once its world seems to be over, as it is for one that outlives it."""
+    thread = SaveThread()
+    is_initialized, dist.is_initialized = dist.is_initialized, lambda: False
+    try:
+        return thread.gather(rank)
+    finally:
+        dist.is_initialized = is_initialized
+
+
+def test_a_thread_that_outlives_its_world_is_not_alone(ranks: RankPool) -> None:
+    """It would take its own part for all parts, and publish rows of one rank as those of all."""
+    assert ranks.run(2, gather_behind_the_world) == [[0, 1], [0, 1]]

@@ -168,6 +168,20 @@ def test_the_way_follows_fill_and_length():
     assert sum(count for count, _ in middle) == 2000
 
 
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("hidden", [(), (5,)])
+def test_target_attention_under_autocast(hidden, softmax):
+    """Products are in bfloat16 then, and the values whose weights they become are not."""
+    torch.manual_seed(0)
+    offsets, attend = torch.tensor([0, 3, 3, 7, 8]), TargetAttention(4, hidden, softmax=softmax)
+    query, values = torch.randn(4, 4), torch.randn(8, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(query, values, offsets)
+    found.sum().backward()
+    assert found.dtype is torch.float32 and values.grad.isfinite().all()
+    torch.testing.assert_close(found, attend(query, values, offsets), rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize(
     "offsets", [[], [0], [0, 2], [0, 4], [1, 3], [0, 3, 2, 3], [-1, 3], [[0, 3], [0, 3]]]
 )
