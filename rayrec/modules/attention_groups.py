@@ -90,7 +90,8 @@ class JaggedGroups:
             )
         # they would come last and have no values, so no group needs them
         counts.pop(0, 0)
-        self.groups = cut_lengths(counts, call_pairs * 64 // max(1, width))
+        wide = max(1, width)
+        self.groups = cut_lengths(counts, call_pairs * 64 // wide, GATHER_PAIRS * 64 // wide)
         if len(self.groups) == 1:
             self.groups = [LengthGroup(count, longest)]
             return
@@ -182,12 +183,15 @@ class Places(NamedTuple):
         return rows.index_select(0, self.target)
 
 
-def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[LengthGroup]:
+def cut_lengths(
+    counts: Counter[int], call_pairs: int = CALL_PAIRS, gather_pairs: int = GATHER_PAIRS
+) -> list[LengthGroup]:
     """Cut sequences, longest first, into groups.
 
     Args:
         counts: length -> number of sequences.
         call_pairs: pairs whose work costs as much as a call.
+        gather_pairs: pairs whose work costs as much as finding the places of several groups.
     Returns:
         The groups, longest first. One group where cutting would gain less than a
         tenth of the work, which sorting the values costs.
@@ -209,7 +213,7 @@ def cut_lengths(counts: Counter[int], call_pairs: int = CALL_PAIRS) -> list[Leng
         kept += number * of_longest
     groups.append(LengthGroup(count, longest))
     # values are brought there and back, which takes a tenth of the work
-    kept += GATHER_PAIRS
+    kept += gather_pairs
     whole = total * top * (top + VALUE_PAIRS) + call_pairs
     return groups if kept < 0.9 * whole else [LengthGroup(total, top)]
 
