@@ -155,12 +155,11 @@ def read_artifact(
         # one thread more, which waits for the disk
         with ThreadPoolExecutor((os.cpu_count() or 1) + 1, thread_name_prefix="read") as pool:
             pool.submit(read_ahead, [folder / file.path for file in manifest.files()])
-            waited = [pool.submit(table, number) for number in range(len(tables))]
+            reading = pool.map(table, range(len(tables)))
             content = {
                 f.path: read_stored(folder, f, verify=verify) for f in manifest.other_files()
             }
-            for one in waited:
-                one.result()
+            list(reading)  # keeps no error, whose frames would keep the tables
         return _held(folder, manifest, tables, content, memory, trusted)
     except OSError as error:
         raise ArtifactError(

@@ -4,13 +4,17 @@ ranks and plan published them.
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+from pathlib import Path
 
 import pytest
 
 from rayrec.serve import Predictor
 from rayrec.serve.chain import follower
 from rayrec.serve.chain.folder import ChainFolder
+from rayrec.serve.chain.follower import Follower
 from rayrec.serve.chain.version_policy import Verdict
 from tests.unit.checkpoint_worlds import random_plan
 from tests.unit.published_worlds import assert_equal, published_world
@@ -86,3 +90,36 @@ def test_a_base_that_is_pruned_while_it_is_read_has_a_newer_one_in_its_place(tmp
 
     monkeypatch.setattr(follower, "read_artifact", goes_on)
     assert Predictor.follow(world.folder).step == world.step
+
+
+def tables_held() -> int:
+    """Copies of tables that this process holds."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum("rayrec-tables" in os.readlink(link) for link in links if link.is_symlink())
+
+
+def test_a_damaged_base_leaves_no_copies_of_its_tables(tmp_path):
+    """Each look reads it again, and errors hold the frames that read it."""
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    follower = Follower(world.folder)
+    world.start_ranks(world.plan)
+    world.train(random.Random(1), scale=1000.0)
+    name = world.publish()
+    assert name == "base-00000002"
+    table = next((world.folder / name).glob("**/tables/*.arrow"))
+    damaged = bytearray(table.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    table.write_bytes(damaged)
+    gc.collect()
+    gc.disable()
+    try:
+        held = tables_held()
+        for _ in range(5):
+            assert follower.look() is None and follower.verdict is Verdict.DAMAGED
+        assert tables_held() == held
+        # who begins falls back to the base before
+        another = Follower(world.folder)
+        assert another.position.seq == 1 and tables_held() == 2 * held
+    finally:
+        gc.enable()

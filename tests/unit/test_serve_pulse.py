@@ -140,6 +140,32 @@ def test_a_replica_that_hangs_at_a_version_is_killed_by_its_parent(tmp_path, mon
     assert killed == [0] and lead.timeout() == 0.0
 
 
+def test_why_a_replica_cannot_change_over_is_told(tmp_path, monkeypatch):
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    lead, (ours, theirs) = Lead(Predictor.follow(world.folder), 1e-6), multiprocessing.Pipe()
+    world.train(random.Random(0))
+    world.publish()
+    lead.turn({0: ours})
+    told: list[BaseException] = []
+
+    def take(version: object) -> None:
+        raise MemoryError("no room for the dense part")
+
+    monkeypatch.setattr(lead.predictor, "take", take)
+
+    async def replica() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        following = Following(lead, theirs, Metrics(None))
+        while not told:
+            await asyncio.sleep(0.001)
+        assert following.told
+
+    asyncio.run(asyncio.wait_for(replica(), 200))
+    assert isinstance(told[0], MemoryError)
+
+
 def test_a_version_reaches_the_replicas_without_a_disk(tmp_path, monkeypatch):
     world = published_world(tmp_path / "chain", 0, ranks=1)
     world.publish()

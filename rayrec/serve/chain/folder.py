@@ -75,7 +75,8 @@ class ChainFolder:
                 try:
                     return read(place)
                 except ArtifactError as error:
-                    trouble = trouble or error
+                    # without its frames, which hold what was read
+                    trouble = trouble or ArtifactError(str(error))
             # what was pruned while it was read has a newer one in its place
             if {place for place in self.places() if place.kind in kinds} <= set(places):
                 break

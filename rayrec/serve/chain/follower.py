@@ -148,7 +148,8 @@ class Follower:
             except _Refused:
                 raise
             except ArtifactError as error:
-                trouble = trouble or error
+                # without its frames, which hold the tables that were read
+                trouble = trouble or ArtifactError(str(error))
         assert trouble is not None, "the next one is missing, or cannot be read"
         raise trouble
 

@@ -155,11 +155,14 @@ class Following:
 
     async def _take(self, version: Version) -> None:
         late = self._loop.call_later(_LATE_S, self._connection.send_bytes, LATE)
-        # in a thread of its own: requests go on meanwhile, by the version before
-        await asyncio.to_thread(self._change_over, version)
-        late.cancel()
-        self._metrics.at_version(version)
-        self._connection.send_bytes(CHANGED)
+        try:
+            # in a thread of its own: requests go on meanwhile, by the version before
+            await asyncio.to_thread(self._change_over, version)
+            self._metrics.at_version(version)
+            self._connection.send_bytes(CHANGED)
+            late.cancel()
+        finally:
+            self._taking = None  # the event loop tells the error of a task that nobody holds
 
     def _change_over(self, version: Version) -> None:
         """Change over to a version, and wait for the calls of the one before to end."""
