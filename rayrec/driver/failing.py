@@ -56,6 +56,8 @@ def gather(run: Run, view: View) -> Iterator[Command]:
     if state.since is None:
         # callbacks that were told of the failure may have taken long meanwhile
         state.since = view.now
+        # ranks that were lost together may be heard of one look apart
+        return
     waited_s = view.now - state.since
     seen = [
         _away(run, one, seat) for one, seat in zip(run.observe(view, ranks), ranks, strict=True)

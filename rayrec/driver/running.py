@@ -106,7 +106,7 @@ def _tell(run: Run, view: View) -> Iterator[Command]:
             lost = run.recovery.under_way
             for recovered in run.recovery.began(event, view.now):
                 yield Tell(event=recovered)
-            size, hosts = len(run.roster.ranks), ", ".join(run.sizing.leaving)
+            size, hosts = len(run.roster.ranks), ", ".join(run.sizing.left)
             if changed := run.sizing.began(event, size, view.now, lost=lost):
                 yield Tell(event=changed)
             elif hosts and not lost:

@@ -44,8 +44,9 @@ class Sizing:
         wanted: ranks that the run would have if there were room: the largest number, until
             somebody asks for another one.
         asked: somebody asked for `wanted`, and it has not come: the run looks each second.
-        paused_since: time when the ranks were asked to pause for a change, until they train again.
+        paused_since: time when the ranks were asked to pause for a change, or None.
         leaving: hosts of draining nodes that the ranks pause to leave, for the other places.
+        left: those that they have left, until they train again.
         resizes: number of times the run went on with another number of ranks.
     """
 
@@ -54,6 +55,7 @@ class Sizing:
     asked: bool = False
     paused_since: float | None = None
     leaving: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     resizes: int = 0
     # the ranks and the time when training last began
     _ranks: int = 0
@@ -61,6 +63,7 @@ class Sizing:
     _next_asked: float = 0.0
     # the room at the last look but those for what was asked, or 0
     _room: int = 0
+    _paused_at: float | None = None
     # growths that new ranks were lost for since training began
     _missed: int = 0
 
@@ -114,6 +117,14 @@ class Sizing:
         self.wanted, self.asked = self._ranks, False
         return self._ranks
 
+    def start(self) -> None:
+        """Record that the ranks are given a new task, which ends an earlier request.
+
+        They may be asked to pause again before they train.
+        """
+        self._paused_at, self.paused_since = self.paused_since, None
+        self.left, self.leaving = self.leaving, ()
+
     def began(self, began: Began, ranks: int, now: float, *, lost: bool) -> Resized | None:
         """Record that `ranks` ranks train, and return an event if their number has changed.
 
@@ -121,7 +132,7 @@ class Sizing:
             lost: the ranks begin again after a failure.
         """
         before, self._ranks = self._ranks, ranks
-        since, self.paused_since, self.leaving = self.paused_since, None, ()
+        since, self._paused_at, self.left = self._paused_at, None, ()
         self._room, self._next_look, self._missed = 0, now + self.grow_after_s, 0
         self.asked = self.asked and ranks != self.wanted
         if not before or before == ranks:

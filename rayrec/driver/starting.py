@@ -55,6 +55,7 @@ def start(run: Run, view: View) -> Iterator[Command]:
         run.state = Handing()
     else:
         run.handed_over = False
+        run.sizing.start()
         yield Tell(event=Milestone("torch on the ranks", at=view.wall))
         run.state = Running()
 

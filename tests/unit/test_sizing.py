@@ -46,6 +46,7 @@ def test_a_run_looks_for_room_now_and_then_and_grows_once_no_more_comes() -> Non
     assert run.goal(2, 4, 17.0) == 4, "all are there"
     assert not run.looks(4, 100.0), "there is nothing to wait for"
     run.pause(17.0)
+    run.start()
     told = run.began(Began(step=60, path="p"), 4, 19.5, lost=False)
     assert told == Resized(step=60, ranks_before=2, ranks=4, lost=False, seconds=2.5)
     assert str(told) == "grown from 2 to 4 ranks at step 60"
@@ -113,6 +114,7 @@ def test_a_change_is_called_off_once_and_not_tried_again() -> None:
     run.pause(1.0)
     assert run.call_off(4) == 3 and run.wanted == 3
     assert run.call_off(3) == 0, "with as many as before it fails as well"
+    run.start()
     assert run.began(Began(step=9, path=None), 3, 2.0, lost=False) is None
     assert not run.looks(3, 1e9) and run.resizes == 0
     run.ask(4)
