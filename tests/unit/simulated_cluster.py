@@ -105,6 +105,7 @@ class World:
     size: int
     first: bool
     members: dict[int, Process] = field(default_factory=dict)
+    trains_at: float = math.inf  # not known before all are there
     begun: bool = False
     next_step_at: float = 0.0
     saves: bool = False
@@ -350,10 +351,17 @@ class Simulation:
         if not whole or not all(self.hears(p) and p.state == "running" for p in members):
             return
         if not world.begun:
-            self.meet(world, members)
+            if world.trains_at == math.inf:
+                world.trains_at = self.now + self.restores_s(world)
+            if self.now >= world.trains_at:
+                self.meet(world, members)
         elif self.now >= world.next_step_at:
             world.next_step_at = self.now + STEP_S
             self.step(world, members)
+
+    def restores_s(self, world: World) -> float:
+        """Return the seconds that the ranks of a world need before they train."""
+        return 0.0 if world.first or self.draw.random() < 0.7 else 10 * self.draw.random()
 
     def meet(self, world: World, members: Sequence[Process]) -> None:
         world.begun, world.next_step_at = True, self.now + STEP_S

@@ -24,12 +24,8 @@ class Restoring(Simulation):
     slow: range = range(0)
     restore_s = 0.0
 
-    def work(self, world: World) -> None:
-        """Train where that time is over."""
-        began = self.__dict__.setdefault("began", {}).setdefault(world.generation, self.now)
-        if world.generation in self.slow and not world.first and self.now < began + self.restore_s:
-            return
-        super().work(world)
+    def restores_s(self, world: World) -> float:
+        return self.restore_s if world.generation in self.slow and not world.first else 0.0
 
 
 def run_of(scaling: ScalingConfig, max_failures: int = -1, **nodes: int) -> Restoring:
