@@ -68,7 +68,7 @@ def test_models_that_pool_refuse_tables_of_sequences():
         temperature=1.0,
         log_q=None,
     )
-    for build in (towers, towers.check):
+    for build in (towers, towers.sides):
         with pytest.raises(ConfigError, match=r"table 'item' has pooling none, and two_tower"):
             build()
 
