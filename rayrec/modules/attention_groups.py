@@ -108,7 +108,7 @@ class JaggedGroups:
         row = values.shape[1:] if heads is None else (heads, values.shape[1] // heads)
         if self._is_full:
             return [values.view(*self.groups[0], *row)]
-        if self._order is None and values.dim() > 1 and values.element_size() < 8:
+        if self._order is None and values.dtype != torch.float64:
             offsets, length = self.sequences.offsets, self.groups[0].length
             padded = jagged_to_padded_dense(values, offsets, length, 0.0)
             return [padded if heads is None else padded.view(*self.groups[0], *row)]

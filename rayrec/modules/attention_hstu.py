@@ -109,14 +109,18 @@ def _attend_whole(
     """Attend in one group that is one small tile, by autograd."""
     query, key, value = (groups.pad(one, heads)[0].transpose(1, 2) for one in (query, key, value))
     places = torch.arange(query.shape[2], device=query.device)
-    bias = position_bias[(places.unsqueeze(1) - places).clamp_(min=0)]
+    apart = places.unsqueeze(1) - places
+    # as in the tiles, keys behind their query get scores whose weights and gradients are 0
+    low = torch.finfo(query.dtype).min / 2
+    bias = position_bias[apart.clamp(min=0)].to(query.dtype).masked_fill(apart < 0, low)
     if time_bias is not None:
         assert times is not None
         (padded,) = groups.pad(times)
-        between = padded.unsqueeze(2) - padded.unsqueeze(1)
-        bias = (bias + time_bias[time_buckets(between, len(time_bias))]).unsqueeze(1)
-    scores = (query * query.shape[3] ** -0.5) @ key.mT + bias.to(query.dtype)
-    weights = functional.silu(scores).tril()
+        buckets = time_buckets(padded.unsqueeze(2) - padded.unsqueeze(1), len(time_bias))
+        of_time = time_bias.to(query.dtype).index_select(0, buckets.flatten())
+        bias = (of_time.view(buckets.shape) + bias).unsqueeze(1)
+    scores = (query * query.shape[3] ** -0.5) @ key.mT + bias
+    weights = functional.silu(scores)
     attended = weights @ value / (places + 1).unsqueeze(1)
     return groups.unpad([attended.transpose(1, 2)])
 
