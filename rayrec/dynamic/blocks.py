@@ -33,6 +33,7 @@ from rayrec.layout.dynamic import DynamicConfig
 
 MOST_HITS = 2**31 - 1
 LONG_AGO = Instant(0, 0)
+CACHED = 4096  # places whose lines of memory stay in a core's cache between two writes
 SHARE = 8  # of the places of a full block, one in so many is taken back
 Touch = Callable[[Ints], None]
 
@@ -109,6 +110,7 @@ class BlockedKeys:
         self._tensors, self._map = columns, id_map
         self._versioned = tuple(columns.named().values())
         self._key, self._seen, self._hits = (column.numpy() for column in columns[:3])
+        self._counts = self._hits.view(np.uint32)  # so that a step cannot wrap one around
         self._time = None if columns.time is None else columns.time.numpy()
         self._size, self._most, self._blocks, self._first = size, most, blocks, first
         self._rule, self._eviction = rule, eviction
@@ -182,21 +184,24 @@ class BlockedKeys:
         self._no_more_than = max(self._no_more_than, int(total.max(initial=0)))
         return Met(places, known, fresh)
 
-    def will_meet(self, places: Ints, now: Instant, stamps: Ints | None) -> bool:
-        """Prepare for keys that `FusedRows` is about to count, once for each of (N,) places.
+    def count(self, places: Ints, now: Instant, stamps: Ints | None) -> None:
+        """Count keys that have (N,) places and are not outlived, each as often as it is there.
 
         Args:
             stamps: (N,) as in `Sightings`.
-        Returns:
-            True where a count may then be above `MOST_HITS`; to look at them all takes time.
         """
         self.touch(places)
         if stamps is not None:
             self._stamps.note(places, self._stamps.later(places, stamps))
         if self._time is not None:
             self._time[places] = now.time
+        for start in range(0, len(places), CACHED):
+            part = places[start : start + CACHED]
+            self._seen[part] = now.step
+            np.add.at(self._counts, part, np.uint32(1))
         self._no_more_than += len(places)
-        return self._no_more_than > MOST_HITS
+        if self._no_more_than > MOST_HITS:  # to look at them all takes time
+            self._counts[places] = np.minimum(self._counts[places], MOST_HITS)
 
     def fresh(self, places: Ints | slice, now: Instant) -> NDArray[np.bool_]:
         """Return (N,) whether the keys of some places were seen lately enough to be known."""

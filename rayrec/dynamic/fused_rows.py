@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.comm.pages import Allocate, private_memory
-from rayrec.dynamic.blocks import MOST_HITS
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT, IdMaps
@@ -30,8 +29,6 @@ from rayrec.layout.dynamic import READ_ONLY
 from rayrec.layout.geometry import Shard
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.sparse.ops import offsets_of
-
-CACHED = 4096  # ids whose lines of memory stay in a core's cache between two writes
 
 
 class FusedRows:
@@ -57,7 +54,6 @@ class FusedRows:
         rows = [len(shard.rows) for shard in shards]
         self._seed, self._maps, self._firsts = seed, IdMaps(rows), offsets_of(rows)
         whole = IdColumns.lying_in(allocate, sum(rows), timed=False)
-        self._seen, self._hits = whole.seen.numpy(), whole.hits.numpy().view(np.uint32)
         self.of_shards: list[DynamicRows] = []
         for i, (table, shard, begin) in enumerate(zip(tables, shards, begins, strict=True)):
             assert table.dynamic is not None, "the tables are dynamic"
@@ -151,31 +147,23 @@ class FusedRows:
         """Count (N,) ids, admit and evict, and return their (N,) rows."""
         # most ids have a row, and are counted as often as they occur: to sort them costs more
         rows = self._maps.find(torch.from_numpy(keys), bounds).numpy()
-        may_lack = self._aging or rows.min(initial=0) == ABSENT
-        fresh = self._fresh(rows, bounds, now) if may_lack else np.ones(0, bool)
-        is_complete, is_near_most = bool(fresh.all()), False
-        places = rows.copy()  # in the columns of all shards
-        parts = list(zip(self.of_shards, self._firsts, pairwise(bounds), strict=False))
-        for shard, first, (start, stop) in parts:
-            here = slice(None) if is_complete else fresh[start:stop]
-            own_lags = (
-                lags[start:stop][here] if lags is not None and shard.rule.feature_ttls else None
-            )
-            is_near_most |= shard.will_meet(rows[start:stop][here], now, own_lags)
-            places[start:stop] += first
-        met = places if is_complete else places[fresh]
-        for start in range(0, len(met), CACHED):
-            part = met[start : start + CACHED]
-            self._seen[part] = now.step
-            np.add.at(self._hits, part, np.uint32(1))
-        if is_near_most:
-            self._hits[met] = np.minimum(self._hits[met], MOST_HITS)
-        for shard, _, (start, stop) in () if is_complete else parts:
-            (others,) = np.nonzero(~fresh[start:stop])
+        fresh = None
+        if self._aging or rows.min(initial=0) == ABSENT:
+            fresh = self._fresh(rows, bounds, now)
+            fresh = None if fresh.all() else fresh
+        for shard, (start, stop) in zip(self.of_shards, pairwise(bounds), strict=True):
+            own, own_lags = rows[start:stop], None
+            if lags is not None and shard.rule.feature_ttls:
+                own_lags = lags[start:stop]
+            if fresh is None:
+                shard.count(own, now, own_lags)
+                continue
+            met = fresh[start:stop]
+            shard.count(own[met], now, None if own_lags is None else own_lags[met])
+            (others,) = np.nonzero(~met)
             if len(others):
-                others += start
-                own_lags = lags[others] if lags is not None and shard.rule.feature_ttls else None
-                rows[others] = shard.admit(keys[others], rows[others], now, own_lags)
+                of_others = None if own_lags is None else own_lags[others]
+                own[others] = shard.admit(keys[start:stop][others], own[others], now, of_others)
         for shard in self.of_shards if lags is not None else ():
             shard.settle(now)
         return rows

@@ -178,14 +178,14 @@ class DynamicRows:
         """Return (N,) whether the ids of some rows were seen lately enough to be known."""
         return self._keys["id"].fresh(rows, now)
 
-    def will_meet(self, rows: Ints, now: Instant, lags: Ints | None) -> bool:
-        """Prepare the (N,) rows of ids to be counted; see `BlockedKeys.will_meet`.
+    def count(self, rows: Ints, now: Instant, lags: Ints | None) -> None:
+        """Count the ids of (N,) rows, which are known; see `BlockedKeys.count`.
 
         Args:
             lags: (N,) of their features.
         """
         stamps = None if lags is None else now.earlier(self.rule, lags)
-        return self._keys["id"].will_meet(rows, now, stamps)
+        self._keys["id"].count(rows, now, stamps)
 
     def settle(self, now: Instant) -> None:
         """End a step in which ids had lags."""
