@@ -11,13 +11,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from rayrec.serve import Predictor
+from rayrec.serve.wire import METHOD, SERVICE
 from tests.leftovers import processes_with
 from tests.unit.documents import ROOT
 from tests.unit.serve_worlds import an_artifact, rows
@@ -58,11 +61,31 @@ def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
         with Load(one, Predictor.load(artifact)) as load:
             wait_for(lambda: load.right > 100)
             one.process.send_signal(signal.SIGTERM)
-            assert one.process.wait(200) == 0
+            assert one.process.wait(200) == 0, one.process.stderr.read()
             wait_for(lambda: load.unavailable > 0)
         assert not load.wrong
         assert not processes_with(one.mark)
         assert one.process.stderr.read() == ""
+
+
+def test_calls_whose_request_does_not_come_hold_up_no_end(artifact):
+    """One by gRPC is left long before the time for answers is over; one by HTTP, then."""
+    ended = threading.Event()
+    with replicated(artifact, "--drain", "150") as one, grpc.insecure_channel(one.address) as link:
+        call = link.stream_unary(f"/{SERVICE}/{METHOD}").future(ended.wait() for _ in [0])
+        wait_for(lambda: call.running())
+        assert one.get("/ready")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(100) == 0, one.process.stderr.read()
+        ended.set()
+    with (
+        replicated(artifact, "--drain", "4") as one,
+        socket.create_connection(("127.0.0.1", one.http_port)) as link,
+    ):
+        link.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        assert one.get("/ready")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(200) == 0, one.process.stderr.read()
 
 
 def test_a_replica_that_hangs_is_replaced_while_others_go_on(artifact):

@@ -32,6 +32,7 @@ class Answering:
     Args:
         failed: called in the event loop when the scoring thread ends by a defect.
     Attributes:
+        pending: number of requests that have come and were not answered.
         queue: requests that were read, and the thread that scores them.
         metrics: numbers of the replica.
     """
@@ -48,6 +49,7 @@ class Answering:
         self._reader = RequestReader(columns, settings.max_rows)
         self._reading = ThreadPoolExecutor(1, "reading")
         self._bytes, self._most_bytes = 0, settings.queue_bytes
+        self.pending = 0
         self._predictor = predictor
         self.queue = ScoringQueue(predictor, settings, metrics, failed)
         self.metrics = metrics
@@ -66,6 +68,7 @@ class Answering:
             timeout_s: seconds that the caller waits; None where the body may say it.
         """
         start, outcome = perf_counter(), CANCELLED
+        self.pending += 1
         try:
             if trouble := type_trouble(content_type):
                 outcome = INPUT
@@ -78,6 +81,7 @@ class Answering:
             outcome = fault.outcome
             return fault
         finally:
+            self.pending -= 1
             self.metrics.answered(protocol, outcome, perf_counter() - start)
 
     async def score(self, content_type: str, body: bytes, timeout_s: float | None = None) -> Answer:

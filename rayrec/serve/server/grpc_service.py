@@ -25,6 +25,7 @@ from rayrec.serve.wire import ARROW_TYPE, METHOD, SCORE_METHOD, SERVICE
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _STATUS = 1  # field of HealthCheckResponse
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+_QUIET_S, _TURN_S = 3.0, 0.1
 
 
 class Health:
@@ -88,6 +89,7 @@ class GrpcService:
 
     def __init__(self, answering: Answering, health: Health, settings: ServerSettings) -> None:
         self._answering, self._settings = answering, settings
+        self._pending = 0  # calls whose request has come, and whose answer has not gone
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.max_bytes),
@@ -119,10 +121,22 @@ class GrpcService:
         await self._server.start()
 
     async def stop(self, seconds: float) -> None:
-        """Take no more requests, and wait at most `seconds` for the answers of pending ones."""
-        await self._server.stop(seconds)
+        """Take no more requests, and wait at most `seconds` for the answers of pending ones.
+
+        gRPC also waits for calls whose request does not come. They are left when nothing else has
+        been pending for some seconds.
+        """
+        ending, quiet_s = asyncio.ensure_future(self._server.stop(seconds)), 0.0
+        while not ending.done() and quiet_s < _QUIET_S:
+            await asyncio.wait([ending], timeout=_TURN_S)
+            quiet_s = 0.0 if self._pending else quiet_s + _TURN_S
+
+    def _gone(self, _: grpc.aio.ServicerContext) -> None:
+        self._pending -= 1
 
     async def _answer(self, kind: str, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        self._pending += 1
+        context.add_done_callback(self._gone)
         waits_s = context.time_remaining()
         answer = await self._answering.answer("grpc", kind, message, waits_s)
         if isinstance(answer, ErrorReply):

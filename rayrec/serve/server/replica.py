@@ -83,7 +83,8 @@ class Replica:
                 await asyncio.gather(self.grpc.stop(most), self.http.stop())
                 await self.answering.queue.drain()
         except TimeoutError:
-            self.code = 1
+            # connections whose request has not come are nobody's loss
+            self.code = self.code or int(self.answering.pending > 0)
         self.answering.close()
 
     def _fail(self) -> None:
