@@ -6,6 +6,7 @@ import asyncio
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import threading
@@ -215,6 +216,27 @@ def test_why_a_replica_cannot_change_over_is_told(tmp_path, monkeypatch):
 
     asyncio.run(asyncio.wait_for(replica(), 200))
     assert isinstance(told[0], MemoryError)
+    # long before it would be late
+    assert ours.poll(0) and ours.recv_bytes() == leading.LATE
+
+
+def test_a_replica_that_cannot_read_what_it_is_told_is_not_waited_for(tmp_path):
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    lead, (ours, theirs) = Lead(Predictor.follow(world.folder), 1e-6), multiprocessing.Pipe()
+    told: list[BaseException] = []
+
+    async def replica() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        Following(lead, theirs, Metrics(None))
+        ours.send_bytes(b"no message")
+        assert await asyncio.to_thread(ours.poll, 20) and ours.recv_bytes() == leading.LATE
+        ours.close()  # it does not listen any more, so it hears of no end either
+        await asyncio.sleep(0.05)
+
+    asyncio.run(replica())
+    assert [type(error) for error in told] == [pickle.UnpicklingError]
 
 
 def test_a_version_reaches_the_replicas_without_a_disk(tmp_path, monkeypatch):
