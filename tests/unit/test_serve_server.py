@@ -468,6 +468,43 @@ def test_a_request_whose_time_has_passed_is_not_scored(server, predictor, asked)
     assert after["rayrec_serve_batch_rows_sum"] - before["rayrec_serve_batch_rows_sum"] == 1
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_request_that_nobody_waits_for_makes_room_for_others(predictor, asked, is_late):
+    """While nothing is scored, its caller goes or its time passes; the queue was full of it."""
+
+    async def main() -> None:
+        settings = ServerSettings(queue_rows=20)
+        one = answering.Answering(predictor, settings, Metrics("7-ab"), lambda: None)
+
+        def ask(rows: pa.Table, timeout_s: float = 200.0) -> asyncio.Task[Answer]:
+            return asyncio.create_task(one.score(ARROW_TYPE, request_bytes(rows), timeout_s))
+
+        try:
+            with predictor.held():
+                asks = [ask(asked[:1])]
+                while not one.queue._rows or one.queue._jobs:
+                    await asyncio.sleep(0.001)
+                gone = ask(asked[:19], 0.05 if is_late else 200.0)
+                await asyncio.sleep(0)
+                with pytest.raises(OverloadedError, match="20 rows of"):
+                    await ask(asked[:1])
+                if not is_late:
+                    gone.cancel()
+                with pytest.raises(DeadlineError if is_late else asyncio.CancelledError):
+                    await gone
+                await asyncio.sleep(0)
+                asks.append(ask(asked[1:20]))
+                await asyncio.sleep(0)
+                assert one.queue._rows == 20
+            scores = [(await ask).scores for ask in asks]
+            np.testing.assert_allclose(np.concatenate(scores), predictor.predict(asked), **CLOSE)
+            await one.queue.drain()
+        finally:
+            one.close()
+
+    asyncio.run(main())
+
+
 def test_the_time_of_reading_is_a_part_of_the_callers(predictor, asked, monkeypatch):
     """The clock says that the whole time went by in the reading; nothing is scored meanwhile."""
     clock = iter((5.0, 1005.0))
