@@ -180,7 +180,7 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         ("/predict", {"rows": [5]}, "application/json", "POST", 400, "row 0 of the request is of"),
         ("/predict", {"columns": {"item": 5}}, "application/json", "POST", 400, "is of int"),
         ("/predict", {"columns": {"item": [nested(90)]}}, "application/json", "POST", 400, "Max"),
-        ("/predict", {"columns": {"\ud800": [1]}}, "application/json", "POST", 400, "'user' is mi"),
+        ("/predict", {"columns": {"\ud800": [1]}}, "application/json", "POST", 400, "has none of"),
         (
             "/predict",
             {"rows": [], "user": 5},
@@ -202,6 +202,37 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         of_http = {404: ["NotFound"], 405: ["MethodNotAllowed"]}
         assert said["error"] in of_http.get(status, ["InputError", "ConfigError"])
         assert says in said["message"] and "\n" not in said["message"], said
+
+
+def test_rows_without_a_column_of_the_model_are_an_error_that_names_its_columns(
+    server, client, asked
+):
+    """Also the candidates of a user, who were none then, and got no scores."""
+    user, candidates = {"age": 1.0}, asked.drop_columns(["age"])
+    typo = {"itme": [1, 2]}
+    names = "none of the columns 'age', 'price', 'user', 'item', 'seen', 'words'; give them"
+    for whose, body in [
+        ("request", {"rows": []}),
+        ("request", {"columns": {}}),
+        ("request", {"rows": [{}]}),
+        ("request", {"columns": typo}),
+        ("request", {"columns": typo, "user": user}),
+        ("request", {"rows": [{"itme": 1}], "user": user}),
+        ("user's row", {"rows": candidates.to_pylist(), "user": {"agee": 1.0}}),
+    ]:
+        status, said, _ = server.http("/predict", body)
+        assert (status, said["error"]) == (400, "InputError"), body
+        assert said["message"].startswith(f"the {whose} has {names}"), said
+    for ask in (
+        lambda: client.predict(typo),
+        lambda: client.predict_candidates(user, typo),
+        lambda: client.predict_candidates({"agee": 1.0}, candidates),
+    ):
+        with pytest.raises(InputError, match=names):
+            ask()
+    for none in ({"rows": [], "user": user}, {"columns": {}, "user": user}):
+        assert server.http("/predict", none)[1]["scores"] == []
+    assert client.predict_candidates(user, []).shape == (0,)
 
 
 def test_too_large_a_request_is_refused(client, asked):
