@@ -193,6 +193,7 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         ("/predict", b"\x0a\xff", "application/x-protobuf", "POST", 400, "no protobuf message"),
         ("/predict", {"rows": [], "timeout_ms": -1}, "application/json", "POST", 400, "above 0"),
         ("/predict", {"rows": [], "timeout_ms": "x"}, "application/json", "POST", 400, "a number"),
+        ("/predict", {"timeout_ms": 10**400}, "application/json", "POST", 400, "a finite number"),
         ("/predict", b" " * 70_000, "application/json", "POST", 413, "65536"),
         ("/predict", None, text, "GET", 405, "GET /predict is not answered; there are POST /pre"),
         ("/nothing", None, text, "GET", 404, "GET /nothing is not answered; there are POST /pred"),
