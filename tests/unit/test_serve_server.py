@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import socket
 import sys
 import threading
 import time
@@ -535,6 +537,22 @@ def test_a_request_that_nobody_waits_for_makes_room_for_others(predictor, asked,
             one.close()
 
     asyncio.run(main())
+
+
+def test_a_request_by_http_whose_client_is_gone_is_not_scored(server, predictor, asked):
+    queue, before = server.replica.answering.queue, server.numbers()
+    body = json.dumps({"columns": asked.to_pydict()})
+    head = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with server.client() as client, ThreadPoolExecutor(1) as pool, predictor.held():
+        pool.submit(client.predict, asked[:1])
+        wait_for(lambda: queue._rows == 1 and not queue._jobs)
+        with socket.create_connection(("127.0.0.1", server.replica.http.port)) as link:
+            link.sendall(f"POST /predict HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+            wait_for(lambda: queue._rows == 21)
+        wait_for(lambda: queue._rows == 1)
+    after = server.numbers()
+    name = 'rayrec_serve_requests_total{outcome="cancelled",protocol="http"}'
+    assert after[name] - before[name] == 1
 
 
 def test_the_time_of_reading_is_a_part_of_the_callers(predictor, asked, monkeypatch):
