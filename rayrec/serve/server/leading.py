@@ -85,7 +85,7 @@ class Lead:
 
     def turn(self, replicas: Mapping[int, Connection]) -> None:
         """Apply the next publication and tell the replicas, if that is due and all are ready."""
-        if self._waited or time.monotonic() < self._next:
+        if self.timeout() > 0:
             return
         version = self.predictor.follower.look()
         self._next = time.monotonic() + (self._poll_s if version is None else 0.0)
