@@ -137,7 +137,8 @@ class Follower:
         trouble: ArtifactError | None = None
         tried = [place for place in reversed(later) if place.kind == BASE]
         if later[0].seq == self.position.seq + 1:
-            tried.insert(0, later[0])
+            # a base that comes next is among the others, too
+            tried = list(dict.fromkeys([later[0], *tried]))
         else:
             wanted = ChainPlace(self.position.seq + 1, DELTA)
             gap = f"{wanted.name} is missing, and {later[0].name} is there"
