@@ -6,8 +6,8 @@ the value and what is allowed. Needs the standard library only.
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,7 +52,8 @@ def positive(what: str, value: Any) -> float:
     """Check that `value` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{what}={value!r}; it must be a number.")
-    if not (value > 0 and math.isfinite(value)):
+    # a whole number may be larger than any float; a nan fails this comparison, too
+    if not 0 < value <= sys.float_info.max:
         raise ConfigError(f"{what}={value}; it must be a finite number above 0.")
     return float(value)
 

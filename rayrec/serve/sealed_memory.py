@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayrec.serve.files import open_plain
+
 _POPULATE_READ = 22  # madvise of Linux 5.14, without a name in Python
 
 
@@ -89,12 +91,8 @@ def read_ahead(paths: Sequence[Path]) -> None:
     """
     for path in paths:
         # whoever needs the file says what is wrong with it
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), open_plain(path) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def populate(data: Tensor) -> None:

@@ -92,6 +92,17 @@ def test_a_base_that_is_pruned_while_it_is_read_has_a_newer_one_in_its_place(tmp
     assert Predictor.follow(world.folder).step == world.step
 
 
+def test_a_damaged_base_that_comes_next_is_read_once_a_look(tmp_path, monkeypatch):
+    world, read, places = published_world(tmp_path / "chain", 0, ranks=1), ChainFolder.read, []
+    world.publish()
+    following = Predictor.follow(world.folder)
+    world.start_ranks(world.plan)
+    (world.folder / world.publish() / "publication.json").write_bytes(b"")
+    monkeypatch.setattr(ChainFolder, "read", lambda *given: places.append(given[1]) or read(*given))
+    assert not following.refresh() and following.verdict is Verdict.DAMAGED
+    assert places == [(2, "base")]
+
+
 def tables_held() -> int:
     """Copies of tables that this process holds."""
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
 import signal
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from aiohttp import web
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from rayrec.serve.server import supervisor
+from rayrec.serve.server.forked import run_forked
 from rayrec.serve.server.http_service import HttpService
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.process_slot import wait_before
@@ -88,6 +91,19 @@ def test_a_replica_that_lived_long_is_started_again_without_a_longer_wait(monkey
         parent._bury(slot)
     told = [line.rsplit(" in ", 1)[1] for line in capfd.readouterr().err.splitlines()]
     assert told == ["0.1 s", "0.2 s", "0.4 s", "0.1 s", "0.2 s"]
+
+
+def test_a_replica_to_which_the_system_refuses_a_file_says_it_in_a_line(monkeypatch, capfd):
+    def run_replica(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("rayrec.serve.server.replica.run_replica", run_replica)
+    given = SimpleNamespace(collections={}), None, 3, None, None, None, os.getpid()
+    process = multiprocessing.get_context("fork").Process(target=run_forked, args=given)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 1
+    assert capfd.readouterr().err == "replica 3: [Errno 24] Too many open files\n"
 
 
 def test_a_signal_reaches_the_replicas_at_once_and_once():

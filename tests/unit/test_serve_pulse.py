@@ -6,6 +6,7 @@ import asyncio
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import threading
@@ -22,6 +23,7 @@ from rayrec.serve.server import leading, pulse, supervisor
 from rayrec.serve.server.leading import Following, Lead
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.pulse import Pulses, core_wait_s
+from rayrec.serve.server.replica import Replica
 from rayrec.serve.server.settings import ServerSettings
 from tests.unit.published_worlds import published_world
 from tests.unit.served_processes import wait_for
@@ -128,16 +130,66 @@ def test_a_replica_that_hangs_at_a_version_is_killed_by_its_parent(tmp_path, mon
         Following(lead, theirs, Metrics(None))
         while not slot.said.poll():
             await asyncio.sleep(0.001)
+        assert lead.timeout() == math.inf
         parent._hear(slot, "a chain")
-        assert killed == [0] and lead.timeout() == math.inf
+        assert killed == [0] and lead.timeout() == 0.0
         gate.set()
-        while not slot.said.poll():
-            await asyncio.sleep(0.001)
-        parent._hear(slot, "a chain")
 
     asyncio.run(replica())
     assert capfd.readouterr().err == "replica 0 does not change over; it is killed\n"
-    assert killed == [0] and lead.timeout() == 0.0
+    assert killed == [0] and slot.said is None
+
+
+def test_a_replica_that_is_killed_is_not_waited_for_however_slowly_it_dies(
+    tmp_path, monkeypatch, capfd
+):
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    parent = supervisor.Supervisor(Predictor.follow(world.folder), ServerSettings(poll_s=1e-6))
+    (slot,), lead, killed = parent._slots, parent._lead, []
+    slot.process = SimpleNamespace(pid=7, kill=lambda: killed.append(0))
+    (slot.said, _), slot.is_ready = multiprocessing.Pipe(), True
+    world.train(random.Random(0))
+    world.publish()
+    lead.turn({0: slot.said})
+    assert lead.timeout() == math.inf
+    monkeypatch.setattr(parent._pulses, "look", lambda pids: dict.fromkeys(pids, 25.0))
+    for _ in range(3):
+        parent._end_what_hangs()
+        assert killed == [0] and lead.timeout() == 0.0
+    assert capfd.readouterr().err == "replica 0 hangs: silent for 25 s; it is killed\n"
+
+
+def test_a_replica_that_ends_changes_over_with_the_others(tmp_path, monkeypatch):
+    """It may have requests to answer for long after it was told to end."""
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    lead, (ours, theirs) = Lead(Predictor.follow(world.folder), 1e-6), multiprocessing.Pipe()
+    settings = ServerSettings(port=0, http_port=0, lame_duck_s=0, drain_s=200)
+    world.train(random.Random(0))
+    world.publish()
+
+    async def replica() -> None:
+        one = Replica(lead.predictor, settings, lead, theirs)
+        await one.start()
+        drains, answered = asyncio.Event(), asyncio.Event()
+
+        async def drain() -> None:
+            drains.set()
+            await answered.wait()
+
+        monkeypatch.setattr(one.answering.queue, "drain", drain)
+        ending = asyncio.create_task(one.stop())
+        try:
+            await asyncio.wait_for(drains.wait(), 100)
+            lead.turn({0: ours})
+            assert await asyncio.to_thread(ours.poll, 20)
+            assert ours.recv_bytes() == leading.CHANGED and not ending.done()
+        finally:
+            answered.set()
+            await ending
+
+    asyncio.run(replica())
 
 
 def test_why_a_replica_cannot_change_over_is_told(tmp_path, monkeypatch):
@@ -164,6 +216,27 @@ def test_why_a_replica_cannot_change_over_is_told(tmp_path, monkeypatch):
 
     asyncio.run(asyncio.wait_for(replica(), 200))
     assert isinstance(told[0], MemoryError)
+    # long before it would be late
+    assert ours.poll(0) and ours.recv_bytes() == leading.LATE
+
+
+def test_a_replica_that_cannot_read_what_it_is_told_is_not_waited_for(tmp_path):
+    world = published_world(tmp_path / "chain", 0, ranks=1)
+    world.publish()
+    lead, (ours, theirs) = Lead(Predictor.follow(world.folder), 1e-6), multiprocessing.Pipe()
+    told: list[BaseException] = []
+
+    async def replica() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        Following(lead, theirs, Metrics(None))
+        ours.send_bytes(b"no message")
+        assert await asyncio.to_thread(ours.poll, 20) and ours.recv_bytes() == leading.LATE
+        ours.close()  # it does not listen any more, so it hears of no end either
+        await asyncio.sleep(0.05)
+
+    asyncio.run(replica())
+    assert [type(error) for error in told] == [pickle.UnpicklingError]
 
 
 def test_a_version_reaches_the_replicas_without_a_disk(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import socket
 import sys
 import threading
 import time
@@ -180,7 +182,7 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         ("/predict", {"rows": [5]}, "application/json", "POST", 400, "row 0 of the request is of"),
         ("/predict", {"columns": {"item": 5}}, "application/json", "POST", 400, "is of int"),
         ("/predict", {"columns": {"item": [nested(90)]}}, "application/json", "POST", 400, "Max"),
-        ("/predict", {"columns": {"\ud800": [1]}}, "application/json", "POST", 400, "'user' is mi"),
+        ("/predict", {"columns": {"\ud800": [1]}}, "application/json", "POST", 400, "has none of"),
         (
             "/predict",
             {"rows": [], "user": 5},
@@ -193,6 +195,7 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         ("/predict", b"\x0a\xff", "application/x-protobuf", "POST", 400, "no protobuf message"),
         ("/predict", {"rows": [], "timeout_ms": -1}, "application/json", "POST", 400, "above 0"),
         ("/predict", {"rows": [], "timeout_ms": "x"}, "application/json", "POST", 400, "a number"),
+        ("/predict", {"timeout_ms": 10**400}, "application/json", "POST", 400, "a finite number"),
         ("/predict", b" " * 70_000, "application/json", "POST", 413, "65536"),
         ("/predict", None, text, "GET", 405, "GET /predict is not answered; there are POST /pre"),
         ("/nothing", None, text, "GET", 404, "GET /nothing is not answered; there are POST /pred"),
@@ -202,6 +205,37 @@ def test_what_http_cannot_take_is_said_in_json(server, asked):
         of_http = {404: ["NotFound"], 405: ["MethodNotAllowed"]}
         assert said["error"] in of_http.get(status, ["InputError", "ConfigError"])
         assert says in said["message"] and "\n" not in said["message"], said
+
+
+def test_rows_without_a_column_of_the_model_are_an_error_that_names_its_columns(
+    server, client, asked
+):
+    """Also the candidates of a user, who were none then, and got no scores."""
+    user, candidates = {"age": 1.0}, asked.drop_columns(["age"])
+    typo = {"itme": [1, 2]}
+    names = "none of the columns 'age', 'price', 'user', 'item', 'seen', 'words'; give them"
+    for whose, body in [
+        ("request", {"rows": []}),
+        ("request", {"columns": {}}),
+        ("request", {"rows": [{}]}),
+        ("request", {"columns": typo}),
+        ("request", {"columns": typo, "user": user}),
+        ("request", {"rows": [{"itme": 1}], "user": user}),
+        ("user's row", {"rows": candidates.to_pylist(), "user": {"agee": 1.0}}),
+    ]:
+        status, said, _ = server.http("/predict", body)
+        assert (status, said["error"]) == (400, "InputError"), body
+        assert said["message"].startswith(f"the {whose} has {names}"), said
+    for ask in (
+        lambda: client.predict(typo),
+        lambda: client.predict_candidates(user, typo),
+        lambda: client.predict_candidates({"agee": 1.0}, candidates),
+    ):
+        with pytest.raises(InputError, match=names):
+            ask()
+    for none in ({"rows": [], "user": user}, {"columns": {}, "user": user}):
+        assert server.http("/predict", none)[1]["scores"] == []
+    assert client.predict_candidates(user, []).shape == (0,)
 
 
 def test_too_large_a_request_is_refused(client, asked):
@@ -466,6 +500,59 @@ def test_a_request_whose_time_has_passed_is_not_scored(server, predictor, asked)
     wait_for(lambda: server.replica.answering.queue._rows == 0)
     after = server.numbers()
     assert after["rayrec_serve_batch_rows_sum"] - before["rayrec_serve_batch_rows_sum"] == 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_request_that_nobody_waits_for_makes_room_for_others(predictor, asked, is_late):
+    """While nothing is scored, its caller goes or its time passes; the queue was full of it."""
+
+    async def main() -> None:
+        settings = ServerSettings(queue_rows=20)
+        one = answering.Answering(predictor, settings, Metrics("7-ab"), lambda: None)
+
+        def ask(rows: pa.Table, timeout_s: float = 200.0) -> asyncio.Task[Answer]:
+            return asyncio.create_task(one.score(ARROW_TYPE, request_bytes(rows), timeout_s))
+
+        try:
+            with predictor.held():
+                asks = [ask(asked[:1])]
+                while not one.queue._rows or one.queue._jobs:
+                    await asyncio.sleep(0.001)
+                gone = ask(asked[:19], 0.05 if is_late else 200.0)
+                await asyncio.sleep(0)
+                with pytest.raises(OverloadedError, match="20 rows of"):
+                    await ask(asked[:1])
+                if not is_late:
+                    gone.cancel()
+                with pytest.raises(DeadlineError if is_late else asyncio.CancelledError):
+                    await gone
+                await asyncio.sleep(0)
+                asks.append(ask(asked[1:20]))
+                await asyncio.sleep(0)
+                assert one.queue._rows == 20
+            scores = [(await ask).scores for ask in asks]
+            np.testing.assert_allclose(np.concatenate(scores), predictor.predict(asked), **CLOSE)
+            await one.queue.drain()
+        finally:
+            one.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_by_http_whose_client_is_gone_is_not_scored(server, predictor, asked):
+    queue, before = server.replica.answering.queue, server.numbers()
+    body = json.dumps({"columns": asked.to_pydict()})
+    head = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with server.client() as client, ThreadPoolExecutor(1) as pool, predictor.held():
+        pool.submit(client.predict, asked[:1])
+        wait_for(lambda: queue._rows == 1 and not queue._jobs)
+        with socket.create_connection(("127.0.0.1", server.replica.http.port)) as link:
+            link.sendall(f"POST /predict HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+            wait_for(lambda: queue._rows == 21)
+        wait_for(lambda: queue._rows == 1)
+    after = server.numbers()
+    name = 'rayrec_serve_requests_total{outcome="cancelled",protocol="http"}'
+    assert after[name] - before[name] == 1
 
 
 def test_the_time_of_reading_is_a_part_of_the_callers(predictor, asked, monkeypatch):

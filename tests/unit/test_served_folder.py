@@ -8,13 +8,14 @@ import pickle
 import shutil
 import signal
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 
 from rayrec.errors import ArtifactError
 from rayrec.serve import Predictor, open_artifact, stored
-from rayrec.serve.sealed_memory import TableMemory
+from rayrec.serve.sealed_memory import TableMemory, read_ahead
 from tests.unit.published_worlds import published_world
 from tests.unit.serve_worlds import an_artifact, rows
 from tests.unit.served_processes import Load, replicated, wait_for
@@ -100,6 +101,15 @@ def test_what_changes_while_it_is_read_is_found(artifact, copied, monkeypatch):
     write_to_file_at(path.stat().st_size - 5)
     with pytest.raises(ArtifactError, match=f"{path.name} is damaged"):
         Predictor.load(copied)
+
+
+def test_nobody_waits_for_a_pipe_that_took_the_place_of_a_file(tmp_path):
+    """It was a plain file when its size was looked at."""
+    os.mkfifo(tmp_path / "rows")
+    reading = Thread(target=read_ahead, args=([tmp_path / "rows"],), daemon=True)
+    reading.start()
+    reading.join(20)
+    assert not reading.is_alive()
 
 
 @pytest.mark.slow

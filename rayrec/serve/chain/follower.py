@@ -92,7 +92,7 @@ class Follower:
 
         def base(place: ChainPlace) -> tuple[Publication, Artifact]:
             publication = self.folder.read(place)
-            return publication, self._opened(publication)
+            return publication, self._opened(publication, self._manifest(publication))
 
         publication, opened = self.folder.newest(base, [BASE])
         if not strict and (dynamic := [t.name for t in opened.packed.tables if t.has_ids]):
@@ -137,7 +137,8 @@ class Follower:
         trouble: ArtifactError | None = None
         tried = [place for place in reversed(later) if place.kind == BASE]
         if later[0].seq == self.position.seq + 1:
-            tried.insert(0, later[0])
+            # a base that comes next is among the others, too
+            tried = list(dict.fromkeys([later[0], *tried]))
         else:
             wanted = ChainPlace(self.position.seq + 1, DELTA)
             gap = f"{wanted.name} is missing, and {later[0].name} is there"
@@ -205,11 +206,12 @@ class Follower:
     def _based(self, publication: Publication) -> Version:
         """Apply all rows of a base."""
         # before its tables are read, which would be done again at each look
-        if not alike(self.artifact.manifest, self._manifest(publication)):
+        manifest = self._manifest(publication)
+        if not alike(self.artifact.manifest, manifest):
             other = f"{publication.name} has other tables, types, features or outputs; start anew"
             raise _Refused(Verdict.OTHER, other)
-        artifact = self._opened(publication)
-        path = artifact.manifest.dense.path
+        artifact = self._opened(publication, manifest)
+        path = manifest.dense.path
         dense = artifact.content[path]
         self._check_dense(dense, str(artifact.folder / path))
         self.free(self.copies.resting)
@@ -217,10 +219,10 @@ class Follower:
         self._powers = [table.power for table in artifact.packed.tables]
         return self._version(publication, dense)
 
-    def _opened(self, publication: Publication) -> Artifact:
+    def _opened(self, publication: Publication, manifest: Manifest) -> Artifact:
         """Open the artifact of a base, with all its bytes checked."""
         folder = self.folder.folder(publication.place)
-        return read_artifact(folder, self._manifest(publication), trusted=self._trusted)
+        return read_artifact(folder, manifest, trusted=self._trusted)
 
     def _manifest(self, publication: Publication) -> Manifest:
         folder = self.folder.folder(publication.place)

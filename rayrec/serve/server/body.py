@@ -112,9 +112,14 @@ def _of_json(reader: RequestReader, given: dict[str, Any]) -> Asked:
             '"columns": {"name": [value, ...]} and "rows": [{"name": value}, ...].'
         )
     rows, size = _read(reader, columns)
+    # candidates may be none at all
+    if not rows.num_columns and (user is None or any(given.values())):
+        raise reader.nothing_in("the request")
     if user is None:
         return Asked(rows, size, timeout_s, k=k, masked=bool(masked))
     one, more = _read(reader, {name: [value] for name, value in user.items()})
+    if not one.num_columns:
+        raise reader.nothing_in("the user's row")
     return _whole(Asked(rows, size + more, timeout_s, one, k, bool(masked)))
 
 

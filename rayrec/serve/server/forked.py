@@ -51,7 +51,7 @@ def run_forked(
     gc.freeze()
     try:
         code = run_replica(predictor, settings, number, said, pulses, lead)
-    except RayrecError as error:
+    except (RayrecError, OSError) as error:  # the latter: no descriptors, or no room for numbers
         say(f"replica {number}: {one_line(error)}")
         code = 1
     with suppress(OSError):

@@ -44,7 +44,11 @@ class HttpService:
         app.router.add_get("/metrics", self._text)
         app.on_response_prepare.append(self._say_last)
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=settings.drain_s, handle_signals=False
+            app,
+            access_log=None,
+            shutdown_timeout=settings.drain_s,
+            handle_signals=False,
+            handler_cancellation=True,  # nobody reads the answer to a client that is gone
         )
 
     async def start(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     # a parent may not import prometheus_client, which forked replicas do themselves
     from rayrec.serve.server.metrics import Metrics
 
-# messages of a replica that has changed over, and of one that hangs at it
+# messages of a replica that has changed over, and of one that hangs at it or cannot
 CHANGED, LATE = b"changed", b"late"
 _LATE_S = 60.0  # a replica that has not changed over by then hangs
 
@@ -85,7 +85,7 @@ class Lead:
 
     def turn(self, replicas: Mapping[int, Connection]) -> None:
         """Apply the next publication and tell the replicas, if that is due and all are ready."""
-        if self._waited or time.monotonic() < self._next:
+        if self.timeout() > 0:
             return
         version = self.predictor.follower.look()
         self._next = time.monotonic() + (self._poll_s if version is None else 0.0)
@@ -144,9 +144,14 @@ class Following:
     def _read(self) -> None:
         try:
             self.told = told = self._connection.recv()
-        except (EOFError, OSError):  # the parent is gone, which ends this process, too
+        except (EOFError, ConnectionError):  # the parent is gone, which ends this process, too
             self.close()
             return
+        except Exception:
+            # others wait until it has changed over to what it was told, which is lost
+            self.close()
+            self._connection.send_bytes(LATE)
+            raise
         assert isinstance(told, ParentMessage)
         self._metrics.chain_is(told.state)
         if told.version is not None:
@@ -160,8 +165,11 @@ class Following:
             await asyncio.to_thread(self._change_over, version)
             self._metrics.at_version(version)
             self._connection.send_bytes(CHANGED)
-            late.cancel()
+        except Exception:
+            self._connection.send_bytes(LATE)
+            raise
         finally:
+            late.cancel()
             self._taking = None  # the event loop tells the error of a task that nobody holds
 
     def _change_over(self, version: Version) -> None:

@@ -76,8 +76,6 @@ class Replica:
         self.health.set_ready(False)
         if not self.code:  # after a defect nothing is scored any more
             await asyncio.sleep(self.settings.lame_duck_s)
-        if self.following is not None:
-            self.following.close()
         try:
             async with asyncio.timeout(most):
                 await asyncio.gather(self.grpc.stop(most), self.http.stop())
@@ -85,6 +83,9 @@ class Replica:
         except TimeoutError:
             # connections whose request has not come are nobody's loss
             self.code = self.code or int(self.answering.pending > 0)
+        # no earlier: other replicas wait until this one has changed over, too
+        if self.following is not None:
+            self.following.close()
         self.answering.close()
 
     def _fail(self) -> None:

@@ -7,8 +7,9 @@ in which the user's features are looked up once. Where such a table cannot be re
 requests are scored one by one, so that an error names the row of its own request and no other
 request has it.
 
-The queue has a bound in rows and in bytes. Everything but the scoring runs in the event loop's
-thread.
+The queue has a bound in rows and in bytes. A request whose caller is gone, or whose time has
+passed, leaves it at once, and makes room for others. Everything but the scoring runs in the event
+loop's thread.
 
     # B rows of a request
 """
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +63,8 @@ class ScoringQueue:
     ) -> None:
         self._predictor, self._settings, self._metrics = predictor, settings, metrics
         self._loop, self._failed = asyncio.get_running_loop(), failed
-        self._jobs: deque[_Job] = deque()
+        # in the order in which they came
+        self._jobs: OrderedDict[_Job, None] = OrderedDict()
         self._rows = self._bytes = 0
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
@@ -105,19 +108,28 @@ class ScoringQueue:
                 f"rows or {most.queue_bytes} bytes may; ask again a little later."
             )
         job = _Job(asked, cost, self._loop.create_future())
+        job.future.add_done_callback(partial(self._leave, job))
         with self._changed:
-            self._jobs.append(job)
+            self._jobs[job] = None
             self._rows += cost
             self._bytes += size
             self._changed.notify()
         self._metrics.queue_rows.set(self._rows)
         return job
 
+    def _leave(self, job: _Job, _: object) -> None:
+        """Take out a request that is done; most were taken by the thread before."""
+        with self._changed:
+            if job not in self._jobs:
+                return
+            del self._jobs[job]
+        self._give_back([job])
+
     async def drain(self) -> None:
         """Take no more requests, and wait until all that wait have their answer."""
         with self._changed:
             self._is_closed = True
-        while self._jobs or self._rows:
+        while self._rows:
             await asyncio.sleep(0.005)
 
     def close(self) -> None:
@@ -143,12 +155,14 @@ class ScoringQueue:
 
     def _take(self) -> list[_Job]:
         """Take the requests that wait longest, up to the bound of rows; at least one."""
-        jobs = [self._jobs.popleft()]
-        rows = jobs[0].cost
-        while self._jobs and rows + self._jobs[0].cost <= self._settings.max_batch_rows:
-            job = self._jobs.popleft()
+        jobs, rows = list[_Job](), 0
+        for job in self._jobs:
             rows += job.cost
+            if jobs and rows > self._settings.max_batch_rows:
+                break
             jobs.append(job)
+        for job in jobs:
+            del self._jobs[job]
         return jobs
 
     def _outcomes(self, jobs: list[_Job]) -> list[tuple[_Job, Outcome]]:
@@ -217,6 +231,9 @@ class ScoringQueue:
                 job.future.set_exception(outcome)
             else:
                 job.future.set_result(outcome)
+        self._give_back(jobs)
+
+    def _give_back(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
             self._rows -= job.cost
             self._bytes -= job.asked.size

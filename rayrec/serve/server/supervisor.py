@@ -183,12 +183,28 @@ class Supervisor:
 
     def _end_what_hangs(self) -> None:
         """Kill replicas that have been silent for too long, so that they are restarted."""
-        alive = {s.number: s.process for s in self._slots if s.process is not None}
-        silent = self._pulses.look({n: p.pid for n, p in alive.items() if p.pid is not None})
+        # what was killed once has no connection any more
+        heard = {s.number: s.process for s in self._slots if s.said is not None}
+        silent = self._pulses.look({n: p.pid for n, p in heard.items() if p and p.pid is not None})
         for number, seconds in silent.items():
-            if seconds > (SILENT_S if self._slots[number].is_ready else STARTING_S):
-                say(f"replica {number} hangs: silent for {seconds:.0f} s; it is killed")
-                alive[number].kill()
+            slot = self._slots[number]
+            if seconds > (SILENT_S if slot.is_ready else STARTING_S):
+                self._kill(slot, f"hangs: silent for {seconds:.0f} s")
+
+    def _kill(self, slot: ProcessSlot, why: str) -> None:
+        """Kill a replica, for which nobody waits then, however slowly it dies."""
+        assert slot.process is not None
+        say(f"replica {slot.number} {why}; it is killed")
+        slot.process.kill()
+        self._leave(slot)
+
+    def _leave(self, slot: ProcessSlot) -> None:
+        """Close the connection to a replica that is gone, or will be; no version waits for it."""
+        if slot.said is not None:
+            slot.said.close()
+            slot.said = None
+        if self._lead is not None:
+            self._lead.heard(slot.number)
 
     def _timeout(self) -> float:
         """Return the seconds until a start, a look or a publication is due."""
@@ -200,19 +216,17 @@ class Supervisor:
         return max(0.0, min(due))
 
     def _hear(self, slot: ProcessSlot, name: str) -> None:
-        assert slot.process is not None and slot.said is not None
+        assert slot.said is not None
         try:
             message = slot.said.recv_bytes()
         except (EOFError, OSError):  # the replica died, which its sentinel tells
-            slot.said.close()
-            slot.said = None
+            self._leave(slot)
             return
         if message == CHANGED and self._lead is not None:
             self._lead.heard(slot.number)
             return
         if message == LATE:
-            say(f"replica {slot.number} does not change over; it is killed")
-            slot.process.kill()
+            self._kill(slot, "does not change over")
             return
         slot.is_ready = True
         if not self._was_ready and all(one.is_ready for one in self._slots):
@@ -233,8 +247,7 @@ class Supervisor:
         forget_numbers(process.pid)
         if time.monotonic() - slot.started > _SOUND_S:
             slot.ends = 0
-        if self._lead is not None:
-            self._lead.heard(slot.number)
+        self._leave(slot)
         what = f"replica {slot.number} (process {process.pid}) ended with code {process.exitcode}"
         self._again(slot, what)
 

@@ -92,9 +92,12 @@ class RequestReader:
                 "combine them."
             )
         table = reader.read_all()
-        self.check_rows(table.num_rows)
+        rows = table.num_rows
+        self.check_rows(rows)
         if layout.at is not None:
             table = table.select(layout.at).replace_schema_metadata(None)
+        if rows and not table.num_columns:
+            raise self.nothing_in("the request")
         table.validate(full=True)
         parts = table.combine_chunks().to_batches()
         if not parts:
@@ -122,6 +125,13 @@ class RequestReader:
                 f"the request has {count} rows and at most {self._most_rows} are taken; send them "
                 "in several requests."
             )
+
+    def nothing_in(self, what: str) -> InputError:
+        """Return the error of rows without a column that is read."""
+        return InputError(
+            f"{what} has none of the columns {', '.join(map(repr, self.columns))}; give them, with "
+            "a value for each row."
+        )
 
     def _layout(self, message: pa.Message, reader: pa.RecordBatchReader) -> _Layout:
         key = message.metadata.to_pybytes()
