@@ -215,9 +215,6 @@ def feature_ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[An
         return words[leaf.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_integer(leaf.type):
         values = leaf.to_numpy()
-        if values.dtype == np.uint64:
-            # beyond int64 turns negative: reported, or hashed by its bits
-            values = values.view(np.int64)
         if feature.hash_buckets is None:
             return values
         return hash_integers(values, feature.hash_buckets)

@@ -127,9 +127,10 @@ class IdColumn:
         parts = [feature_ids(part, self.feature, self._unbounded) for part in column.chunks]
         ids: IdArray = np.concatenate([np.zeros(0, np.int64), *parts], dtype=np.int64)
         if ids.size and not self._unbounded and not 0 <= ids.min() <= ids.max() < self.size:
+            held = [part for part in parts if len(part)]
+            low, high = min(part.min() for part in held), max(part.max() for part in held)
             raise InputError(
-                f"feature {name!r} has ids from {ids.min()} to {ids.max()}, its table has "
-                f"{self.size} rows."
+                f"feature {name!r} has ids from {low} to {high}, its table has {self.size} rows."
             )
         return ids
 
