@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from rayrec.data import FeatureSchema
-from rayrec.data.column_types import is_text, missing
+from rayrec.data.column_types import is_text, missing, plain_text
 from rayrec.data.columns import feature_ids
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
@@ -147,7 +147,7 @@ def read_rows(path: str, columns: Sequence[str]) -> pa.Table:
         for column in columns:
             if rows.schema.names.count(column) != 1:
                 raise InputError(missing(column, rows.schema, path))
-        return rows.to_table(columns=list(columns))
+        return plain_text(rows.to_table(columns=list(columns)))
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"cannot read {path} as Parquet: {one_line(error)}.") from error
 

@@ -263,7 +263,7 @@ BAD = {
     ),
     "views of text with nulls, which Arrow drops from no view": (
         pa.table({**good(), "ids": pa.array(["a", None, "b", "c", "d"], pa.string_view())}),
-        r"'ids' of feature 'f' has type string_view; ids are integers",
+        r"'ids' of feature 'f' holds large_string. Set hash_buckets",
     ),
     "float ids": (
         pa.table({**good(), "ids": [1.0] * 5}),
