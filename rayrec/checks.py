@@ -48,12 +48,13 @@ def seconds(what: str, value: Any) -> float:
     return float(value)
 
 
-def positive(what: str, value: Any) -> float:
-    """Check that `value` is a finite number above 0."""
+def positive(what: str, value: Any, most: float = math.inf) -> float:
+    """Check that `value` is a finite number above 0 and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{what}={value!r}; it must be a number.")
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(f"{what}={value}; it must be a finite number above 0.")
+    if not (0 < value <= most and math.isfinite(value)):
+        bound = "" if math.isinf(most) else f" and at most {most:.4g}"
+        raise ConfigError(f"{what}={value}; it must be a finite number above 0{bound}.")
     return float(value)
 
 

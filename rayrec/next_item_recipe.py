@@ -14,6 +14,7 @@ from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_sequences import schema_of_lists
+from rayrec.layout.tables import MAX_FLOAT32
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +76,7 @@ class NextItemModel:
                 whole_number(name, getattr(self, name), 1, MAX_SIZE)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout}; it must be at least 0 and below 1.")
-        positive("init_bound", self.init_bound)
+        positive("init_bound", self.init_bound, MAX_FLOAT32 / 2)
         if not self.ks or len(set(self.ks)) != len(self.ks):
             raise ConfigError(f"ks={self.ks}; give different lengths of lists, at least one.")
         for k in self.ks:

@@ -10,7 +10,7 @@ from rayrec.checks import MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.hstu_config import HSTUConfig
-from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.tables import MAX_FLOAT32, BaseEmbeddingConfig
 from rayrec.spec.task import Task
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ModelRecipe:
                 f"of {' and '.join(SEVERAL_TASKS)} alone; leave them out."
             )
         if self.init_bound is not None:
-            positive("init_bound", self.init_bound)
+            positive("init_bound", self.init_bound, MAX_FLOAT32 / 2)
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss.

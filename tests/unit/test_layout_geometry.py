@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -171,6 +172,19 @@ def test_intersection_holds_the_cells_of_both(seed: int) -> None:
         (
             lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0),
             "above weight_init_max",
+        ),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", weight_init_max=1e39),
+            r"weight_init_max=1e\+39; in FP32 they may be 3.403e\+38 from 0 and from each other",
+        ),
+        (lambda: EmbeddingBagConfig(5, 8, "t", weight_init_max=math.nan), "max=nan; in FP32"),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=-3e38, weight_init_max=3e38),
+            "from each other",
+        ),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", DataType.FP16, weight_init_min=-1e5),
+            "in FP16 they may be 6.55e\\+04",
         ),
         (lambda: check_tables([EmbeddingBagConfig(5, 8, "", feature_names=["a"])]), "no name"),
         (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -17,6 +19,7 @@ from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.models import PLE, MMoE, MultiTaskTrain
 from rayrec.modules import EmbeddingBagCollection
+from rayrec.next_item_recipe import NextItemModel
 from rayrec.recipe import ModelRecipe
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
@@ -222,6 +225,13 @@ def test_a_recipe_is_read_as_it_was_written(model):
     for tasks in (5, [5], [{"title": "click"}]):
         with pytest.raises(ConfigError, match="does not say how to build its model"):
             ModelRecipe.from_extras({"recipe": {**old, "model": model, "tasks": tasks}}, "x")
+
+
+@pytest.mark.parametrize("bound", [1e39, 2e38, math.nan, -1.0])
+def test_first_values_beyond_float32_are_refused_with_the_option(bound):
+    for make in (a_recipe, partial(NextItemModel, model="sasrec")):
+        with pytest.raises(ConfigError, match=r"^init_bound=.* above 0 and at most 1.701e\+38"):
+            make(init_bound=bound)
 
 
 @pytest.mark.parametrize("model", ["mmoe", "ple"])
