@@ -117,6 +117,14 @@ def test_tables_smaller_than_the_world_get_fewer_blocks() -> None:
         grid_shard(table, ((0,), (1, 2)))
 
 
+@pytest.mark.parametrize("ranks", [0, None, "01", [[0]], [1.0]], ids=str)
+@pytest.mark.parametrize("kind", [row_wise, column_wise, data_parallel, table_wise])
+def test_a_kind_takes_numbers_of_ranks(kind, ranks) -> None:  # type: ignore[no-untyped-def]
+    given = [ranks] if kind is table_wise and ranks == 0 else ranks
+    with pytest.raises(PlanError, match=r"^\w+ was given .*; .* numbers of ranks, such as range"):
+        kind(EmbeddingBagConfig(8, 8, "t", feature_names=["f"]), given)
+
+
 @pytest.mark.parametrize(
     ("row_cuts", "col_cuts", "owners", "message"),
     [

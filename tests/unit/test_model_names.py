@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed import DistributedModelParallel, load_table
 from rayrec.errors import ConfigError
 from rayrec.layout import EmbeddingBagConfig, table_wise
 from rayrec.modules import EmbeddingBagCollection
@@ -132,6 +132,16 @@ def test_a_deep_copy_trains_alike_and_apart(optimizer: SparseOptimizer) -> None:
     stays = [s.weight.clone() for s in twin.shard_states()]
     twin(IDS).square().sum().backward()
     assert all(torch.equal(s.weight, w) for s, w in zip(twin.shard_states(), stays, strict=True))
+
+
+@pytest.mark.parametrize("plan", ["row_wise", None, {}], ids=str)
+def test_what_is_no_plan_and_no_rows_is_refused(plan: object) -> None:
+    model = sharded()
+    with pytest.raises(ConfigError, match=r"reshard has plan=.*; it must be ShardingPlan\("):
+        model.reshard(plan)  # type: ignore[arg-type]
+    for own, source in ((None, torch.zeros(10, 8)), (model, None), (model, 3)):
+        with pytest.raises(ConfigError, match=r"load_table has .*; it must be an instance of"):
+            load_table(own, "t0", source)  # type: ignore[arg-type]
 
 
 def test_a_pickle_is_refused_since_its_rows_would_be_torn_from_their_kernels() -> None:
