@@ -16,6 +16,7 @@ from rayrec.errors import ConfigError
 # the folder below a Ray session that holds copies of working directories
 _RAYS_COPIES = "working_dir_files"
 MAX_SIZE = 2**31 - 1  # of a layer
+MAX_LAYERS = 1000  # of one kind, or experts of a layer: each has tensors of its own
 MAX_SEED = 2**63 - 1  # seeds are mixed as signed 64-bit integers
 MAX_SECONDS = 10_000_000.0  # about four months; a longer timeout overflows inside gloo
 

@@ -271,6 +271,7 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
         ("model.ks=[]", "give different lengths of lists"),
         ("model.dropout=1", "dropout=1.0; it must be at least 0 and below 1"),
         ("model.heads=5", "cannot be divided among heads=5"),
+        ("model.layers=100000", "layers=100000; it must be between 1 and 1000"),
         ("data.work_dir=x", "work_dir is for 'two_tower'"),
         ("model.length=5", "length=5 is less than the 12 items of 'history'"),
         ("model.history=item", "history and item are both 'item'"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rayrec.data import DenseColumn, Feature, FeatureSchema
 from rayrec.errors import ConfigError
+from rayrec.hstu_config import HSTUConfig
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.models import PLE, MMoE, MultiTaskTrain
 from rayrec.modules import EmbeddingBagCollection
@@ -26,6 +27,7 @@ from rayrec.spec.task import Task
 
 KEYS, SIZES, WIDTHS, DENSE = ("user", "item"), (9, 7), (4, 3), 3
 EXPERT = r"experts\.\d+\._mlp$"  # the module of one
+NUMBERS_OF_LAYERS = "cross_layers", "extraction_layers", "shared_experts", "task_experts"
 TASKS = (Task(name="click"), Task(name="genre", kind="multiclass", classes=3, weight=0.5))
 
 
@@ -232,6 +234,20 @@ def test_first_values_beyond_float32_are_refused_with_the_option(bound):
     for make in (a_recipe, partial(NextItemModel, model="sasrec")):
         with pytest.raises(ConfigError, match=r"^init_bound=.* above 0 and at most 1.701e\+38"):
             make(init_bound=bound)
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        *((a_recipe, option) for option in NUMBERS_OF_LAYERS),
+        (HSTUConfig, "layers"),
+        (partial(NextItemModel, model="sasrec"), "layers"),
+    ],
+)
+def test_a_model_has_no_more_layers_than_memory_holds(make, option):
+    make(**{option: 1000})
+    with pytest.raises(ConfigError, match=f"^{option}=100000; it must be between 1 and 1000"):
+        make(**{option: 100_000})
 
 
 @pytest.mark.parametrize("model", ["mmoe", "ple"])
