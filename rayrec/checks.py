@@ -16,6 +16,7 @@ from rayrec.errors import ConfigError
 # the folder below a Ray session that holds copies of working directories
 _RAYS_COPIES = "working_dir_files"
 MAX_SIZE = 2**31 - 1  # of a layer
+MAX_LAYERS = 1000  # of one kind, or experts of a layer: each has tensors of its own
 MAX_SEED = 2**63 - 1  # seeds are mixed as signed 64-bit integers
 MAX_SECONDS = 10_000_000.0  # about four months; a longer timeout overflows inside gloo
 
@@ -48,13 +49,14 @@ def seconds(what: str, value: Any) -> float:
     return float(value)
 
 
-def positive(what: str, value: Any) -> float:
-    """Check that `value` is a finite number above 0."""
+def positive(what: str, value: Any, most: float = sys.float_info.max) -> float:
+    """Check that `value` is a finite number above 0 and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{what}={value!r}; it must be a number.")
     # a whole number may be larger than any float; a nan fails this comparison, too
-    if not 0 < value <= sys.float_info.max:
-        raise ConfigError(f"{what}={value}; it must be a finite number above 0.")
+    if not 0 < value <= most:
+        bound = "" if most == sys.float_info.max else f" and at most {most:.4g}"
+        raise ConfigError(f"{what}={value}; it must be a finite number above 0{bound}.")
     return float(value)
 
 

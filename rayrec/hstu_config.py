@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayrec.checks import MAX_SIZE, whole_number
+from rayrec.checks import MAX_LAYERS, MAX_SIZE, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 
@@ -48,7 +48,8 @@ class HSTUConfig:
         check_fields(self)
         for name in ("width", "layers", "heads", "hidden"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1, MAX_SIZE)
+                most = MAX_LAYERS if name == "layers" else MAX_SIZE
+                whole_number(name, getattr(self, name), 1, most)
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} cannot be divided among heads={self.heads}.")
         if not 0 <= self.dropout < 1:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.checks import MAX_SIZE, positive, whole_number
+from rayrec.checks import MAX_LAYERS, MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_sequences import schema_of_lists
+from rayrec.layout.tables import MAX_FLOAT32
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,10 +73,11 @@ class NextItemModel:
         check_fields(self)
         for name in ("length", "layers", "heads", "negatives"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1, MAX_SIZE)
+                most = MAX_LAYERS if name == "layers" else MAX_SIZE
+                whole_number(name, getattr(self, name), 1, most)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout}; it must be at least 0 and below 1.")
-        positive("init_bound", self.init_bound)
+        positive("init_bound", self.init_bound, MAX_FLOAT32 / 2)
         if not self.ks or len(set(self.ks)) != len(self.ks):
             raise ConfigError(f"ks={self.ks}; give different lengths of lists, at least one.")
         for k in self.ks:

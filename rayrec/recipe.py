@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayrec.checks import MAX_SIZE, positive, whole_number
+from rayrec.checks import MAX_LAYERS, MAX_SIZE, positive, whole_number
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
 from rayrec.hstu_config import HSTUConfig
-from rayrec.layout.tables import BaseEmbeddingConfig
+from rayrec.layout.tables import MAX_FLOAT32, BaseEmbeddingConfig
 from rayrec.spec.task import Task
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class ModelRecipe:
             for size in getattr(self, name):
                 whole_number(f"{name} has the size", size, 1, MAX_SIZE)
         for name in _NUMBERS:
-            whole_number(name, getattr(self, name))
+            most = MAX_SIZE if name == "cross_rank" else MAX_LAYERS
+            whole_number(name, getattr(self, name), 1, most)
         if not self.expert_layers:
             raise ConfigError("expert_layers is empty; an expert needs at least one layer.")
         if self.tasks and self.model not in SEVERAL_TASKS:
@@ -102,7 +103,7 @@ class ModelRecipe:
                 f"of {' and '.join(SEVERAL_TASKS)} alone; leave them out."
             )
         if self.init_bound is not None:
-            positive("init_bound", self.init_bound)
+            positive("init_bound", self.init_bound, MAX_FLOAT32 / 2)
 
     def __call__(self) -> nn.Module:
         """Build the module with its loss.

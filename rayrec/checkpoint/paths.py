@@ -16,6 +16,7 @@ from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.store import Store
 from rayrec.checks import absolute_path
 from rayrec.errors import CheckpointError
+from rayrec.fields.typed import check_argument
 
 LATEST, BEST = "latest", "best"
 
@@ -37,8 +38,10 @@ def located(path: str | os.PathLike[str], filesystem: fs.FileSystem | None = Non
     """The folder of a checkpoint; looks RUN@latest and RUN@best up.
 
     Raises:
+        ConfigError: it is no path.
         CheckpointError: the run has no such checkpoint.
     """
+    check_argument("a checkpoint", "path", path, str)
     run, _, word = os.fspath(path).rpartition("@")
     if not run or word not in (LATEST, BEST):
         return os.fspath(path)

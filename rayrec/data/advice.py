@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.data.column_profile import ColumnProfile, Lengths
-from rayrec.data.statistics import FLOAT32_MAX
+from rayrec.layout.tables import MAX_FLOAT32
 
 Use = Literal["label", "feature", "dense", "none"]
 
@@ -117,7 +117,7 @@ def _refused(profile: ColumnProfile, reach: tuple[int, int] | None) -> str | Non
     if profile.unreal:
         share = _percent(profile.unreal / profile.values)
         return f"{share} of the values are NaN or infinite. Write null instead."
-    if max(abs(profile.low or 0), abs(profile.high or 0)) > FLOAT32_MAX:
+    if max(abs(profile.low or 0), abs(profile.high or 0)) > MAX_FLOAT32:
         return f"the values reach {_short(profile.high)}, beyond float32."
     varies = reach is not None and reach[0] != reach[1]
     if profile.constant and not profile.null_share and not varies:

@@ -110,6 +110,8 @@ class Bags:
         Returns:
             Number of entries written.
         """
+        if self.values.dtype == np.uint64:
+            values = values.view(np.uint64)  # numbers beyond int64 keep their bits
         if self.offsets is not None and self.ends is not None:
             return self._gather(start, stop, values, lengths, weights)
         if self.offsets is None:

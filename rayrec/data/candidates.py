@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -54,7 +55,7 @@ class ItemSlices:
         return np.arange(first, stop, dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SharedNegatives:
     """Items drawn with replacement, the same on all ranks.
 
@@ -101,7 +102,7 @@ class SharedNegatives:
         uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
         drawn = (uniform * self.num_items).astype(np.int64)
         if self.counts is not None:
-            first, ends = self._uniform_draws, np.cumsum(self.counts)
+            first, ends = self._uniform_draws, self._ends
             drawn[first:] = np.searchsorted(ends, uniform[first:] * ends[-1], side="right")
         return drawn
 
@@ -116,6 +117,10 @@ class SharedNegatives:
         shares = part / self.num_items + (1.0 - part) * (self.counts / total)
         shares[shares == 0.0] = 0.5 / total
         return np.log(shares).astype(np.float32)
+
+    @cached_property
+    def _ends(self) -> NDArray[Any]:
+        return np.cumsum(self.counts)
 
     @property
     def _uniform_draws(self) -> int:

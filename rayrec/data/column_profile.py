@@ -149,14 +149,17 @@ def _integers(column: pa.ChunkedArray) -> dict[str, Any]:
     told = _range(values, whole=True)
     low, high = told["low"], told["high"]
     part = values[:: -(-len(values) // COUNTED)]
+    first = 0
     if high - low > COUNTED:
         seen, counts = np.unique(part, return_counts=True)
     else:
-        # in 64 bits, since 8 bits would not hold the differences
-        all_counts = np.bincount(part.astype(np.int64) - low)
-        seen = np.flatnonzero(all_counts)
-        seen, counts = seen + low, all_counts[seen]
-    return told | {"counts": _counts(counts, seen[counts.argmax()].item())}
+        first = low
+        # modulo 2**64, since neither 8 bits nor those with a sign would hold the differences
+        above = part.astype(np.uint64) - np.uint64(low % 2**64)
+        counts = np.bincount(above.view(np.int64))
+        seen = np.flatnonzero(counts)
+        counts = counts[seen]
+    return told | {"counts": _counts(counts, first + seen[counts.argmax()].item())}
 
 
 def _range(values: NDArray[Any], whole: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import Feature, SequenceColumn
 
 _FORGOTTEN = b"rayrec.forgotten"  # in the metadata of a field
+_PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 def check_columns(
@@ -30,7 +31,7 @@ def check_columns(
     for name in wanted:
         if arrow.get_field_index(name) < 0:
             raise InputError(missing(name, arrow, source))
-    types = {name: arrow.field(name).type for name in wanted}
+    types = {name: plain_type(arrow.field(name).type) for name in wanted}
     labels = schema.labels if with_labels else ()
     problems = [number_problem(types[name], name, "label") for name in labels]
     if with_labels and schema.weight is not None:
@@ -106,6 +107,34 @@ def is_list(kind: pa.DataType) -> bool:
 def is_list_view(kind: pa.DataType) -> bool:
     """True for lists that say where each begins and how long it is, so that they may overlap."""
     return pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+
+
+def plain_text(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """The rows, with views of text and bytes as plain ones: Arrow can neither take rows of views
+    nor join them with text.
+    """
+    # a request has few rows: text is the quickest way to ask all types, also those inside of others
+    if "_view" not in rows.schema.to_string(show_field_metadata=False, show_schema_metadata=False):
+        return rows
+    return rows.cast(plain_schema(rows.schema))
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns of rows as `plain_text` gives them."""
+    fields = [field.with_type(plain_type(field.type)) for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """A type without views of text or bytes; Arrow casts none in list views."""
+    if pa.types.is_dictionary(kind) and kind.value_type in _PLAIN:
+        return pa.dictionary(kind.index_type, _PLAIN[kind.value_type], kind.ordered)
+    if is_list(kind) and not is_list_view(kind):
+        leaf = plain_type(kind.value_type)
+        if leaf != kind.value_type:
+            fixed = pa.types.is_fixed_size_list(kind)
+            return pa.list_(leaf, kind.list_size) if fixed else pa.large_list(leaf)
+    return _PLAIN.get(kind, kind)
 
 
 def _leaf(kind: pa.DataType) -> pa.DataType:

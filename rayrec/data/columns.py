@@ -24,6 +24,7 @@ from rayrec.data.column_types import (
     is_forgotten,
     is_list,
     missing,
+    plain_text,
     sequence_problem,
 )
 from rayrec.data.hashing import hash_bytes, hash_integers, to_buckets, to_ids
@@ -82,6 +83,7 @@ def read_columns(
     Cost: views for integer columns without nulls; one pass over dense columns and labels. The range
     of ids is checked in `assemble`.
     """
+    batch = plain_text(batch)
     rows, arrays, index = batch.num_rows, batch.columns, batch.schema.get_field_index
 
     def column(name: str) -> pa.Array:
@@ -215,9 +217,6 @@ def feature_ids(leaf: pa.Array, feature: Feature, unbounded: bool) -> NDArray[An
         return words[leaf.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_integer(leaf.type):
         values = leaf.to_numpy()
-        if values.dtype == np.uint64:
-            # beyond int64 turns negative: reported, or hashed by its bits
-            values = values.view(np.int64)
         if feature.hash_buckets is None:
             return values
         return hash_integers(values, feature.hash_buckets)

@@ -241,8 +241,9 @@ def _raise_bad_id(
         remedy = "Leave the list of a row without an id empty, or map missing values to another id"
     for columns, start, stop in parts:
         if row < stop - start:
+            number = values[at].astype(columns.bags[index].values.dtype)
             raise InputError(
-                f"feature {feature.name!r} (column {feature.column!r}) holds id {values[at]} in "
+                f"feature {feature.name!r} (column {feature.column!r}) holds id {number} in "
                 f"{columns.where(start + row)}; table {table!r} takes {takes}. {remedy}."
             )
         row -= stop - start

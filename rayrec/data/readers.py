@@ -17,6 +17,8 @@ import pyarrow.fs as pafs
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
+from rayrec.data.column_types import plain_schema, plain_text
+
 STREAM_ROWS = 262_144
 
 
@@ -60,7 +62,7 @@ class ParquetReader:
             # of pages that have one, as those of a stream's windows
             page_checksum_verification=True,
         )
-        self.schema: pa.Schema = self._file.schema_arrow
+        self.schema = plain_schema(self._file.schema_arrow)
         metadata: pq.FileMetaData = self._file.metadata
         self.metadata: pq.FileMetaData | None = metadata
         self.chunk_rows = tuple(
@@ -69,13 +71,15 @@ class ParquetReader:
 
     def read(self, chunk: int, columns: list[str]) -> pa.Table:
         """Return a row group, whole."""
-        return self._file.read_row_group(chunk, columns=columns, use_threads=self._threads)
+        own = self._file.read_row_group(chunk, columns=columns, use_threads=self._threads)
+        return plain_text(own)
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield a row group in pieces, so that it is never decoded as a whole."""
-        yield from self._file.iter_batches(
+        pieces = self._file.iter_batches(
             self.PIECE_ROWS, row_groups=[chunk], columns=columns, use_threads=self._threads
         )
+        yield from map(plain_text, pieces)
 
 
 class ArrowReader:
@@ -92,7 +96,7 @@ class ArrowReader:
         self._threads = threads
         self._source = pa.memory_map(path) if local else filesystem.open_input_file(path)
         self._whole = ipc.open_file(self._source)
-        self.schema: pa.Schema = self._whole.schema
+        self.schema = plain_schema(self._whole.schema)
         self._projected: dict[tuple[int, ...], ipc.RecordBatchFileReader] = {}
         # Arrow copies the columns of a projection even out of a mapped file, so there whole batches
         # are read, which costs nothing
@@ -102,7 +106,8 @@ class ArrowReader:
 
     def read(self, chunk: int, columns: list[str]) -> pa.RecordBatch:
         """Return a record batch, whole."""
-        return self._read(chunk, sorted(self.schema.get_field_index(name) for name in columns))
+        fields = sorted(self.schema.get_field_index(name) for name in columns)
+        return plain_text(self._read(chunk, fields))
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield a record batch, which is a piece itself."""

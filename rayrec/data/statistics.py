@@ -24,9 +24,8 @@ from rayrec.data.listing import DataFile
 from rayrec.data.readers import FileReader, column_statistics
 from rayrec.data.selected import ROW
 from rayrec.layout.schema import FeatureSchema
-from rayrec.layout.tables import UNBOUNDED
+from rayrec.layout.tables import MAX_FLOAT32, UNBOUNDED
 
-FLOAT32_MAX = 3.4028234663852886e38
 MAX_COLUMNS = 200_000  # column chunks looked at; about a second
 
 
@@ -114,7 +113,7 @@ def _is_bad(
     if any(name == dense.column for dense in schema.dense):
         if not statistics.has_min_max or not isinstance(statistics.min, int | float):
             return False
-        return not (-FLOAT32_MAX <= statistics.min <= statistics.max <= FLOAT32_MAX)
+        return not (-MAX_FLOAT32 <= statistics.min <= statistics.max <= MAX_FLOAT32)
     limits = schema.limits()
     for feature in schema.features:
         if feature.column != name or feature.hash_buckets is not None:

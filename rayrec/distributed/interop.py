@@ -24,6 +24,7 @@ from rayrec.distributed.load_ids import IdRows, load_ids, numbers_of
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.state import TableShards, whole_table
 from rayrec.errors import ConfigError, InputError, ShapeError
+from rayrec.fields.typed import check_argument
 
 
 class LoadedRows(NamedTuple):
@@ -68,13 +69,15 @@ def load_table(
         hits: (N,) times that each was seen, 0 unless given.
         optimizer: state name -> (N,) row-wise or (N, embedding_dim); zeros unless given.
     Raises:
-        ConfigError: ids and what is known of them for a table that is not dynamic, or beside a
-            file; ages in seconds before the data has told a time.
+        ConfigError: the model or the source is none; ids and what is known of them for a table that
+            is not dynamic, or beside a file; ages in seconds before the data has told a time.
         InputError: no such table; ids that are missing or repeated; other states than those of the
             optimizer; a file without the column, of another type or width, with a null, or with
             rows that the table does not have.
         ShapeError: a tensor of another shape.
     """
+    check_argument("load_table", "model", model, DistributedModelParallel)
+    check_argument("load_table", "source", source, Tensor | str)
     modules = model.module.modules()
     tables = {child.name: child for child in modules if isinstance(child, TableShards)}
     if name not in tables:

@@ -228,9 +228,11 @@ class DistributedModelParallel(EngineFront):
         Returns:
             Bytes that this rank sent.
         Raises:
+            ConfigError: it is no plan.
             PlanError: the plan does not fit the tables or the number of ranks.
             CommError: a peer is gone.
         """
+        check_argument("reshard", "plan", plan, ShardingPlan)
         return self._engine.reshard(plan)
 
     @contextmanager

@@ -62,26 +62,30 @@ def redeploy(
             sent += _pass_on(old, new, table, world.optimizers[table.name])
     for lookup in new.lookups.values():
         lookup.iteration = iteration
-        lookup.set_learning_rate(rates[lookup.group.shards[0].table])
+        rate, base = rates[lookup.group.shards[0].table]
+        lookup.set_learning_rate(rate)
+        lookup.base_rate = None if base == -math.inf else base
     return new, sent
 
 
-def _agree(old: Deployed) -> tuple[int, dict[str, float]]:
-    """Return the number of updates, and the learning rate of every table as it is now.
+def _agree(old: Deployed) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Return the number of updates, and for every table the learning rate as it is now and that
+    which a schedule multiplies, or -inf.
 
     A rank may have had no shard of a table until now, and learns both from the others.
     """
     world, names = old.world, [table.name for table in old.world.tables]
-    here = {
-        shard.table: lookup.learning_rate
-        for lookup in old.lookups.values()
-        for shard in lookup.group.shards
-    }
-    told = [float(old.iteration), *(here.get(name, -math.inf) for name in names)]
+    none, here = -math.inf, dict[str, tuple[float, float]]()
+    for lookup in old.lookups.values():
+        base = none if lookup.base_rate is None else lookup.base_rate
+        here |= {shard.table: (lookup.learning_rate, base) for shard in lookup.group.shards}
+    of_tables = [rate for name in names for rate in here.get(name, (none, none))]
+    told = [float(old.iteration), *of_tables]
     box = torch.tensor(told, dtype=torch.float64, device=world.device)
     boxes = world.exchange.all_gather(box, [len(told)] * world.exchange.world_size).wait()
     iteration, *rates = torch.stack(list(boxes)).amax(0).tolist()
-    return int(iteration), dict(zip(names, rates, strict=True))
+    pairs = zip(rates[::2], rates[1::2], strict=True)
+    return int(iteration), dict(zip(names, pairs, strict=True))
 
 
 def _pass_on(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayrec.data import FeatureSchema, RowDataset
-from rayrec.data.column_types import check_columns, is_list
+from rayrec.data.column_types import check_columns, is_list, plain_text
 from rayrec.data.convert import to_batch
 from rayrec.data.listing import DataFile
 from rayrec.errors import ConfigError, InputError
@@ -125,7 +125,8 @@ class BlockReader:
 
 
 def plain_columns(table: pa.Table) -> pa.Table:
-    """Return a block with its tensors of one dimension as lists, as Arrow stores them.
+    """Return a block with its tensors of one dimension as lists, as Arrow stores them, and views of
+    text as text.
 
     Ray Data makes such tensors of numpy arrays with a row of numbers for each row. Tensors of more
     dimensions stay as they are, and do not fit a schema.
@@ -138,7 +139,7 @@ def plain_columns(table: pa.Table) -> pa.Table:
             stored = [chunk.storage for chunk in table.column(index).chunks]
             column = pa.chunked_array(stored, kind.storage_type)
             table = table.set_column(index, field.name, column)
-    return table
+    return plain_text(table)
 
 
 def check_block(table: Any, schema: FeatureSchema, source: str) -> tuple[int, str]:

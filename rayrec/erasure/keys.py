@@ -21,6 +21,7 @@ from pyarrow import csv, parquet
 from torch import Tensor
 
 from rayrec.data import ArrowDataset, Feature, FeatureSchema, ParquetDataset, to_batch
+from rayrec.data.column_types import plain_text
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.tables import BaseEmbeddingConfig, EmbeddingBagConfig
@@ -60,7 +61,7 @@ class KeyFile:
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            table = _read(path)
+            table = plain_text(_read(path))
             twice = [one for one in table.column_names if table.column_names.count(one) > 1]
             if twice:
                 raise InputError(f"{path} has several columns {twice[0]!r}; leave one of them.")

@@ -8,10 +8,12 @@ the runtime asks for it. Standard library only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from operator import index
 
 from rayrec.errors import PlanError
+from rayrec.fields.typed import shown
 from rayrec.layout.geometry import COLUMN_MULTIPLE, Layout, Replicated, TableLayout, even_cuts
 from rayrec.layout.tables import BaseEmbeddingConfig
 
@@ -38,17 +40,20 @@ KINDS = tuple(kind.value for kind in ShardingType)
 
 def table_wise(table: BaseEmbeddingConfig, rank: int) -> TableLayout:
     """The whole table on one rank."""
-    return TableLayout((0, table.num_embeddings), (0, table.embedding_dim), ((rank,),))
+    owner = tuple(_ranks("table_wise", [rank]))
+    return TableLayout((0, table.num_embeddings), (0, table.embedding_dim), (owner,))
 
 
 def row_wise(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> TableLayout:
     """Rows cut evenly over `ranks`."""
+    ranks = _ranks("row_wise", ranks)
     cuts = even_cuts(table.num_embeddings, len(ranks), table.row_multiple)
     return TableLayout(cuts, (0, table.embedding_dim), tuple((r,) for r in ranks[: len(cuts) - 1]))
 
 
 def column_wise(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> TableLayout:
     """Columns cut evenly over `ranks`."""
+    ranks = _ranks("column_wise", ranks)
     cuts = even_cuts(table.embedding_dim, len(ranks), COLUMN_MULTIPLE)
     return TableLayout((0, table.num_embeddings), cuts, (tuple(ranks[: len(cuts) - 1]),))
 
@@ -69,6 +74,7 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
     Raises:
         PlanError: hosts have different numbers of ranks, so that no common row cuts exist.
     """
+    hosts = [_ranks("grid_shard", host) for host in hosts]
     if len({len(host) for host in hosts}) != 1:
         raise PlanError(
             f"grid_shard needs hosts with equally many ranks, got {[len(host) for host in hosts]}."
@@ -82,7 +88,20 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
 
 def data_parallel(table: BaseEmbeddingConfig, ranks: Sequence[int]) -> Replicated:
     """A copy of the table on every rank."""
-    return Replicated(table.num_embeddings, table.embedding_dim, tuple(ranks))
+    owners = tuple(_ranks("data_parallel", ranks))
+    return Replicated(table.num_embeddings, table.embedding_dim, owners)
+
+
+def _ranks(kind: str, ranks: Iterable[int]) -> Sequence[int]:
+    """The numbers of ranks; PlanError where they are something else."""
+    if isinstance(ranks, range):
+        return ranks  # of thousands of ranks, for each candidate of a plan
+    try:
+        return [index(rank) for rank in ranks]
+    except TypeError:
+        raise PlanError(
+            f"{kind} was given {shown(ranks)}; it takes the numbers of ranks, such as range(2)."
+        ) from None
 
 
 def kind_of(layout: Layout, hosts: Sequence[Sequence[int]]) -> str:

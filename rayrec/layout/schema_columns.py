@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
+from rayrec.layout.tables import MAX_FLOAT32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +21,10 @@ class DenseColumn:
         check_fields(self)
         if not self.column:
             raise ConfigError("a dense column has no name; give it 'column'.")
-        if not math.isfinite(self.fill):
+        if not abs(self.fill) <= MAX_FLOAT32:  # a nan fails this comparison, too
             raise ConfigError(
-                f"dense column {self.column!r} has fill={self.fill}; it must be finite."
+                f"dense column {self.column!r} has fill={self.fill}; it must be finite in float32, "
+                f"at most {MAX_FLOAT32:.4g}."
             )
 
 

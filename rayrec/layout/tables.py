@@ -7,7 +7,6 @@ without torch; `rayrec.modules` re-exports them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
@@ -18,6 +17,7 @@ from rayrec.fields.typed import check_fields
 from rayrec.layout.dynamic import DynamicConfig
 
 UNBOUNDED = 2**64 - 1  # -1 without a sign, the one number that is no id of a dynamic table
+MAX_FLOAT32 = 3.4028234663852886e38
 MAX_ELEMENTS = 2**60  # bytes and optimizer state of more would overflow 64 bits
 
 # Options of TorchRec's tables for what does not exist here, and what to do instead.
@@ -49,6 +49,11 @@ class DataType(Enum):
         """Bytes per element."""
         return int(self.name[-2:]) // 8
 
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return {"FP32": MAX_FLOAT32, "FP16": 65504.0, "BF16": 3.3895313892515355e38}[self.value]
+
 
 class PoolingType(Enum):
     """Pooling of the rows of a bag into one row: their sum, their mean, or (NONE) none at all."""
@@ -78,9 +83,9 @@ class BaseEmbeddingConfig:
         need_pos: taken as TorchRec's and without effect: weights of places work under every plan.
         input_dim and what follows: TorchRec's options of what does not exist here.
     Raises:
-        ConfigError: a size is not positive or beyond what 64 bits address, a bound is not finite or
-            above the other, a feature is named twice, initial values are said twice, or an option
-            is given that does not exist here.
+        ConfigError: a size is not positive or beyond what 64 bits address, a bound is no finite
+            number of the data type or above the other, a feature is named twice, initial values are
+            said twice, or an option is given that does not exist here.
     """
 
     num_embeddings: int
@@ -156,14 +161,16 @@ class BaseEmbeddingConfig:
                     f"table {self.name!r} has init_fn and dynamic: rows of a dynamic table begin "
                     "when their ids come; give weight_init_min and weight_init_max instead."
                 )
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ConfigError(
-                f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; both "
-                "must be finite."
-            )
-        if not low <= high:
+        if low > high:
             raise ConfigError(
                 f"table {self.name!r} has weight_init_min={low} above weight_init_max={high}."
+            )
+        largest = self.data_type.largest
+        # a nan fails these comparisons, too
+        if not (-largest <= low <= high <= largest and high - low <= largest):
+            raise ConfigError(
+                f"table {self.name!r} has weight_init_min={low} and weight_init_max={high}; in "
+                f"{self.data_type.value} they may be {largest:.4g} from 0 and from each other."
             )
 
     def init_bounds(self) -> tuple[float, float]:

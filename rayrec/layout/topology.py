@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
@@ -115,8 +116,12 @@ class Topology:
             raise ConfigError(
                 f"memory_bytes names {len(self.memory_bytes)} ranks, hosts name {self.world_size}."
             )
-        if any(limit < 0 for limit in self.memory_bytes):
-            raise ConfigError(f"memory_bytes={self.memory_bytes} has a negative limit.")
+        for limit in self.memory_bytes:
+            # a nan fails this comparison, too
+            if not isinstance(limit, Real) or not limit >= 0:
+                raise ConfigError(
+                    f"memory_bytes has {limit!r}, negative or no number; give bytes, such as 2**34."
+                )
         for name in ("memory_bw", "intra_host_bw", "inter_host_bw", "latency_s"):
             value = getattr(self, name)
             # Prices divide by bandwidths, so none may be 0; a latency of 0 only leaves a term out.

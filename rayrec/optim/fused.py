@@ -52,6 +52,7 @@ class FusedUpdate(Protocol):
     def optimizer(self) -> SparseOptimizer: ...
 
     iteration: int
+    base_rate: float | None  # that a schedule multiplies; None where there is none
 
     @property
     def learning_rate(self) -> float: ...
@@ -112,6 +113,8 @@ class FusedOptimizer(KeyedOptimizer):
                 for name, value in kernel.optimizer.hyperparameters.items()
                 if name != "lr"
             }
+            if kernel.base_rate is not None:
+                options["initial_lr"] = kernel.base_rate
             groups.append(
                 _Group(
                     kernel,
@@ -217,8 +220,12 @@ class _Group(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        if key == "lr" and hasattr(self, "_kernel"):  # unpickling fills the dict first
+        if not hasattr(self, "_kernel"):  # unpickling fills the dict first
+            return
+        if key == "lr":
             self._kernel.set_learning_rate(float(value))
+        elif key == "initial_lr":
+            self._kernel.base_rate = float(value)
 
 
 def _part_of(shard: Shard, key: str, value: Any, table: tuple[int, int] | None) -> Any:

@@ -26,7 +26,8 @@ class WarmupOptimizer(OptimizerWrapper):
     Args:
         optimizer: its groups' learning rates are written, the first one at once.
         stages: stages of the schedule, one after another.
-        lr: base learning rate of every group; None takes each group's own, as it is now.
+        lr: base learning rate of every group; None takes each group's own: that of the schedule
+            that drove it before, which torch calls "initial_lr", or the rate that it has now.
         lr_param: the key of the learning rate in a group.
         param_name: the name under which the state_dict holds the step.
     Raises:
@@ -59,7 +60,11 @@ class WarmupOptimizer(OptimizerWrapper):
         # An empty parameter, under whose name a state_dict keeps the step.
         self.params[param_name] = torch.nn.Parameter(torch.empty(0))
         self._stages, self._lr_param, self._param_name = tuple(stages), lr_param, param_name
-        self._base = [float(group[lr_param]) if lr is None else lr for group in self.param_groups]
+        self._initial = f"initial_{lr_param}"
+        self._base = [
+            float(group.get(self._initial, group[lr_param])) if lr is None else lr
+            for group in self.param_groups
+        ]
         self._step = 0
         self._write()
 
@@ -100,4 +105,5 @@ class WarmupOptimizer(OptimizerWrapper):
 
     def _write(self) -> None:
         for group, base in zip(self.param_groups, self._base, strict=True):
+            group[self._initial] = base
             group[self._lr_param] = learning_rate_at(self._step, base, self._stages)

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from rayrec.data import FeatureSchema
-from rayrec.data.column_types import is_text, missing
+from rayrec.data.column_types import is_text, missing, plain_text
 from rayrec.data.columns import feature_ids
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
@@ -127,9 +127,10 @@ class IdColumn:
         parts = [feature_ids(part, self.feature, self._unbounded) for part in column.chunks]
         ids: IdArray = np.concatenate([np.zeros(0, np.int64), *parts], dtype=np.int64)
         if ids.size and not self._unbounded and not 0 <= ids.min() <= ids.max() < self.size:
+            held = [part for part in parts if len(part)]
+            low, high = min(part.min() for part in held), max(part.max() for part in held)
             raise InputError(
-                f"feature {name!r} has ids from {ids.min()} to {ids.max()}, its table has "
-                f"{self.size} rows."
+                f"feature {name!r} has ids from {low} to {high}, its table has {self.size} rows."
             )
         return ids
 
@@ -146,7 +147,7 @@ def read_rows(path: str, columns: Sequence[str]) -> pa.Table:
         for column in columns:
             if rows.schema.names.count(column) != 1:
                 raise InputError(missing(column, rows.schema, path))
-        return rows.to_table(columns=list(columns))
+        return plain_text(rows.to_table(columns=list(columns)))
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"cannot read {path} as Parquet: {one_line(error)}.") from error
 

@@ -10,7 +10,7 @@ counts of what followed the last few items, the older ones with less weight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from rayrec.layout.tables import refuse_dynamic
 from rayrec.runs.held_out import IdColumn
 
 if TYPE_CHECKING:
-    from rayrec.data import FeatureSchema, RowDataset
+    from rayrec.data import Batch, FeatureSchema, RowDataset
 
 READ_ROWS = 4096  # at a time
 MARKOV_ITEMS, MARKOV_DECAY = 5, 0.7
@@ -43,12 +43,16 @@ class Pairs(NamedTuple):
     times: NDArray[np.int64]
 
     @classmethod
-    def of_rows(cls, data: RowDataset, history: str, item: str) -> Pairs:
+    def of_rows(
+        cls, data: RowDataset, history: str, item: str, longest: int | None = None
+    ) -> Pairs:
         """Count the pairs of all rows.
 
+        Args:
+            longest: items of a history that the encoder takes; None for any number.
         Raises:
             ConfigError, InputError: a row cannot be read, or has not one item.
-            InputError: no row has a history.
+            InputError: no row has a history, or one has a longer one.
         """
         import torch
 
@@ -57,16 +61,15 @@ class Pairs(NamedTuple):
         items = num_items(data.schema, item)
         found: NDArray[np.int64] = np.zeros(0, np.int64)
         times: NDArray[np.int64] = np.zeros(0, np.int64)
-        with data.loader(0, 1, READ_ROWS, shuffle=False, threaded=False) as batches:
-            for batch in batches:
-                past, own = batch.sparse_features[history], item_ids(batch, item)
-                ids = torch.cat([past.values(), own])
-                following = ids[next_places(past.offsets(), past.values().numel())]
-                # a pair as one number; both ids are below the number of items
-                pairs = (past.values() * items + following).numpy()
-                found, where = np.unique(np.concatenate([found, pairs]), return_inverse=True)
-                weights = np.concatenate([times, np.ones(len(pairs), np.int64)])
-                times = np.bincount(where, weights, len(found)).astype(np.int64)
+        for batch in _batches(data, history, longest):
+            past, own = batch.sparse_features[history], item_ids(batch, item)
+            ids = torch.cat([past.values(), own])
+            following = ids[next_places(past.offsets(), past.values().numel())]
+            # a pair as one number; both ids are below the number of items
+            pairs = (past.values() * items + following).numpy()
+            found, where = np.unique(np.concatenate([found, pairs]), return_inverse=True)
+            weights = np.concatenate([times, np.ones(len(pairs), np.int64)])
+            times = np.bincount(where, weights, len(found)).astype(np.int64)
         if not len(found):
             raise InputError(
                 f"no row of {data.path!r} has an item in its history {history!r}; there is "
@@ -79,6 +82,43 @@ class Pairs(NamedTuple):
             following=after,
             times=times,
         )
+
+
+def check_lists(data: RowDataset, history: str, longest: int | None) -> None:
+    """Check that no history of held-out rows is longer than the encoder takes.
+
+    Raises:
+        ConfigError, InputError: a list is too long, or a row cannot be read.
+    Cost: the rows are read once where the schema does not say how long their lists are.
+    """
+    if _bound(data.schema, history, longest) is not None:
+        for _ in _batches(data, history, longest):
+            pass
+
+
+def _bound(schema: FeatureSchema, history: str, longest: int | None) -> int | None:
+    """Return the longest list that fits; None where the schema cuts them, or any fits."""
+    (spec,) = (one for one in schema.features if one.name == history)
+    return longest if spec.history is None and spec.most_recent is None else None
+
+
+def _batches(data: RowDataset, history: str, longest: int | None) -> Iterator[Batch]:
+    """Yield all rows; InputError names column, row and file of a list that is too long."""
+    most = _bound(data.schema, history, longest)
+    asked = most is not None
+    with data.loader(0, 1, READ_ROWS, shuffle=False, threaded=False, with_rows=asked) as batches:
+        for batch in batches:
+            lengths, origin = batch.sparse_features[history].lengths(), batch.origin
+            if most is not None and origin is not None and bool((lengths > most).any()):
+                row = int(lengths.argmax())
+                column = next(one.column for one in data.schema.features if one.name == history)
+                raise InputError(
+                    f"column {column!r} of {history!r} has a list of {int(lengths[row])} items in "
+                    f"row {origin.row[row]} of {data.files[origin.file[row]].path!r}, and the "
+                    f"model takes {most}. Raise its length, or cut the lists by "
+                    f'"most_recent": {most} in the schema.'
+                )
+            yield batch
 
 
 def num_items(schema: FeatureSchema, item: str) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rayrec.errors import ConfigError
 from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.runs.item_pairs import Pairs, num_items
+from rayrec.runs.item_pairs import Pairs, check_lists, num_items
 from rayrec.runs.next_item_scores import NextItemScorer, by_ranker, score_lines
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
 from rayrec.spec.schedule import ScheduleConfig
@@ -39,7 +39,7 @@ def train_next_item(settings: RunFile, reporting: Reporting) -> None:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the data are not said, a feature is not in the schema, or a list is longer than
             all items.
-        InputError: no training row has a history.
+        InputError: no training row has a history, or a row has a longer one than the model takes.
     """
     from rayrec.data import NextItemDataset
 
@@ -57,7 +57,8 @@ def train_next_item(settings: RunFile, reporting: Reporting) -> None:
     check_schema(model, train.schema)
     if not held_out.num_rows:
         raise ConfigError(f"{of_eval} has no rows to rank; hold out others.")
-    pairs = Pairs.of_rows(train, model.history, model.item)
+    pairs = Pairs.of_rows(train, model.history, model.item, model.longest)
+    check_lists(held_out, model.history, model.longest)
     recipe = NextItemRecipe(schema=text, model=model, counts=pairs.counts)
     recipe.table()  # checks
     driver = settings.driver(

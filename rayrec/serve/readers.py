@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pyarrow as pa
 import torch
@@ -60,7 +60,9 @@ class RowReader:
     def __init__(self, schema: FeatureSchema | None, is_checked: bool, takes_strides: bool) -> None:
         self._schema, self._is_checked = schema, is_checked
         self._takes_strides = takes_strides
-        self._split = lru_cache(_MOST_SPLITS)(self._new_split)
+        if schema is not None:
+            # of a method it would keep the reader alive until the garbage collector comes
+            self._split = lru_cache(_MOST_SPLITS)(partial(CandidateSplit, schema))
 
     def read(self, rows: Rows) -> Request:
         """Return the request of rows.
@@ -120,9 +122,6 @@ class RowReader:
             "k and masked are for next-item models, which rank items; this is another one. "
             "Give rows with all columns."
         )
-
-    def _new_split(self, columns: frozenset[str]) -> CandidateSplit:
-        return CandidateSplit(self._known_schema(), columns)
 
     def _known_schema(self) -> FeatureSchema:
         if self._schema is None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rayrec.errors import InputError
+from rayrec.fields.typed import shown
 from rayrec.layout.dynamic import LATEST_S, time_problem
 from rayrec.sparse import rearrange
 from rayrec.sparse.jagged import JaggedTensor, describe, integer_sizes, whole_offsets
@@ -46,7 +47,7 @@ class KeyedJaggedTensor(KeyIndex):
         time: the largest time of the batch's rows, seconds since 1970 by the data's own clock, for
             dynamic tables that ask for it; it goes along with what is made of the batch.
     Raises:
-        InputError: lengths or offsets are not integers, or the time is out of range.
+        InputError: lengths, offsets or the stride are not integers, or the time is out of range.
     """
 
     def __init__(
@@ -67,6 +68,10 @@ class KeyedJaggedTensor(KeyIndex):
         inverse_indices: InverseIndices | None = None,
         time: int | None = None,
     ) -> None:
+        if isinstance(stride, (Tensor, float)):
+            raise InputError(
+                f"stride={shown(stride)} is no number of bags; give int(stride), or leave it out."
+            )
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
         self._keys = list(keys)

@@ -15,6 +15,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
+from rayrec.data.column_types import plain_text
 from rayrec.data.convert import to_batch
 from rayrec.data.numeric import times_of
 from rayrec.errors import InputError
@@ -222,7 +223,8 @@ class WindowCutter:
             with suppress(pa.ArrowException):  # as of dictionaries with many values
                 growing.table = growing.table.combine_chunks()
         limit = len(growing.refusals) + MOST_REFUSALS
-        for table in self._fitting(growing, rows.select(self._columns), place, first, limit):
+        rows = plain_text(rows.select(self._columns))
+        for table in self._fitting(growing, rows, place, first, limit):
             before = [] if growing.table is None else [growing.table]
             try:
                 # copies no values of equal types

@@ -19,6 +19,7 @@ from rayrec.data.convert import to_batch
 from rayrec.data.hashing import hash_bytes, hash_integers
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
+from rayrec.runs.held_out import IdColumn
 
 LIMIT, BUCKETS = 50, 7
 
@@ -240,7 +241,7 @@ BAD = {
     "negative id": (replaced("ids", 1, [2, -1]), r"holds id -1 in row 11 of x"),
     "id beyond int64": (
         replaced("ids", 1, [2**63 + 5], pa.list_(pa.uint64())),
-        r"'f' .* in row 11 of x",
+        r"'f' .* holds id 9223372036854775813 in row 11 of x",
     ),
     "other feature": (replaced("g", 4, 10_000), r"'g' .* holds id 10000 in row 14 of x; table 'u'"),
     "null in a list": (
@@ -262,7 +263,7 @@ BAD = {
     ),
     "views of text with nulls, which Arrow drops from no view": (
         pa.table({**good(), "ids": pa.array(["a", None, "b", "c", "d"], pa.string_view())}),
-        r"'ids' of feature 'f' has type string_view; ids are integers",
+        r"'ids' of feature 'f' holds large_string. Set hash_buckets",
     ),
     "float ids": (
         pa.table({**good(), "ids": [1.0] * 5}),
@@ -294,6 +295,12 @@ def test_bad_input_is_refused_and_named(case):
     ):
         with pytest.raises(InputError, match=message):
             to_batch(data, schema_of({}), source="x", first_row=10)
+
+
+def test_ids_without_a_sign_are_told_as_they_are_by_a_column_of_ids_too():
+    rows = pa.table({"ids": pa.array([3, 2**63 + 5], pa.uint64())})
+    with pytest.raises(InputError, match=r"has ids from 3 to 9223372036854775813, its table has"):
+        IdColumn(schema_of({}), "f").ids(rows)
 
 
 def test_the_number_that_is_no_id_of_a_dynamic_table_has_its_own_remedy():

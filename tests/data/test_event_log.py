@@ -185,15 +185,8 @@ def test_files_that_do_not_go_together_are_refused(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array(["a", "b"], pa.string_view()),
-        pa.RunEndEncodedArray.from_arrays(pa.array([2]), pa.array([1])),
-    ],
-    ids=["views of text", "runs"],
-)
-def test_a_column_that_arrow_cannot_sort_is_refused(tmp_path, column):
+def test_a_column_that_arrow_cannot_sort_is_refused(tmp_path):
+    column = pa.RunEndEncodedArray.from_arrays(pa.array([2]), pa.array([1]))
     write_arrow(tmp_path / "log.arrow", {"user": [1, 2], "time": [1, 2], "item": column})
     with pytest.raises(InputError, match=r"'item' has type .*, which cannot be sorted by user"):
         write_event_log(str(tmp_path / "log.arrow"), tmp_path / "out", user="user", time="time")

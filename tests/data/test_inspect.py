@@ -245,6 +245,21 @@ def test_a_profile_is_what_plain_python_counts(seed):
         assert (told.counts.distinct, told.counts.counted) == (len(set(values)), len(values))
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([2**63 + 5, 2**63 + 9, 2**63 + 9], pa.uint64()),
+        ([2**64 - 2, 2**64 - 1, 2**64 - 1], pa.uint64()),
+        ([-(2**63), 1 - 2**63, 1 - 2**63], pa.int64()),
+        ([-128, 127, 127], pa.int8()),
+    ],
+)
+def test_numbers_at_the_ends_of_their_type_are_counted(values, kind):
+    told = profile_column("x", pa.chunked_array([pa.array(values, kind)]))
+    assert told.counts is not None and (told.low, told.high) == (values[0], values[1])
+    assert (told.counts.distinct, told.counts.top) == (2, values[1])
+
+
 @pytest.mark.parametrize("pool", [1000, 20_000, 200_000])
 def test_the_number_of_different_values_is_estimated(pool):
     """Ids of a known number, drawn evenly, of which a part is counted."""

@@ -161,6 +161,8 @@ BAD = {
     "huge table": (["tables", 3, "num_embeddings"], 10**18, "'t_user_small' has 10{18} x"),
     "infinite bound": (["tables", 3, "weight_init_max"], 1e999, "Infinity"),
     "huge bound": (["tables", 3, "weight_init_max"], 10**400, "must be a finite number"),
+    "wide fill": (["dense", 0], {"column": "d0", "fill": 1e39}, r"fill=1e\+39; .* float32"),
+    "bound beyond float32": (["tables", 3, "weight_init_max"], 1e39, r"max=1e\+39; in FP32"),
     "huge fill": (["dense", 0], {"column": "d0", "fill": 10**400}, "must be a finite number"),
     "wrong type of a name": (["label"], 5, "the schema: label is 5; it must be a text or a list"),
     "not an object": (["tables", 0], 7, r"tables\[0\] is 7; it must be an object"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.errors import InputError
+from rayrec.layout import DynamicConfig
 from rayrec.streams import DeltaConfig, IcebergConfig, StreamConfig, cutting, folder, kept
+from rayrec.streams.cutting import WindowCutter
+from rayrec.streams.kept import WindowFolder
 from tests.data.iceberg_tables import NAME, make_table, properties_of
-from tests.data.stream_files import amounts, as_bytes, config_of, cut, cutter_of, rows_of
+from tests.data.stream_files import SCHEMA, amounts, as_bytes, config_of, cut, cutter_of, rows_of
 
 
 @pytest.fixture
@@ -186,6 +190,22 @@ def test_types_that_go_together_make_one_window(incoming: Path, run: Path) -> No
     cutter.close()
     # a list of ids is a feature of another kind than an id
     assert window is not None and amounts(run, window) == list(range(9)) and window.refused == 3
+
+
+def test_views_of_text_make_one_window_with_text(incoming: Path, run: Path) -> None:
+    rows = rows_of(0, 9)
+    for k, kind in enumerate((pa.string(), pa.string_view(), pa.large_string())):
+        part = rows.slice(k * 3, 3)
+        words = pa.array([f"item {i}, by its name" for i in part["item"].to_pylist()])
+        part = part.set_column(2, "item", words.cast(kind))
+        (incoming / f"{k}.parquet").write_bytes(as_bytes(part))
+    config = config_of(incoming, rows=100)
+    table = replace(SCHEMA.tables[0], dynamic=DynamicConfig())
+    schema = replace(SCHEMA, tables=(table,))
+    cutter = WindowCutter(WindowFolder(str(run)), config.open(), config, schema, True)
+    window = cut(cutter, 0)
+    cutter.close()
+    assert window is not None and amounts(run, window) == list(range(9)) and not window.refused
 
 
 def test_a_row_group_is_read_once_for_many_windows(

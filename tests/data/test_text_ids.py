@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from arrow_files import batch_rows
 from plain_hashes import MASK, scalar_hash, scalar_id, scalar_mix, unmixed
 
-from rayrec.data import ParquetDataset
+from rayrec.data import ArrowDataset, ParquetDataset
 from rayrec.data.column_types import check_columns
 from rayrec.data.convert import to_batch
+from rayrec.data.files import FileDataset
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
@@ -29,6 +32,9 @@ TYPES: dict[str, pa.DataType] = {
     "large_binary": pa.large_binary(),
     "dictionary": pa.dictionary(pa.int8(), pa.string()),
     "large dictionary": pa.dictionary(pa.uint32(), pa.large_string()),
+    "views": pa.string_view(),
+    "views of bytes": pa.binary_view(),
+    "dictionary of views": pa.dictionary(pa.int8(), pa.string_view()),
 }
 
 
@@ -75,6 +81,33 @@ def test_text_of_every_type_is_the_id_that_plain_python_gives(
     for first, part in ((0, table), (start, table.slice(start))):
         batch = to_batch(part, schema_of(DYNAMIC))
         assert [row[1] for row in batch_rows(batch)] == wanted[first:]
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("dataset", [ParquetDataset, ArrowDataset])
+def test_files_of_views_are_read_as_those_of_text(
+    tmp_path: Path, dataset: type[FileDataset], kind: pa.DataType, lists: bool
+) -> None:
+    """Shuffled, chosen by `where`, and in one block with a file of plain text."""
+    words = [None if n % 7 == 0 else f"user {n}, of a longer name" for n in range(40)]
+    rows: list[Any] = [word if word is None else [word] * 2 for word in words] if lists else words
+    plain = pa.binary() if kind == pa.binary_view() else pa.string()
+    for folder, one in (("plain", plain), ("views", kind)):
+        (tmp_path / folder).mkdir()
+        for file, own in enumerate((one, plain)):
+            part = rows[file * 20 : file * 20 + 20]
+            table = table_of(column_of(part, own, lists)).append_column("n", pa.array(range(20)))
+            write = pq.write_table if dataset is ParquetDataset else feather.write_feather
+            write(table, tmp_path / folder / f"{file}{dataset.SUFFIXES[0]}", compression="lz4")
+
+    def read(folder: str) -> list[Any]:
+        data = dataset(
+            str(tmp_path / folder), schema_of(DYNAMIC), num_streams=1, where="n < 15 or n == 17"
+        )
+        return [row for batch in data.loader(0, 1, 16, seed=3) for row in batch_rows(batch)]
+
+    assert read("views") == read("plain") and len(read("views")) == 32
 
 
 def test_text_of_fixed_size_has_the_ids_of_its_bytes() -> None:

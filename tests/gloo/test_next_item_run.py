@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -19,7 +20,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.metrics.bootstrap import gains, paired_bootstrap
 from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.runs.item_pairs import Pairs, markov_scores
+from rayrec.runs.item_pairs import Pairs, check_lists, markov_scores
 from rayrec.runs.next_item import check_schema
 from rayrec.runs.ranked_queries import comparison, read_places
 from rayrec.serve import Predictor
@@ -271,6 +272,7 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
         ("model.ks=[]", "give different lengths of lists"),
         ("model.dropout=1", "dropout=1.0; it must be at least 0 and below 1"),
         ("model.heads=5", "cannot be divided among heads=5"),
+        ("model.layers=100000", "layers=100000; it must be between 1 and 1000"),
         ("data.work_dir=x", "work_dir is for 'two_tower'"),
         ("model.length=5", "length=5 is less than the 12 items of 'history'"),
         ("model.history=item", "history and item are both 'item'"),
@@ -282,6 +284,28 @@ def test_mistakes_are_said_in_one_line(
     assert main(options(songs, *change.split())) == 2
     err = capsys.readouterr().err
     assert said in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_a_list_longer_than_the_model_takes_is_named_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    text = json.dumps(SCHEMA).replace('"most_recent": 12', '"most_recent": null')
+    (tmp_path / "schema.json").write_text(text)
+    for one in ("train", "eval"):
+        rows = {"past": [[1, 2]] * 9, "at": [[3, 4]] * 9, "item": [5] * 9}
+        if one == part:
+            rows["past"][7], rows["at"][7] = [6] * 13, [7] * 13
+        (tmp_path / one).mkdir()
+        pq.write_table(pa.table(rows), tmp_path / one / "a.parquet", row_group_size=4)
+    assert main(options(tmp_path, "model.length=12")) == 2
+    err = capsys.readouterr().err
+    assert "column 'past' of 'history' has a list of 13 items in row 7 of " in err
+    assert f"{part}/a.parquet', and the model takes 12. Raise its length" in err
+    data = open_data(str(tmp_path / part), text, with_labels=False)
+    for longest in (13, None):
+        check_lists(data, "history", longest)
+        assert Pairs.of_rows(data, "history", "item", longest).counts[2] == 8
 
 
 def test_a_history_beyond_the_usual_length_is_refused_before_the_run() -> None:

@@ -26,6 +26,7 @@ VALUES = [
     ("--set model.dense_layers=64,", "dense_layers is '64,'|list"),
     (f"--set model.dense_layers=[{HUGE}]", "dense_layers|64 bits"),
     ("--set model.init_bound=-1", "init_bound=-1"),
+    ("--set model.init_bound=1e39", "init_bound=1e+39|at most 1.701e+38"),
     ("--set scaling.cpus_per_worker=0", "cpus_per_worker=0"),
     ("--set scaling.cpus_per_worker=nan", "cpus_per_worker=nan"),
     ("--set scaling.cpus_per_worker=x", "cpus_per_worker is 'x'|number"),

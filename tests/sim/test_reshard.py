@@ -157,8 +157,13 @@ def test_tables_keep_the_learning_rates_that_were_written() -> None:
         for lookup in engine.lookups.values():
             for group in FusedOptimizer([lookup]).param_groups:
                 group["lr"] = rates[lookup.group.shards[0].table]
+                if group["lr"] == 0.3:
+                    group["initial_lr"] = 0.6  # by a schedule
         engine.reshard(second)
-        kernels = engine.lookups.values()
-        return {k.group.shards[0].table: FusedOptimizer([k]).param_groups[0]["lr"] for k in kernels}
+        told = {}
+        for lookup in engine.lookups.values():
+            (group,) = FusedOptimizer([lookup]).param_groups
+            told[lookup.group.shards[0].table] = group["lr"], group.get("initial_lr")
+        return told
 
-    assert SimulatedWorld(2).run(rank_main) == [{}, rates]
+    assert SimulatedWorld(2).run(rank_main) == [{}, {"a": (0.3, 0.6), "b": (0.03, None)}]

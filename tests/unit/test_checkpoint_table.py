@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.checkpoint import load_table, read_manifest
-from rayrec.errors import CheckpointError
+from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout import DataType, TableLayout
 from tests.unit.checkpoint_worlds import Truth, make_truth, save_world
 from tests.worlds import plan_for
@@ -91,6 +91,8 @@ def test_load_table_names_the_tables_that_exist(tmp_path):
     save_grid(str(tmp_path / "c"), "row")
     with pytest.raises(CheckpointError, match="no table 'u' among its 1: t"):
         load_table(str(tmp_path / "c"), "u")
+    with pytest.raises(ConfigError, match="a checkpoint has path=None; it must be a text"):
+        load_table(None, "t")
 
 
 def test_record_batches_stay_within_their_bound(tmp_path):

@@ -159,8 +159,10 @@ def test_keys_become_the_ids_that_they_were_in_training(tmp_path: Path) -> None:
     in_buckets = schema(Feature(name="user", column="user_id", hash_buckets=100), None)
     pq.write_table(pa.table({"user_id": words}), tmp_path / "words.parquet")
     feather.write_feather(pa.table({"user": numbers}), tmp_path / "numbers.feather", "uncompressed")
+    views = pa.table({"user_id": pa.array(words, pa.string_view())})
+    feather.write_feather(views, tmp_path / "views.feather", "uncompressed")
     (tmp_path / "words.csv").write_text("user_id\nanna\nbob smith\n")
-    for name in ("words.parquet", "words.csv"):
+    for name in ("words.parquet", "words.csv", "views.feather"):
         file = KeyFile(str(tmp_path / name))
         found = file.ids([by_hash], [])["t_user"]
         assert found.ids.tolist() == sorted(map(scalar_id, (b"anna", b"bob smith")))

@@ -287,6 +287,9 @@ def test_mistakes_raise_typed_errors():
         KeyedJaggedTensor(["a"], torch.arange(3)).lengths()
     with pytest.raises(InputError, match="must be integers"):
         KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([3.0]))
+    for stride in (torch.tensor(1), torch.arange(200), 1.0):
+        with pytest.raises(InputError, match=r"^stride=.* is no number of bags; give int"):
+            KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([3]), stride=stride)
 
 
 def test_concat_refuses_parts_that_do_not_fit():

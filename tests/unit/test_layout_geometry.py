@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -116,6 +117,14 @@ def test_tables_smaller_than_the_world_get_fewer_blocks() -> None:
         grid_shard(table, ((0,), (1, 2)))
 
 
+@pytest.mark.parametrize("ranks", [0, None, "01", [[0]], [1.0]], ids=str)
+@pytest.mark.parametrize("kind", [row_wise, column_wise, data_parallel, table_wise])
+def test_a_kind_takes_numbers_of_ranks(kind, ranks) -> None:  # type: ignore[no-untyped-def]
+    given = [ranks] if kind is table_wise and ranks == 0 else ranks
+    with pytest.raises(PlanError, match=r"^\w+ was given .*; .* numbers of ranks, such as range"):
+        kind(EmbeddingBagConfig(8, 8, "t", feature_names=["f"]), given)
+
+
 @pytest.mark.parametrize(
     ("row_cuts", "col_cuts", "owners", "message"),
     [
@@ -171,6 +180,19 @@ def test_intersection_holds_the_cells_of_both(seed: int) -> None:
         (
             lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=2.0, weight_init_max=1.0),
             "above weight_init_max",
+        ),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", weight_init_max=1e39),
+            r"weight_init_max=1e\+39; in FP32 they may be 3.403e\+38 from 0 and from each other",
+        ),
+        (lambda: EmbeddingBagConfig(5, 8, "t", weight_init_max=math.nan), "max=nan; in FP32"),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", weight_init_min=-3e38, weight_init_max=3e38),
+            "from each other",
+        ),
+        (
+            lambda: EmbeddingBagConfig(5, 8, "t", DataType.FP16, weight_init_min=-1e5),
+            "in FP16 they may be 6.55e\\+04",
         ),
         (lambda: check_tables([EmbeddingBagConfig(5, 8, "", feature_names=["a"])]), "no name"),
         (

@@ -35,7 +35,9 @@ def test_local_shares_half_of_this_machine() -> None:
         (lambda: Topology(hosts=((0, 2),), memory_bytes=(1, 1)), "in order"),
         (lambda: Topology(hosts=((0,), ()), memory_bytes=(1,)), "at least one per host"),
         (lambda: Topology(hosts=((0, 1),), memory_bytes=(1,)), "names 1 ranks, hosts name 2"),
-        (lambda: Topology(hosts=((0,),), memory_bytes=(-1,)), "negative"),
+        (lambda: Topology(hosts=((0,),), memory_bytes=(-1,)), "memory_bytes has -1, negative"),
+        (lambda: Topology.local(2, float("nan")), "memory_bytes has nan, .* give bytes"),  # type: ignore[arg-type]
+        (lambda: Topology.local(2, "8GB"), "memory_bytes has '8GB', .* give bytes"),  # type: ignore[arg-type]
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), memory_bw=0.0), "memory_bw=0.0"),
         (
             lambda: Topology(hosts=((0,),), memory_bytes=(1,), inter_host_bw=float("nan")),

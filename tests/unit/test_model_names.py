@@ -11,11 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed import DistributedModelParallel, load_table
 from rayrec.errors import ConfigError
-from rayrec.layout import EmbeddingBagConfig, table_wise
+from rayrec.layout import EmbeddingBagConfig, column_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.optim import Adam, RowWiseAdagrad, SparseOptimizer
+from rayrec.optim import (
+    Adam,
+    CombinedOptimizer,
+    KeyedOptimizerWrapper,
+    RowWiseAdagrad,
+    SparseOptimizer,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+)
 from rayrec.sparse import KeyedJaggedTensor
 from tests.worlds import plan_for
 
@@ -132,6 +141,44 @@ def test_a_deep_copy_trains_alike_and_apart(optimizer: SparseOptimizer) -> None:
     stays = [s.weight.clone() for s in twin.shard_states()]
     twin(IDS).square().sum().backward()
     assert all(torch.equal(s.weight, w) for s, w in zip(twin.shard_states(), stays, strict=True))
+
+
+def test_a_schedule_made_anew_after_a_reshard_has_its_base_rates() -> None:
+    model = sharded(RowWiseAdagrad(0.4))
+    dense = KeyedOptimizerWrapper(
+        dict(model.dense_parameters()), lambda params: torch.optim.Adam(params, lr=0.1)
+    )
+
+    def scheduled() -> WarmupOptimizer:
+        parts = [("dense", dense), ("tables", model.fused_optimizer)]
+        stages = [WarmupStage(WarmupPolicy.LINEAR, 4, 0.0)]
+        return WarmupOptimizer(CombinedOptimizer(parts), stages, lr=None)
+
+    old = scheduled()
+    for _ in range(2):
+        old.step()
+    # column blocks are other kernels, and so are the names of their state
+    model.reshard(plan_for(1, {t.name: column_wise(t, [0, 0]) for t in TABLES}))
+    new = scheduled()
+    state = new.state_dict()
+    state["state"]["__warmup"] = old.state_dict()["state"]["__warmup"]
+    new.load_state_dict(state)
+    assert [group["lr"] for group in new.param_groups] == [0.05, 0.2]
+    for _ in range(2):
+        new.step()
+    assert [group["lr"] for group in new.param_groups] == [0.1, 0.4]
+    torch_scheduler = torch.optim.lr_scheduler.LambdaLR(model.fused_optimizer, lambda step: 0.5)
+    assert torch_scheduler.get_last_lr() == [0.2]
+
+
+@pytest.mark.parametrize("plan", ["row_wise", None, {}], ids=str)
+def test_what_is_no_plan_and_no_rows_is_refused(plan: object) -> None:
+    model = sharded()
+    with pytest.raises(ConfigError, match=r"reshard has plan=.*; it must be ShardingPlan\("):
+        model.reshard(plan)  # type: ignore[arg-type]
+    for own, source in ((None, torch.zeros(10, 8)), (model, None), (model, 3)):
+        with pytest.raises(ConfigError, match=r"load_table has .*; it must be an instance of"):
+            load_table(own, "t0", source)  # type: ignore[arg-type]
 
 
 def test_a_pickle_is_refused_since_its_rows_would_be_torn_from_their_kernels() -> None:

@@ -117,6 +117,14 @@ def test_negatives_are_the_same_on_all_ranks_and_others_in_each_step() -> None:
         assert (drawn != NEGATIVES.ids(*other, 0, 1)).any()
 
 
+def test_negatives_add_their_counts_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    negatives, sums = SharedNegatives(count=9, num_items=ITEMS, counts=np.arange(ITEMS)), []
+    cumsum = np.cumsum
+    monkeypatch.setattr(np, "cumsum", lambda *given: sums.append(given) or cumsum(*given))
+    drawn = [negatives.ids(0, step, 0, 1).tolist() for step in range(3)]
+    assert len(sums) == 1 and drawn[0] != drawn[1]
+
+
 def test_negatives_come_up_as_often_as_their_chance_tells() -> None:
     even, popular = np.ones(ITEMS) / ITEMS, COUNTS / COUNTS.sum()
     for proposal, counts, chances in (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import subprocess
 import sys
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from rayrec.modules import (
 )
 from rayrec.quant import QuantType, tables, unpack_rows
 from rayrec.serve import ParityBounds, Predictor, export, open_artifact
+from rayrec.serve.readers import RowReader
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
 from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
@@ -110,6 +113,20 @@ def test_plain_rows_arrow_and_tensors_give_the_same_scores(world, served):
 
 
 USER = ("user", "seen", "age")
+
+
+def test_a_reader_is_gone_once_nobody_has_it():
+    table = rows(3, 8).drop_columns(["click"])
+    gc.disable()
+    try:
+        reader = RowReader(a_schema(), is_checked=False, takes_strides=True)
+        request = reader.of_user(table.select(USER).slice(0, 1), table.drop_columns(USER))
+        assert len(request.dense) == 3
+        alive = weakref.ref(reader)
+        del reader
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

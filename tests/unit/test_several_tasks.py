@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -14,15 +16,18 @@ from torch import Tensor, nn
 
 from rayrec.data import DenseColumn, Feature, FeatureSchema
 from rayrec.errors import ConfigError
+from rayrec.hstu_config import HSTUConfig
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.models import PLE, MMoE, MultiTaskTrain
 from rayrec.modules import EmbeddingBagCollection
+from rayrec.next_item_recipe import NextItemModel
 from rayrec.recipe import ModelRecipe
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
 
 KEYS, SIZES, WIDTHS, DENSE = ("user", "item"), (9, 7), (4, 3), 3
 EXPERT = r"experts\.\d+\._mlp$"  # the module of one
+NUMBERS_OF_LAYERS = "cross_layers", "extraction_layers", "shared_experts", "task_experts"
 TASKS = (Task(name="click"), Task(name="genre", kind="multiclass", classes=3, weight=0.5))
 
 
@@ -222,6 +227,27 @@ def test_a_recipe_is_read_as_it_was_written(model):
     for tasks in (5, [5], [{"title": "click"}]):
         with pytest.raises(ConfigError, match="does not say how to build its model"):
             ModelRecipe.from_extras({"recipe": {**old, "model": model, "tasks": tasks}}, "x")
+
+
+@pytest.mark.parametrize("bound", [1e39, 2e38, math.nan, -1.0])
+def test_first_values_beyond_float32_are_refused_with_the_option(bound):
+    for make in (a_recipe, partial(NextItemModel, model="sasrec")):
+        with pytest.raises(ConfigError, match=r"^init_bound=.* above 0 and at most 1.701e\+38"):
+            make(init_bound=bound)
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        *((a_recipe, option) for option in NUMBERS_OF_LAYERS),
+        (HSTUConfig, "layers"),
+        (partial(NextItemModel, model="sasrec"), "layers"),
+    ],
+)
+def test_a_model_has_no_more_layers_than_memory_holds(make, option):
+    make(**{option: 1000})
+    with pytest.raises(ConfigError, match=f"^{option}=100000; it must be between 1 and 1000"):
+        make(**{option: 100_000})
 
 
 @pytest.mark.parametrize("model", ["mmoe", "ple"])

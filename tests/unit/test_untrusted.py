@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rayrec.checks import MAX_LAYERS
 from rayrec.errors import ArtifactError, CheckpointError, ConfigError, RayrecError
 from rayrec.serve import Manifest, ParityBounds, Predictor, export, open_artifact
 from rayrec.serve.artifact import DENSE
@@ -113,14 +114,14 @@ def test_compiled_code_of_an_author_who_is_not_trusted_is_left_out(copied, monke
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"cross_layers": 2**31 - 1},
+        {"cross_layers": MAX_LAYERS},
         {"dense_layers": [2**31 - 1]},
         {"over_layers": [2**30, 2**30]},
-        {"model": "hstu_ranking", "hstu": {"layers": 2**20}},
-        {"model": "mmoe", **FEW, "shared_experts": 2**31 - 1},
+        {"model": "hstu_ranking", "hstu": {"layers": MAX_LAYERS}},
+        {"model": "mmoe", **FEW, "shared_experts": MAX_LAYERS},
         {"model": "mmoe", **FEW, "expert_layers": [4] * 10**6},
-        {"model": "ple", **FEW, "task_experts": 2**31 - 1},
-        {"model": "ple", **FEW, "extraction_layers": 2**31 - 1},
+        {"model": "ple", **FEW, "task_experts": MAX_LAYERS},
+        {"model": "ple", **FEW, "extraction_layers": MAX_LAYERS},
         {"model": "mmoe", **FEW, "tasks": [{"name": f"t{n}"} for n in range(10**5)]},
     ],
     ids=lambda sizes: f"{sizes.get('model')} {max(sizes, key=lambda name: len(str(sizes[name])))}",

@@ -90,6 +90,7 @@ class RowWiseAdagradLookup:
         self._bits = max(1, before[-1].bit_length())
         self._places = torch.zeros(len(widths), dtype=torch.int32)
         self.learning_rate = optimizer.lr
+        self.base_rate: float | None = None
         self._lr = torch.tensor(optimizer.lr)
         self._anchor = torch.zeros(0, requires_grad=True)
 

@@ -50,6 +50,7 @@ class GroupLookup:
         ids: ids of the rows, where the tables are dynamic; else None.
         stamps: time of the last update of each row, or None.
         undo: the rows as they were at a sync point, or None.
+        base_rate: what a schedule multiplies to make the learning rate; None without one.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class GroupLookup:
             why = f"has storage {group.key.storage.label!r}, where its first values would be lost"
             refuse_dynamic(dynamic.tables, f"{why}; keep its rows in the GPU's memory")
         self.group, self.space = group, space
+        self.base_rate: float | None = None
         self.ids: DynamicIds | None = None
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]

@@ -146,6 +146,7 @@ class FusedLookup:
                 f"by {optimizer}; use make_lookup, which then takes TorchLookup."
             )
         self.group, self.optimizer, self.learning_rate = group, optimizer, optimizer.lr
+        self.base_rate: float | None = None
         on_cpu = device.type == "cpu"
         storage = group.key.storage
         location = EmbeddingLocation.HOST if on_cpu else _ON_GPU[storage.kind]

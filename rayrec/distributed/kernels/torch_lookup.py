@@ -74,6 +74,7 @@ class TorchLookup:
         self.group, self.optimizer, self.device = group, optimizer, device
         self.workers = workers or Workers()
         self.learning_rate, self.iteration = optimizer.lr, 0
+        self.base_rate: float | None = None
         rows, self._bands = bands_of(group, device, space, allocate)
         self._slots = (
             slot_rows(group, rows, self._bands, self.workers) if device.type == "cpu" else None
