@@ -32,23 +32,12 @@ def test_library_example_learns(tmp_path: Path, warm: Warm):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_planner_example_runs_without_torch_and_prints_a_plan(tmp_path: Path):
+def test_planner_example_runs_without_torch_and_prints_what_the_page_shows(tmp_path: Path):
     blocked = "import sys; sys.modules.update(torch=None, numpy=None, ray=None)\n"
     code = blocked + example(PLANNER, "planner")
     report = execute([sys.executable, "-c", code], tmp_path, 60)
     shown = PLANNER.split("```python")[1].split("```")[2]
-    for text in (report, shown):
-        assert text.strip().startswith(
-            "Plan: 6 tables on 4 ranks (2 hosts x 2 cpu), 2048 rows per rank, rowwise_adagrad"
-        )
-        assert {line.split()[0] for line in text.splitlines()[-6:] if line} == {
-            "user",
-            "item",
-            "query",
-            "page",
-            "city",
-            "hour",
-        }
+    assert report.strip() == shown.strip()
 
 
 def test_every_job_is_in_the_table():
