@@ -1,5 +1,5 @@
-"""The examples in README.md and in the page on plans do what these say of them, and the table of
-commands names what exists.
+"""The examples in README.md and in the page on plans do what these say of them, and the tables of
+commands and of jobs name what exists.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from rayrec.cli.group import COMMANDS as SUBCOMMANDS
 from tests.unit.documents import ROOT, execute, run
 from tests.warm import Warm
 
-README, PLANNER, COMMANDS = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/planner.md", "docs/commands.md")
+README, PLANNER, JOBS, COMMANDS = (
+    (ROOT / name).read_text()
+    for name in ("README.md", "docs/planner.md", "docs/commands.md", "docs/cli.md")
 )
 
 
@@ -32,32 +33,21 @@ def test_library_example_learns(tmp_path: Path, warm: Warm):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_planner_example_runs_without_torch_and_prints_a_plan(tmp_path: Path):
+def test_planner_example_runs_without_torch_and_prints_what_the_page_shows(tmp_path: Path):
     blocked = "import sys; sys.modules.update(torch=None, numpy=None, ray=None)\n"
     code = blocked + example(PLANNER, "planner")
     report = execute([sys.executable, "-c", code], tmp_path, 60)
     shown = PLANNER.split("```python")[1].split("```")[2]
-    for text in (report, shown):
-        assert text.strip().startswith(
-            "Plan: 6 tables on 4 ranks (2 hosts x 2 cpu), 2048 rows per rank, rowwise_adagrad"
-        )
-        assert {line.split()[0] for line in text.splitlines()[-6:] if line} == {
-            "user",
-            "item",
-            "query",
-            "page",
-            "city",
-            "hour",
-        }
+    assert report.strip() == shown.strip()
 
 
 def test_every_job_is_in_the_table():
     jobs = {path.stem for path in (ROOT / "jobs").glob("*.py") if "__main__" in path.read_text()}
-    assert jobs <= set(re.findall(r"`python -m jobs\.(\w+)`", COMMANDS))
+    assert jobs <= set(re.findall(r"`python -m jobs\.(\w+)`", JOBS))
 
 
 def test_every_subcommand_is_on_the_page_of_commands():
-    named = re.findall(r"`rayrec ([a-z-]+)", COMMANDS.split("\n- ")[0])
+    named = re.findall(r"^\| `rayrec ([a-z-]+)", COMMANDS, re.MULTILINE)
     assert sorted(named) == sorted(SUBCOMMANDS)
 
 
