@@ -14,7 +14,10 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import Feature, SequenceColumn
 
 _FORGOTTEN = b"rayrec.forgotten"  # in the metadata of a field
+_LISTS = pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1)
+_NESTED = {kind.id for kind in (*_LISTS, pa.dictionary(pa.int8(), pa.null()))}
 _PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+_VIEWS = {kind.id for kind in _PLAIN}
 
 
 def check_columns(
@@ -113,10 +116,16 @@ def plain_text(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     """The rows, with views of text and bytes as plain ones: Arrow can neither take rows of views
     nor join them with text.
     """
-    # a request has few rows: text is the quickest way to ask all types, also those inside of others
-    if "_view" not in rows.schema.to_string(show_field_metadata=False, show_schema_metadata=False):
+    # asked of every request, so by the numbers of types
+    if not any(map(_has_view, rows.schema.types)):
         return rows
     return rows.cast(plain_schema(rows.schema))
+
+
+def _has_view(kind: pa.DataType) -> bool:
+    while kind.id in _NESTED:
+        kind = kind.value_type
+    return kind.id in _VIEWS
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
