@@ -119,7 +119,10 @@ def plain_text(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     # asked of every request, so by the numbers of types
     if not any(map(_has_view, rows.schema.types)):
         return rows
-    return rows.cast(plain_schema(rows.schema))
+    schema = plain_schema(rows.schema)
+    # the cast of a whole refuses a null in a column that says it has none, which is read elsewhere
+    arrays = [column.cast(field.type) for column, field in zip(rows.columns, schema, strict=True)]
+    return type(rows).from_arrays(arrays, schema=schema)
 
 
 def _has_view(kind: pa.DataType) -> bool:

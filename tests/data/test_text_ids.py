@@ -110,6 +110,16 @@ def test_files_of_views_are_read_as_those_of_text(
     assert read("views") == read("plain") and len(read("views")) == 32
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()], ids=str)
+def test_a_null_is_an_empty_bag_also_in_a_column_that_says_it_has_none(kind: pa.DataType) -> None:
+    table = table_of(column_of(["a", None], kind, False))
+    says = pa.schema([pa.field("ids", kind, nullable=False), table.schema.field("label")])
+    whole = pa.Table.from_arrays(table.columns, schema=says)
+    for rows in (whole, whole.to_batches()[0]):
+        read = batch_rows(to_batch(rows, schema_of(DYNAMIC)))
+        assert [row[1] for row in read] == [(scalar_id(b"a"),), ()]
+
+
 def test_text_of_fixed_size_has_the_ids_of_its_bytes() -> None:
     words = [b"abc", b"xyz", b"abc"]
     batch = to_batch(table_of(pa.array(words, pa.binary(3))), schema_of(DYNAMIC))
