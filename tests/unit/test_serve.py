@@ -129,6 +129,18 @@ def test_a_reader_is_gone_once_nobody_has_it():
         gc.enable()
 
 
+def test_the_row_of_a_user_may_have_views_of_text():
+    """It is repeated, where the model takes no keys of different numbers of bags."""
+    table = rows(4, 8).drop_columns(["click"])
+    views = table.set_column(2, "user", table["user"].cast(pa.string_view()))
+    reader = RowReader(a_schema(), is_checked=False, takes_strides=False)
+    asked = [
+        reader.of_user(one.select(USER).slice(0, 1), table.drop_columns(USER)).ids.values()
+        for one in (table, views)
+    ]
+    assert torch.equal(*asked)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_one_user_with_many_candidates(weighted, tmp_path):
     world = a_world(tmp_path, 3, weighted=weighted)
