@@ -208,7 +208,7 @@ class FusedOptimizer(KeyedOptimizer):
     def _pass_on(self) -> None:
         # a scheduler may write in place what `_Group` does not see: a tensor, or dict.update
         for group, kernel in zip(self.param_groups, self._kernels, strict=True):
-            kernel.set_learning_rate(float(group["lr"]))
+            _hand_over(group, kernel)
 
 
 class _Group(dict[str, Any]):
@@ -220,12 +220,16 @@ class _Group(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        if not hasattr(self, "_kernel"):  # unpickling fills the dict first
-            return
-        if key == "lr":
-            self._kernel.set_learning_rate(float(value))
-        elif key == "initial_lr":
-            self._kernel.base_rate = float(value)
+        # unpickling fills the dict first
+        if key in ("lr", "initial_lr") and hasattr(self, "_kernel"):
+            _hand_over(self, self._kernel)
+
+
+def _hand_over(group: Mapping[str, Any], kernel: FusedUpdate) -> None:
+    """Hand the rates of a group to its kernel; torch's schedules give the base by `setdefault`."""
+    kernel.set_learning_rate(float(group["lr"]))
+    if "initial_lr" in group:
+        kernel.base_rate = float(group["initial_lr"])
 
 
 def _part_of(shard: Shard, key: str, value: Any, table: tuple[int, int] | None) -> Any:

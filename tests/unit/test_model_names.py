@@ -171,6 +171,16 @@ def test_a_schedule_made_anew_after_a_reshard_has_its_base_rates() -> None:
     assert torch_scheduler.get_last_lr() == [0.2]
 
 
+def test_a_schedule_of_torch_leaves_its_base_rates_to_the_next_one() -> None:
+    model = sharded(RowWiseAdagrad(0.4))
+    old = torch.optim.lr_scheduler.LambdaLR(model.fused_optimizer, lambda step: 0.5**step)
+    old.optimizer.step()
+    old.step()
+    model.reshard(plan_for(1, {t.name: column_wise(t, [0, 0]) for t in TABLES}))
+    rates = [(group["lr"], group["initial_lr"]) for group in model.fused_optimizer.param_groups]
+    assert rates == [(0.2, 0.4)]
+
+
 @pytest.mark.parametrize("plan", ["row_wise", None, {}], ids=str)
 def test_what_is_no_plan_and_no_rows_is_refused(plan: object) -> None:
     model = sharded()
