@@ -181,6 +181,14 @@ def test_a_schedule_of_torch_leaves_its_base_rates_to_the_next_one() -> None:
     assert rates == [(0.2, 0.4)]
 
 
+def test_a_rate_that_is_set_is_the_base_of_the_next_schedule() -> None:
+    model = sharded(RowWiseAdagrad(0.4))
+    WarmupOptimizer(model.fused_optimizer, [WarmupStage(WarmupPolicy.LINEAR, 4, 0.0)], lr=None)
+    model.set_learning_rate(0.05)
+    (group,) = WarmupOptimizer(model.fused_optimizer, [], lr=None).param_groups
+    assert group["lr"] == 0.05
+
+
 @pytest.mark.parametrize("plan", ["row_wise", None, {}], ids=str)
 def test_what_is_no_plan_and_no_rows_is_refused(plan: object) -> None:
     model = sharded()
