@@ -32,6 +32,8 @@ COMES_S = 60.0
 MOST_SYMPTOMS = 3
 # largest factor by which the heartbeat timeout is extended
 MOST_PATIENCE = 8.0
+# what one look counts at most: a driver that slept, or was in a callback, has seen no more of it
+LONGEST_TURN_S = 2.0
 
 
 def judge(

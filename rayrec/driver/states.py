@@ -11,7 +11,7 @@ after a change pass tables on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rayrec.driver.blame import Blame
@@ -123,6 +123,13 @@ FOLLOWS: Mapping[type[Any], tuple[type[Any], ...]] = {
     Gathering: (Filling, Gathering, Ended),
     Ended: (),
 }
+
+
+def put_off(state: State, seconds: float) -> None:
+    """Move all times of a state by seconds in which nobody looked at the cluster."""
+    for each in fields(state):
+        if isinstance(at := getattr(state, each.name), float):
+            setattr(state, each.name, at + seconds)
 
 
 def name_of(state: State) -> str:
