@@ -199,10 +199,10 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
 
 def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Wait until all processes have come up."""
-    roster, scaling = run.roster, run.rules.scaling
+    roster = run.roster
     ranks = roster.ranks
     assert state.deadline is not None
-    if scaling.is_elastic and view.rooms is not None and view.rooms.asked_at > state.since:
+    if view.rooms is not None and view.rooms.asked_at > state.since:
         known = there(run, view)
         lost = [seat for seat in ranks if not seat.is_up and seat.place not in known]
         if lost:

@@ -54,10 +54,14 @@ ROOM_S = 60.0  # longest wait for room
 
 @dataclass(kw_only=True)
 class Node:
-    """A node with room for some processes; `goes_at` is when a draining one goes."""
+    """A node with room for some processes; `goes_at` is when a draining one goes.
+
+    The head of the cluster counts a lost one as alive until `known_at`.
+    """
 
     slots: int
     alive: bool = True
+    known_at: float = 0.0
     draining: bool = False
     goes_at: float = math.inf
 
@@ -253,7 +257,8 @@ class Simulation:
         for name, node in list(self.nodes.items()):
             lost = self.loses_nodes and self.harms(0.3)
             if node.alive and (self.now >= node.goes_at or lost):
-                self.lose_node(name)
+                # a machine that ends is missed later than its processes
+                self.lose_node(name, self.draw.choice([0.0, 15 * self.draw.random()]))
             elif node.alive and self.drains and not node.draining and self.harms():
                 node.draining = True
                 if self.draw.random() < 0.7:
@@ -282,14 +287,18 @@ class Simulation:
     def kill(self, process: Process) -> None:
         process.alive, process.died_at = False, self.now + self.draw.random()
 
-    def lose_node(self, name: str) -> None:
-        self.nodes[name].alive = False
+    def lose_node(self, name: str, known_s: float = 0.0) -> None:
+        self.nodes[name].alive, self.nodes[name].known_at = False, self.now + known_s
         for process in self.processes.values():
             if process.node == name and process.alive:
                 self.kill(process)
         for place in [p for p in self.kept if self.node_of(p) == name]:
             self.kept[place].clear()
             self.all_had = None
+
+    def counts(self, name: str) -> bool:
+        """Return True if the head of the cluster takes a node for alive."""
+        return self.nodes[name].alive or self.now < self.nodes[name].known_at
 
     def node_of(self, place: Place) -> str:
         group = self.groups.get(place.group)
@@ -298,7 +307,7 @@ class Simulation:
     def give_places(self) -> None:
         """Give places to groups that lack some, as Ray does."""
         for group in self.groups.values():
-            lost = [b for b, n in group.nodes.items() if not self.nodes[n].alive]
+            lost = [b for b, n in group.nodes.items() if not self.counts(n)]
             for bundle in lost:
                 del group.nodes[bundle]
             missing = [b for b in range(group.ask.bundles) if b not in group.nodes]
@@ -457,7 +466,7 @@ class Simulation:
             else reply
             for reply in due
         ]
-        alive = frozenset(name for name, node in self.nodes.items() if node.alive)
+        alive = frozenset(filter(self.counts, self.nodes))
         if "rooms" in self.run.needs and self.head_hears_at <= self.now:
             self.rooms = Rooms(
                 asked_at=self.now,
@@ -465,7 +474,7 @@ class Simulation:
                 draining={
                     name: None if node.goes_at == math.inf else node.goes_at
                     for name, node in self.nodes.items()
-                    if node.alive and node.draining
+                    if name in alive and node.draining
                 },
                 nodes={
                     Place(number, bundle): name

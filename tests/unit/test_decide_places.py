@@ -1,0 +1,41 @@
+"""Places that are lost, or known too late, and who takes them then, on a simulated cluster."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rayrec.driver.roster import Role, Stage
+from rayrec.driver.scaling import ScalingConfig
+from rayrec.driver.states import Ended
+from tests.unit.simulated_cluster import Node, Simulation
+
+
+def run_of(spares: int = 0, max_failures: int = 1, **nodes: int) -> Simulation:
+    """A run of two ranks that train, with its spares."""
+    scaling = ScalingConfig(num_workers=2, spares=spares, placement_timeout_s=300.0)
+    world = Simulation(random.Random(1), scaling, 0.0, max_failures=max_failures)
+    world.nodes = {name: Node(slots=slots) for name, slots in nodes.items()}
+    world.poor = lambda: False  # type: ignore[method-assign]
+    while world.run.progress.step < 7:
+        world.look_once()
+    while [s.stage for s in world.run.roster.of(Role.SPARE)] != [Stage.READY] * spares:
+        world.look_once()
+        world.worlds[-1].next_step_at += 0.15
+    return world
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_whose_loss_the_head_learns_late_costs_one_failure(spares: int) -> None:
+    """The processes of a machine that ends are missed before the machine is."""
+    world = run_of(spares, n0=1, n1=1, n2=spares)
+    world.lose_node(world.run.roster.ranks[1].node, 10.0)
+    until = world.now + 150.0
+    while world.now < until and not world.run.has_ended:
+        world.look_once()
+    if not spares:
+        # longer than a process may take to come up
+        assert not world.run.has_ended
+        world.nodes["new"] = Node(slots=1)
+    assert world.play() == Ended() and len(world.run.recovery.past) == 1
