@@ -130,7 +130,7 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
     if _probed(state, view):
         mute = set(state.calls.values())
         state.calls.clear()
-        state.relieved = relieve(run, view, mute)
+        state.relieved |= relieve(run, view, mute)
         run.recovery.went(state.relieved, "relieved")
 
 
@@ -171,6 +171,8 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             # no rank works until there are more places, and single ones come sooner than those that
             # Ray asks anew
             yield from ask(run, view, wanted + scaling.least - given)
+        # a spare may have been busy, or the lost node counted as alive
+        state.probing_until = None
         yield from _wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)

@@ -39,3 +39,18 @@ def test_a_node_whose_loss_the_head_learns_late_costs_one_failure(spares: int) -
         assert not world.run.has_ended
         world.nodes["new"] = Node(slots=1)
     assert world.play() == Ended() and len(world.run.recovery.past) == 1
+
+
+@pytest.mark.parametrize("busy", ["head", "spare"])
+def test_a_spare_takes_the_place_of_a_lost_node_also_later(busy: str) -> None:
+    """No other room is left, since the spare itself holds it."""
+    world = run_of(1, n0=1, n1=1, n2=1)
+    (spare,) = world.run.roster.of(Role.SPARE)
+    world.lose_node(world.run.roster.ranks[1].node)
+    if busy == "head":
+        world.head_hears_at = world.now + 10.0
+    else:
+        world.processes[spare.process or 0].hears_at = world.now + 5.0
+    process = spare.process
+    assert world.play() == Ended() and len(world.run.recovery.past) == 1
+    assert world.run.roster.ranks[1].process == process
