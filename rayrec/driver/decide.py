@@ -18,7 +18,7 @@ from typing import Any
 
 from rayrec.driver.commands import Command, Need, Tell
 from rayrec.driver.failing import failed, gather
-from rayrec.driver.filling import fill
+from rayrec.driver.filling import ask, fill
 from rayrec.driver.policies import LONGEST_TURN_S
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.run import Run
@@ -130,6 +130,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         run.state = Ended()
     else:
         yield Tell(event=Milestone("plan", at=view.wall))
+        yield from ask(run, view, run.sizing.wanted)
         yield from take(run, view, first=planned.has_first)
 
 

@@ -151,7 +151,8 @@ def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
 def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator[Command]:
     """Choose the number of ranks and their places; wait while places are missing."""
     scaling, roster, sizing = run.rules.scaling, run.roster, run.sizing
-    ranks = len(roster.ranks) or scaling.least
+    former = len(run.former) if run.goes_back else len(roster.ranks)
+    ranks = former or scaling.least
     if not roster.ranks and len(places) >= scaling.least:
         # the smallest number of ranks has its places, so that further ones take none of them
         if len(roster.groups) == 1:
@@ -186,7 +187,8 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         dropped = set(sorted(lost & set(gone))[: max(0, ranks - len(chosen))])
         run.recovery.went(dropped, "dropped")
         state.replaced = lost - dropped - state.relieved
-    yield from ask(run, view, wanted)
+    # those that stood before a change are needed again where no plan is found after it
+    yield from ask(run, view, max(wanted, len(run.former)))
     if first and len(chosen) < scaling.most:
         yield Tell(
             event=f"starts with {len(chosen)} of at most {scaling.most} ranks; the cluster is "

@@ -172,6 +172,7 @@ class Simulation:
         self.stops, self.signal = False, None
         self.arranged: tuple[Place, ...] = ()
         self.wish: int | None = None
+        self.unfit = set[int]()  # numbers of ranks that no plan fits
         self.loses_nodes, self.planned_first = True, False
         self.records, self.log = False, list[Look]()
 
@@ -622,8 +623,10 @@ class Simulation:
         assert isinstance(self.run.state, Planning)
         if not plan.handed_over:
             self.handed_at, self.holders = None, set()
-        refuses = self.run.former and not self.run.goes_back and self.harms(20)
-        if refuses:
+        size = len(plan.processes)
+        if self.run.former and not self.run.goes_back and self.harms(20):
+            self.unfit.add(size)
+        if self.run.former and size in self.unfit:
             self.called_off += 1
             error = PlanError("the tables do not fit")
             self.planned = Planned(refused=str(error), error=error)

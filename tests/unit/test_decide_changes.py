@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from rayrec.driver.commands import Ask, Command, GiveBack, Plan, Save, Tell
 from rayrec.driver.policies import LEAVE_S
 from rayrec.driver.preemption import LAST_S
@@ -144,6 +146,34 @@ def test_a_change_is_called_off_also_where_it_was_taken_back_meanwhile() -> None
         world.look_once()
     world.wish = 1
     assert world.play() == Ended() and len(world.run.roster.ranks) == 1
+
+
+@pytest.mark.parametrize("fits", [False, True])
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_a_smaller_number_that_no_plan_fits_leaves_the_ranks_as_they_were(
+    hands_over: bool, fits: bool
+) -> None:
+    """Their places stay theirs until there is a plan, and no plan fits the smaller number later."""
+    world = elastic(3, a=3)
+    while len(world.run.roster.ranks) < 3 or not isinstance(world.run.state, Running):
+        world.look_once()
+    plan, refused = world.plan, list[int]()
+
+    def refuse(command: Plan) -> None:
+        assert len(world.groups) == 3
+        if len(command.processes) == 3 or fits:
+            plan(command)
+        else:
+            refused.append(len(command.processes))
+            world.planned = Planned(refused="they do not fit", error=PlanError("they do not fit"))
+
+    world.plan, world.wish = refuse, 2  # type: ignore[method-assign]
+    # tables are handed over below 0.7, and an answer comes late below 0.2
+    chance = world.draw.random
+    world.draw.random = lambda: (0.3 if hands_over else 0.9) if refused == [] else chance()  # type: ignore[method-assign]
+    assert world.play() == Ended()
+    assert refused == ([] if fits else [2]) and world.run.recovery.past == []
+    assert len(world.run.roster.ranks) == len(world.groups) == (2 if fits else 3)
 
 
 def test_a_deadline_that_moves_away_is_saved_before_again() -> None:
