@@ -179,6 +179,10 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
     chosen = choose(places, run.former if run.goes_back else run.places, found)
     state.room_since, state.is_told = None, False
     first, lost = not roster.ranks, {r for r, seat in enumerate(roster.ranks) if not seat.is_up}
+    for seat in roster.of(Role.NEWCOMER):
+        if ailing(run, view, [seat], (), "start"):
+            # no rank has worked with it yet, so its seat gets another process
+            yield from end(seat)
     gone, unused = roster.reseat(chosen, keep=run.handed_over)
     for process in unused:
         yield EndProcess(process=process)

@@ -14,7 +14,7 @@ from rayrec.driver.policies import LEAVE_S
 from rayrec.driver.preemption import LAST_S
 from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended, Planning, Running
+from rayrec.driver.states import Ended, Gathering, Planning, Running
 from rayrec.driver.views import Planned, Verb
 from rayrec.errors import PlanError
 from rayrec.train.events import Failure
@@ -94,6 +94,33 @@ def test_a_new_rank_that_dies_beside_the_others_is_no_failure() -> None:
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
     assert world.run.recovery.past == [] and world.run.sizing.resizes == 1
     assert [t for t in world.told if "goes on without it: its process died" in str(t)]
+
+
+def test_a_new_rank_that_dies_while_the_others_pause_for_it_is_no_failure() -> None:
+    world = growing(max_failures=0)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    while world.run.sizing.paused_since is None:
+        world.look_once()
+    world.kill(world.processes[newcomer.process or 0])
+    while isinstance(world.run.state, Running):
+        world.worlds[-1].next_step_at += 2.0 * (
+            not world.processes[newcomer.process or 0].view.death
+        )
+        world.look_once()
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert world.run.recovery.past == [] and world.run.sizing.resizes == 1
+
+
+def test_a_new_rank_that_dies_amid_a_recovery_is_no_second_failure() -> None:
+    world = growing(max_failures=1)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    world.kill(world.processes[world.run.roster.ranks[0].process or 0])
+    while not isinstance(world.run.state, Gathering):
+        world.look_once()
+    world.kill(world.processes[newcomer.process or 0])
+    world.pass_time(1.0)
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert len(world.run.recovery.past) == 1
 
 
 def test_new_ranks_that_cannot_import_leave_the_others_alone() -> None:
