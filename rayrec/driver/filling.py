@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Plan, Tell
 from rayrec.driver.failing import ailing, end, failed, late
-from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.placement import too_much
 from rayrec.driver.roster import BASE, Place, Role, Stage, choose, numbered, surplus
 from rayrec.driver.run import Run
-from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve
 from rayrec.driver.states import Ended, Filling, Planning
 from rayrec.driver.views import View
-from rayrec.errors import ConfigError, RayrecError
+from rayrec.driver.waiting import shrink_after_s, wait
+from rayrec.errors import ConfigError
 from rayrec.train.events import Milestone
 
 # how long a run waits at its start for one more place than it has
@@ -163,7 +163,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
     wanted = len(run.former) if run.goes_back else sizing.wanted
     # a run that leaves a node in time does not stand still for another one
     at_once = len(places) >= ranks or sizing.leaving
-    shrink_s = 0.0 if at_once else _shrink_after_s(run, view, ranks)
+    shrink_s = 0.0 if at_once else shrink_after_s(run, view, ranks)
     found = seats(ranks, wanted, scaling.least, len(places), view.now - since, shrink_s)
     if found is None:
         nodes = view.rooms.nodes if view.rooms is not None else {}
@@ -174,7 +174,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             yield from ask(run, view, wanted + scaling.least - given)
         # a spare may have been busy, or the lost node counted as alive
         state.probing_until = None
-        yield from _wait(run, state, view, len(places), ranks)
+        yield from wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)
     state.room_since, state.is_told = None, False
@@ -242,56 +242,3 @@ def _settled(run: Run, state: Filling, view: View, room: int) -> bool:
     if room > state.room:
         state.room, state.grew_at = room, view.now
     return room >= run.rules.scaling.most or view.now >= state.grew_at + SETTLE_S
-
-
-def _shrink_after_s(run: Run, view: View, ranks: int) -> float:
-    """Return the seconds that a run of `ranks` waits for a lost place before it shrinks."""
-    scaling, told = run.rules.scaling, view.resources
-    if scaling.shrink_after_s is not None:
-        return scaling.shrink_after_s
-    # no waiting for a node that nobody will add
-    never = run.rules.cluster.fixed and told is not None and shortage(scaling, told.total, ranks)
-    return 0.0 if never else SHRINK_AFTER_S
-
-
-def _wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterator[Command]:
-    """Spend a look waiting for more places than there are."""
-    scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
-    assert state.room_since is not None
-    waited_s = view.now - state.room_since
-    limit_s = scaling.placement_timeout_s or PLACEMENT_TIMEOUT_S
-    shrinks = scaling.is_elastic and bool(run.roster.ranks)
-    if run.generation:
-        lost = "the ranks" if shrinks else "the lost ranks"
-        yield At(where=f"waiting for room for {lost}", patient=True)
-    if told is None:
-        return
-    if room < least or not shrinks:
-        why = too_much(scaling, told.total, run.rules.cluster)
-        if why and (shrinks or waited_s == 0.0):
-            run.state = _no_room(run, ConfigError(why))
-            return
-        if waited_s >= limit_s:
-            base = view.rooms.base if view.rooms is not None else "unknown"
-            run.state = _no_room(run, refusal(scaling, base, told, waited_s))
-            return
-    if waited_s < NOTICE_AFTER_S or state.is_told:
-        return
-    state.is_told = True
-    if not shrinks:
-        what = why_waiting(scaling, told) or "Ray has not given it yet"
-        yield Tell(event=f"waiting for room: {what} (up to {limit_s:.0f} s)")
-        return
-    until = f"at least {least} are needed, up to {limit_s:.0f} s"
-    if room >= least:
-        until = f"goes on with {room} after {_shrink_after_s(run, view, ranks):.0f} s"
-    yield Tell(event=f"waiting for room: {room} of {ranks} ranks have a place ({until})")
-
-
-def _no_room(run: Run, error: RayrecError) -> Ended:
-    """Return the end of a run whose ranks, new or lost, found no place."""
-    first = run.recovery.first_cause
-    if first is None or not isinstance(error, ConfigError):
-        return Ended(error=error)
-    past = tuple(old for old in run.recovery.past if old is not first)
-    return Ended(blame=first, past=past, more=f"it could not be replaced: {error}")
