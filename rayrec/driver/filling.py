@@ -145,7 +145,15 @@ def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
     # places that were told of before may be lost with the rank
     if view.rooms is None or view.rooms.asked_at < state.since:
         return None
-    return held + [place for place in there(run, view) if place not in held]
+    found = held + [place for place in there(run, view) if place not in held]
+    if len(found) < run.rules.scaling.least:
+        # ranks leave no node that will go while fewer than the smallest number have a place
+        # elsewhere
+        nodes = view.rooms.nodes
+        stay = [s.place for s in ranks if s.is_up and s.place in nodes and s.place not in found]
+        run.sizing.leaving = () if stay else run.sizing.leaving
+        found += stay
+    return found
 
 
 def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator[Command]:

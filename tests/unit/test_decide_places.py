@@ -8,7 +8,7 @@ import pytest
 
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended
+from rayrec.driver.states import Ended, Filling, Running
 from tests.unit.simulated_cluster import Node, Simulation
 
 
@@ -54,3 +54,32 @@ def test_a_spare_takes_the_place_of_a_lost_node_also_later(busy: str) -> None:
     process = spare.process
     assert world.play() == Ended() and len(world.run.recovery.past) == 1
     assert world.run.roster.ranks[1].process == process
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_ranks_stay_on_a_node_that_will_go_while_too_few_have_a_place_elsewhere(
+    leaves: bool,
+) -> None:
+    """Also when another rank is lost, or the place that they were to go to."""
+    scaling = ScalingConfig(num_workers=(2, 3), placement_timeout_s=60.0, grow_after_s=1000.0)
+    world = Simulation(random.Random(1), scaling, 0.0, max_failures=1)
+    world.nodes = {"stays": Node(slots=1), "goes": Node(slots=1)}
+    world.poor = lambda: False  # type: ignore[method-assign]
+    while world.run.progress.step < 7:
+        world.look_once()
+    if leaves:
+        world.nodes["new"] = Node(slots=1)
+    world.nodes["goes"].draining = True
+    if leaves:
+        while not isinstance(world.run.state, Filling):
+            world.look_once()
+        world.lose_node("new")
+    else:
+        (lost,) = (seat for seat in world.run.roster.ranks if seat.node == "stays")
+        world.kill(world.processes[lost.process or 0])
+    until = world.now + 20.0
+    while world.now < until:
+        world.look_once()
+    assert isinstance(world.run.state, Running | Ended)
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert not [event for event in world.told if "go on elsewhere" in str(event)]
