@@ -17,7 +17,7 @@ from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve
 from rayrec.driver.states import Ended, Filling, Planning
 from rayrec.driver.views import View
-from rayrec.driver.waiting import shrink_after_s, wait
+from rayrec.driver.waiting import shrink_after_s, stop, wait
 from rayrec.errors import ConfigError
 from rayrec.train.events import Milestone
 
@@ -42,6 +42,8 @@ def fill(run: Run, view: View) -> Iterator[Command]:
         yield from _probe(run, state, view)
     elif (places := _places(run, state, view)) is not None:
         yield from _seat(run, state, view, places)
+    if view.stops and run.state is state and state.deadline is None:
+        stop(run, state, view)
 
 
 def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
@@ -169,8 +171,8 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             return
     since = state.room_since = view.now if state.room_since is None else state.room_since
     wanted = len(run.former) if run.goes_back else sizing.wanted
-    # a run that leaves a node in time does not stand still for another one
-    at_once = len(places) >= ranks or sizing.leaving
+    # a run that leaves a node in time does not stand still for another one, nor one that is to end
+    at_once = len(places) >= ranks or sizing.leaving or view.stops
     shrink_s = 0.0 if at_once else shrink_after_s(run, view, ranks)
     found = seats(ranks, wanted, scaling.least, len(places), view.now - since, shrink_s)
     if found is None:
@@ -180,6 +182,10 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             # no rank works until there are more places, and single ones come sooner than those that
             # Ray asks anew
             yield from ask(run, view, wanted + scaling.least - given)
+        if run.handed_over and (lost := ailing(run, view, run.joint(), (), "pass tables on")):
+            # so nobody has all tables any more
+            yield from failed(run, view, lost)
+            return
         # a spare may have been busy, or the lost node counted as alive
         state.probing_until = None
         yield from wait(run, state, view, len(places), ranks)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from signal import SIGTERM
 
+from rayrec.driver.blame import Blame
 from rayrec.driver.commands import At, Command, Tell
 from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.roster import numbered
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
 from rayrec.driver.states import Ended, Filling
 from rayrec.driver.views import View
-from rayrec.errors import ConfigError, RayrecError
+from rayrec.errors import ConfigError, RayrecError, RunInterrupted
 
 
 def shrink_after_s(run: Run, view: View, ranks: int) -> float:
@@ -57,10 +60,32 @@ def wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterato
     yield Tell(event=f"waiting for room: {room} of {ranks} ranks have a place ({until})")
 
 
+def stop(run: Run, state: Filling, view: View) -> None:
+    """End a run that was asked to, and whose ranks cannot save since they get no room.
+
+    It ends as it would have if it had been asked a moment sooner: ranks that paused have saved, and
+    a failure is not recovered from.
+    """
+    if run.handed_over or view.now - state.since < NOTICE_AFTER_S:
+        return
+    ranks = [view.processes[process] for process, _ in numbered(run.roster.ranks)]
+    if (first := run.recovery.first_cause) is not None:
+        run.state = _end_with(run, first, "the run was asked to stop while it waited for room")
+    elif ranks and all(seen.pause is not None for seen in ranks):
+        run.recovery.caught_up(view.now)
+        run.state = Ended()
+    else:
+        run.state = Ended(error=RunInterrupted(SIGTERM))
+
+
 def _no_room(run: Run, error: RayrecError) -> Ended:
     """Return the end of a run whose ranks, new or lost, found no place."""
     first = run.recovery.first_cause
     if first is None or not isinstance(error, ConfigError):
         return Ended(error=error)
+    return _end_with(run, first, f"it could not be replaced: {error}")
+
+
+def _end_with(run: Run, first: Blame, more: str) -> Ended:
     past = tuple(old for old in run.recovery.past if old is not first)
-    return Ended(blame=first, past=past, more=f"it could not be replaced: {error}")
+    return Ended(blame=first, past=past, more=more)

@@ -29,6 +29,7 @@ from rayrec.driver.commands import (
     Tell,
 )
 from rayrec.driver.decide import decide
+from rayrec.driver.placement import NOTICE_AFTER_S
 from rayrec.driver.policies import COLLECT_S
 from rayrec.driver.replay import Look
 from rayrec.driver.roster import Place, Role
@@ -217,6 +218,9 @@ class Simulation:
         if roster.ranks and not isinstance(self.run.state, Filling):
             assert rules.scaling.least <= len(roster.ranks) <= rules.scaling.most
         assert len(roster.of(Role.SPARE)) <= rules.scaling.spares
+        state, since = self.run.state, self.now - NOTICE_AFTER_S
+        if self.stops and isinstance(state, Filling) and state.deadline is None:
+            assert self.run.handed_over or state.since > since, "it waits, and shall end"
         running = {p.generation for p in self.processes.values() if p.state == "running"}
         assert len(running) <= 1, "ranks train in two worlds at once"
 
