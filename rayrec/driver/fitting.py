@@ -24,7 +24,7 @@ from rayrec.driver.specs import (
     train_spec,
 )
 from rayrec.driver.start import find_start
-from rayrec.errors import RunInterrupted
+from rayrec.errors import RunInterrupted, TrainingFailed
 from rayrec.layout import ShardingPlan, Topology
 from rayrec.layout.tables import refuse_growth
 from rayrec.observe.hindsight import Hindsight
@@ -211,6 +211,11 @@ def _called(callbacks: Sequence[Callback], display: Display) -> Iterator[Hooks]:
     try:
         yield hooks
     except BaseException as error:
+        raised = hooks.error
         hooks.end(error, display.step)
-        raise
+        if raised is None or not isinstance(error, TrainingFailed):
+            raise
+        # the run was to end for it, and failed on the way
+        raised.add_note(f"the run did not end well then: {error}")
+        raise raised from raised.__cause__
     hooks.end(None, display.step)
