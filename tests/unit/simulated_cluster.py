@@ -191,17 +191,26 @@ class Simulation:
     def look_once(self) -> None:
         """Let the cluster go on for a moment, and the driver look at it, decide and act."""
         self.pass_time(0.01 if self.run.hurries else TURN_S)
-        if self.harms(0.1):
-            # the driver sleeps, and all others go on
-            for _ in range(self.draw.randint(5, 300)):
-                self.pass_time(TURN_S)
+        self.sleep()
         view = self.view()
         commands = decide(self.run, view)
+        state = self.run.state
+        if view.stops and isinstance(state, Filling) and state.deadline is None:
+            is_new = state.since > view.now - NOTICE_AFTER_S
+            assert is_new or self.run.handed_over, "it waits, and shall end"
         self.looks += 1
         if self.records:
             self.log.append(Look.of(view, self.run, commands))
+        # a callback that is told of what was decided may take long
+        self.sleep()
         self.do(commands)
         self.check()
+
+    def sleep(self) -> None:
+        """Have the driver sleep now and then, while all others go on."""
+        if self.harms(0.1):
+            for _ in range(self.draw.randint(5, 300)):
+                self.pass_time(TURN_S)
 
     def check(self) -> None:
         """Check what must hold after every decision."""
@@ -218,9 +227,6 @@ class Simulation:
         if roster.ranks and not isinstance(self.run.state, Filling):
             assert rules.scaling.least <= len(roster.ranks) <= rules.scaling.most
         assert len(roster.of(Role.SPARE)) <= rules.scaling.spares
-        state, since = self.run.state, self.now - NOTICE_AFTER_S
-        if self.stops and isinstance(state, Filling) and state.deadline is None:
-            assert self.run.handed_over or state.since > since, "it waits, and shall end"
         running = {p.generation for p in self.processes.values() if p.state == "running"}
         assert len(running) <= 1, "ranks train in two worlds at once"
 
