@@ -36,7 +36,11 @@ def fill(run: Run, view: View) -> Iterator[Command]:
     if state.deadline is not None:
         yield from _await(run, state, view)
         return
-    if not run.roster.groups:
+    keeps = run.joint() if run.handed_over and not run.goes_back else []
+    if lost := ailing(run, view, keeps, (), "pass tables on"):
+        # some tables are lost with it, whoever gets a place
+        yield from failed(run, view, lost)
+    elif not run.roster.groups:
         yield from _begin(run, view)
     elif run.roster.of(Role.SPARE) and run.recovery.under_way and not _probed(state, view):
         yield from _probe(run, state, view)
@@ -139,7 +143,7 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
 def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
     """Return the places that ranks may have, or None while nobody knows them."""
     ranks, held = run.roster.ranks, list[Place]()
-    if not run.rules.scaling.is_elastic:
+    if not run.rules.scaling.is_elastic or (run.handed_over and view.stops):
         # processes that live keep their places, whatever the cluster says of them
         held = [seat.place for seat in ranks if seat.process is not None]
         if ranks and len(held) == len(ranks):
@@ -182,10 +186,6 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             # no rank works until there are more places, and single ones come sooner than those that
             # Ray asks anew
             yield from ask(run, view, wanted + scaling.least - given)
-        if run.handed_over and (lost := ailing(run, view, run.joint(), (), "pass tables on")):
-            # so nobody has all tables any more
-            yield from failed(run, view, lost)
-            return
         # a spare may have been busy, or the lost node counted as alive
         state.probing_until = None
         yield from wait(run, state, view, len(places), ranks)

@@ -89,7 +89,7 @@ def test_a_run_that_may_go_on_with_fewer_ranks_does_so_at_once_and_saves() -> No
 
 
 def paused(hands_over: bool) -> Simulation:
-    """Two ranks of at least two that have paused to become three, and of which one is lost."""
+    """Two ranks of at least two that have paused to become three."""
     world = run_of((2, 3), n0=1, n1=1)
     train(world)
     world.draw.random = lambda: 0.5 if hands_over else 0.9  # type: ignore[method-assign]
@@ -97,15 +97,15 @@ def paused(hands_over: bool) -> Simulation:
     world.wish = 3
     while not isinstance(world.run.state, Filling):
         world.look_once()
-    for name in ("n1", "n2"):
-        world.lose_node(name)
     assert world.run.handed_over == hands_over
-    wait(world, 6.0)
     return world
 
 
 def test_ranks_that_have_paused_and_saved_have_their_result() -> None:
     world = paused(hands_over=False)
+    world.lose_node("n1")
+    world.lose_node("n2")
+    wait(world, 6.0)
     assert isinstance(world.run.state, Filling)
     assert ended(world, 2 * TURN_S) == Ended()
     assert all(seat.process in world.processes for seat in world.run.roster.ranks)
@@ -114,9 +114,21 @@ def test_ranks_that_have_paused_and_saved_have_their_result() -> None:
 def test_tables_in_memory_that_were_lost_hold_up_no_stop() -> None:
     """Nobody can take them over, so there is nothing to wait for."""
     world = paused(hands_over=True)
+    world.lose_node("n1")
+    world.lose_node("n2")
+    wait(world, 6.0)
     world.signal = 15
     end = ended(world, 2 * TURN_S)
     assert isinstance(end.error, RunInterrupted) and world.run.recovery.past[0].kind == "died"
+
+
+def test_a_silent_head_holds_up_no_ranks_that_keep_tables_and_shall_save() -> None:
+    world = paused(hands_over=True)
+    world.head_hears_at = 1e9
+    wait(world, 6.0)
+    step = world.handed_at
+    assert isinstance(world.run.state, Filling) and step is not None and world.saved < step
+    assert ended(world, 15.0) == Ended() and world.saved > step
 
 
 def starts(world: Simulation) -> None:
