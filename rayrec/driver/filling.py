@@ -42,7 +42,7 @@ def fill(run: Run, view: View) -> Iterator[Command]:
         yield from failed(run, view, lost)
     elif not run.roster.groups:
         yield from _begin(run, view)
-    elif run.roster.of(Role.SPARE) and run.recovery.under_way and not _probed(state, view):
+    elif run.roster.of(Role.SPARE) and run.recovery.under_way and not state.probed:
         yield from _probe(run, state, view)
     elif (places := _places(run, state, view)) is not None:
         yield from _seat(run, state, view, places)
@@ -114,12 +114,6 @@ def _begin(run: Run, view: View) -> Iterator[Command]:
     run.state = Filling(since=view.now)
 
 
-def _probed(state: Filling, view: View) -> bool:
-    """Return True if spares have had the time to show that they live."""
-    until = state.probing_until
-    return until is not None and (not state.calls or view.now >= until)
-
-
 def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Ask ready spares for a sign of life; have those that give one replace lost ranks."""
     roster = run.roster
@@ -133,9 +127,10 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
     for reply in view.replies:
         if not reply.cause:
             state.calls.pop(reply.call, None)
-    if _probed(state, view):
+    if not state.calls or view.now >= state.probing_until:
         mute = set(state.calls.values())
         state.calls.clear()
+        state.probed, state.probing_until = True, None
         state.relieved |= relieve(run, view, mute)
         run.recovery.went(state.relieved, "relieved")
 
@@ -187,7 +182,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             # Ray asks anew
             yield from ask(run, view, wanted + scaling.least - given)
         # a spare may have been busy, or the lost node counted as alive
-        state.probing_until = None
+        state.probed = False
         yield from wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)

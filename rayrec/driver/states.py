@@ -27,7 +27,8 @@ class Filling:
         room_since: since when places are missing, or None. grew_at: when more came last, and
             `room`: how many there were.
         is_told: the user knows of the wait.
-        probing_until: until when spares may show that they live; None before.
+        probed: spares have had the time to show that they live.
+        probing_until: until when they may; None before.
         calls: probes without an answer, by number, with their processes.
         deadline: until when processes may come up; None while places are missing.
         relieved: ranks that go on in the process of a spare, and `replaced`: those with a new one.
@@ -38,6 +39,7 @@ class Filling:
     grew_at: float = 0.0
     room: int = -1
     is_told: bool = False
+    probed: bool = False
     probing_until: float | None = None
     calls: dict[int, int] = field(default_factory=dict)
     deadline: float | None = None

@@ -83,3 +83,11 @@ def test_ranks_stay_on_a_node_that_will_go_while_too_few_have_a_place_elsewhere(
     assert isinstance(world.run.state, Running | Ended)
     assert world.play() == Ended() and len(world.run.roster.ranks) == 2
     assert not [event for event in world.told if "go on elsewhere" in str(event)]
+
+
+def test_a_spare_that_answers_takes_a_place_though_another_one_is_mute() -> None:
+    world = run_of(2, n0=4)
+    first, second = (seat.process for seat in world.run.roster.of(Role.SPARE))
+    world.processes[first or 0].hears_at = world.now + 5.0
+    world.kill(world.processes[world.run.roster.ranks[1].process or 0])
+    assert world.play() == Ended() and world.run.roster.ranks[1].process == second
