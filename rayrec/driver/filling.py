@@ -14,7 +14,7 @@ from rayrec.driver.placement import too_much
 from rayrec.driver.roster import BASE, Place, Role, Stage, choose, numbered, surplus
 from rayrec.driver.run import Run
 from rayrec.driver.sizing import seats
-from rayrec.driver.spares import relieve
+from rayrec.driver.spares import relieve, review
 from rayrec.driver.states import Ended, Filling, Planning
 from rayrec.driver.views import View
 from rayrec.driver.waiting import shrink_after_s, stop, wait
@@ -117,6 +117,7 @@ def _begin(run: Run, view: View) -> Iterator[Command]:
 def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Ask ready spares for a sign of life; have those that give one replace lost ranks."""
     roster = run.roster
+    yield from review(run, view)
     if state.probing_until is None:
         state.probing_until = view.now + PROBE_S
         for seat in roster.of(Role.SPARE):

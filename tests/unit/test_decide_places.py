@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended, Filling, Running
+from rayrec.driver.states import Ended, Filling, Gathering, Running
 from tests.unit.simulated_cluster import Node, Simulation
 
 
@@ -91,3 +92,28 @@ def test_a_spare_that_answers_takes_a_place_though_another_one_is_mute() -> None
     world.processes[first or 0].hears_at = world.now + 5.0
     world.kill(world.processes[world.run.roster.ranks[1].process or 0])
     assert world.play() == Ended() and world.run.roster.ranks[1].process == second
+
+
+def test_the_room_of_a_spare_that_died_is_taken() -> None:
+    """Nobody looks after spares while ranks are lost, and no other room is left."""
+    world = run_of(1, n0=1, n1=1, n2=1)
+    world.lose_node(world.run.roster.ranks[1].node)
+    while not isinstance(world.run.state, Gathering):
+        world.look_once()
+    (spare,) = world.run.roster.of(Role.SPARE)
+    world.kill(world.processes[spare.process or 0])
+    assert world.play() == Ended() and len(world.run.recovery.past) == 1
+    assert world.node_of(world.run.roster.ranks[1].place) == "n2"
+
+
+def test_room_that_was_asked_for_by_a_spare_is_taken() -> None:
+    """It came before the head knew of the lost node, whose place is asked for behind that one."""
+    world = run_of(0, n0=1, n1=1)
+    world.run.rules = replace(world.run.rules, scaling=replace(world.run.rules.scaling, spares=1))
+    while not world.run.roster.of(Role.SPARE):
+        world.look_once()
+    world.lose_node(world.run.roster.ranks[1].node, 10.0)
+    while not isinstance(world.run.state, Gathering):
+        world.look_once()
+    world.nodes["new"] = Node(slots=1)
+    assert world.play() == Ended() and len(world.run.recovery.past) == 1
