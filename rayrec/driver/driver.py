@@ -115,6 +115,7 @@ class Driver:
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
+        self._ranks.begin()
         plan = self._ranks.do(Display("off"), prepare).prepared.plan
         assert plan is not None
         return plan
@@ -264,6 +265,7 @@ class Driver:
             return Prepared(wanted.task(spec=spec), plan)
 
         display = Display(self._planning.run.progress)
+        self._ranks.begin()
         ran = self._ranks.do(display, prepare, files=wanted.files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:

@@ -110,6 +110,7 @@ def fit(
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
     """
+    ranks.begin()
     run = planning.run
     check_values(data, run.tasks)
     check_values(held_out, run.tasks)
