@@ -51,12 +51,11 @@ def judge(
             failed or all others ended.
         heartbeat_s: a rank that answers nothing for so long has failed in any case.
     """
-    if not any(rank.has_failed for rank in ranks):
+    if not any(rank.has_failed and not rank.is_done for rank in ranks):
         frozen = [rank for rank in ranks if rank.silent_s >= heartbeat_s]
         if frozen:
             return _frozen(frozen, ranks)
-        done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
-        return "finish" if done else "wait"
+        return "finish" if all(rank.is_done for rank in ranks) else "wait"
     own = [rank for rank in ranks if rank.death or rank.own_error]
     # When all ranks have failed, no further cause can arrive.
     settled = all(rank.has_failed for rank in ranks)

@@ -73,7 +73,7 @@ def _verdict(
 ) -> Blame | Literal["wait", "finish"]:
     """Judge the health of ranks that do one task."""
     # the cause may be heard of after its symptoms, so the verdict waits for it a moment
-    if state.trouble_at is None and any(rank.has_failed for rank in ranks):
+    if state.trouble_at is None and any(r.has_failed and not r.is_done for r in ranks):
         state.trouble_at = view.now
     trouble_s = 0.0 if state.trouble_at is None else view.now - state.trouble_at
     return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)
