@@ -83,12 +83,13 @@ class Running:
     Attributes:
         trouble_at: when trouble was seen first.
         stop_at: when they were asked to end.
-        growing: number of ranks once newcomers are ready, and until when they are waited for.
+        growing: number of ranks once newcomers are ready, or 0; `deadline`: until when they may be.
     """
 
     trouble_at: float | None = None
     stop_at: float | None = None
-    growing: tuple[int, float] | None = None
+    growing: int = 0
+    deadline: float = 0.0
 
 
 @dataclass(kw_only=True, slots=True)

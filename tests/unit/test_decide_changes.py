@@ -123,6 +123,19 @@ def test_a_new_rank_that_dies_amid_a_recovery_is_no_second_failure() -> None:
     assert len(world.run.recovery.past) == 1
 
 
+def test_a_new_rank_that_hangs_beside_the_others_is_no_failure() -> None:
+    """It answers, and never has what it needs; the others do not pause for it."""
+    world = growing(max_failures=0)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    world.processes[newcomer.process or 0].hangs = True
+    while not world.run.sizing.resizes and not world.run.has_ended:
+        world.look_once()
+        world.worlds[-1].next_step_at += 0.19
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert world.run.recovery.past == [] and world.run.generation == 3
+    assert [t for t in world.told if "goes on without it: it was not ready in 240 s" in str(t)]
+
+
 def test_new_ranks_that_cannot_import_leave_the_others_alone() -> None:
     """A node that lacks a package is tried less and less often."""
     world = growing(max_failures=-1)
