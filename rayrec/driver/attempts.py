@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from rayrec.checkpoint import CheckpointManager
 from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.start import Start, fitting
+from rayrec.storage import one_line
 from rayrec.train.config import SyncPoints, TrainSpec
 from rayrec.train.events import Began
 from rayrec.train.hand_over import HandOverTask
@@ -107,7 +110,11 @@ class Attempts:
         """
         paths, step = self._newest()
         if self._manager is not None and self._begun:
-            self._manager.clear_unfinished(max(step, self._start.step))
+            try:
+                self._manager.clear_unfinished(max(step, self._start.step))
+            except (OSError, pa.ArrowException) as error:
+                # a save empties its folder first
+                self._say(f"the rest of an unfinished checkpoint stays: {one_line(error)}")
         own = bool(paths)
         if not own:
             paths, step = self._start.resume_from, self._start.step

@@ -18,7 +18,8 @@ from typing import Any
 
 from rayrec.driver.commands import Command, Need, Tell
 from rayrec.driver.failing import failed, gather
-from rayrec.driver.filling import fill
+from rayrec.driver.filling import ask, fill
+from rayrec.driver.policies import LONGEST_TURN_S
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.run import Run
 from rayrec.driver.running import hand_over, watch, without
@@ -34,6 +35,7 @@ from rayrec.driver.states import (
     Planning,
     Running,
     Starting,
+    put_off,
 )
 from rayrec.driver.views import View
 from rayrec.errors import RunInterrupted
@@ -44,6 +46,9 @@ def decide(run: Run, view: View) -> list[Command]:
     """Return the commands that follow from a view; `run` is changed in place."""
     before = run.state
     run.hurries = False
+    # what was answered meanwhile may be heard of one look later
+    put_off(before, max(0.0, view.now - run.looked_at - LONGEST_TURN_S))
+    run.looked_at = view.now
     commands = list(_decide(run, view))
     run.needs = needs(run, view)
     if run.state is not before:
@@ -125,6 +130,7 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         run.state = Ended()
     else:
         yield Tell(event=Milestone("plan", at=view.wall))
+        yield from ask(run, view, run.sizing.wanted)
         yield from take(run, view, first=planned.has_first)
 
 

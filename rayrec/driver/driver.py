@@ -115,6 +115,7 @@ class Driver:
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             return Prepared(None, self._planning.plan(topology))
 
+        self._ranks.begin()
         plan = self._ranks.do(Display("off"), prepare).prepared.plan
         assert plan is not None
         return plan
@@ -148,7 +149,8 @@ class Driver:
             TrainingFailed: names the first rank that failed, its host and its cause; all ranks have
                 been ended.
             RunInterrupted: Ctrl-C or SIGTERM ended the run early, after a last checkpoint; it has
-                the result. Where nothing catches it, the process ends with 130 or 143.
+                the result. Where nothing catches it, the process ends with 130 or 143. Without a
+                result where no rank had begun, also when `request_stop` ended the wait for room.
         """
         if self._data is None:
             raise ConfigError(
@@ -263,6 +265,7 @@ class Driver:
             return Prepared(wanted.task(spec=spec), plan)
 
         display = Display(self._planning.run.progress)
+        self._ranks.begin()
         ran = self._ranks.do(display, prepare, files=wanted.files)
         # A rank that was stopped amid the data has no result of all rows.
         if ran.results[0] is None:

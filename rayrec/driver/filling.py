@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 from rayrec.driver.commands import Ask, At, Call, Command, EndProcess, GiveBack, Plan, Tell
 from rayrec.driver.failing import ailing, end, failed, late
-from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.placement import too_much
 from rayrec.driver.roster import BASE, Place, Role, Stage, choose, numbered, surplus
 from rayrec.driver.run import Run
-from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
 from rayrec.driver.sizing import seats
-from rayrec.driver.spares import relieve
+from rayrec.driver.spares import relieve, review
 from rayrec.driver.states import Ended, Filling, Planning
 from rayrec.driver.views import View
-from rayrec.errors import ConfigError, RayrecError
+from rayrec.driver.waiting import shrink_after_s, stop, wait
+from rayrec.errors import ConfigError
 from rayrec.train.events import Milestone
 
 # how long a run waits at its start for one more place than it has
@@ -36,12 +36,18 @@ def fill(run: Run, view: View) -> Iterator[Command]:
     if state.deadline is not None:
         yield from _await(run, state, view)
         return
-    if not run.roster.groups:
+    keeps = run.joint() if run.handed_over and not run.goes_back else []
+    if lost := ailing(run, view, keeps, (), "pass tables on"):
+        # some tables are lost with it, whoever gets a place
+        yield from failed(run, view, lost)
+    elif not run.roster.groups:
         yield from _begin(run, view)
-    elif run.roster.of(Role.SPARE) and run.recovery.under_way and not _probed(state, view):
+    elif run.roster.of(Role.SPARE) and run.recovery.under_way and not state.probed:
         yield from _probe(run, state, view)
     elif (places := _places(run, state, view)) is not None:
         yield from _seat(run, state, view, places)
+    if view.stops and run.state is state and state.deadline is None:
+        stop(run, state, view)
 
 
 def ask(run: Run, view: View, ranks: int) -> Iterator[Command]:
@@ -108,15 +114,10 @@ def _begin(run: Run, view: View) -> Iterator[Command]:
     run.state = Filling(since=view.now)
 
 
-def _probed(state: Filling, view: View) -> bool:
-    """Return True if spares have had the time to show that they live."""
-    until = state.probing_until
-    return until is not None and (not state.calls or view.now >= until)
-
-
 def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Ask ready spares for a sign of life; have those that give one replace lost ranks."""
     roster = run.roster
+    yield from review(run, view)
     if state.probing_until is None:
         state.probing_until = view.now + PROBE_S
         for seat in roster.of(Role.SPARE):
@@ -127,17 +128,18 @@ def _probe(run: Run, state: Filling, view: View) -> Iterator[Command]:
     for reply in view.replies:
         if not reply.cause:
             state.calls.pop(reply.call, None)
-    if _probed(state, view):
+    if not state.calls or view.now >= state.probing_until:
         mute = set(state.calls.values())
         state.calls.clear()
-        state.relieved = relieve(run, view, mute)
+        state.probed, state.probing_until = True, None
+        state.relieved |= relieve(run, view, mute)
         run.recovery.went(state.relieved, "relieved")
 
 
 def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
     """Return the places that ranks may have, or None while nobody knows them."""
     ranks, held = run.roster.ranks, list[Place]()
-    if not run.rules.scaling.is_elastic:
+    if not run.rules.scaling.is_elastic or (run.handed_over and view.stops):
         # processes that live keep their places, whatever the cluster says of them
         held = [seat.place for seat in ranks if seat.process is not None]
         if ranks and len(held) == len(ranks):
@@ -145,13 +147,22 @@ def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
     # places that were told of before may be lost with the rank
     if view.rooms is None or view.rooms.asked_at < state.since:
         return None
-    return held + [place for place in there(run, view) if place not in held]
+    found = held + [place for place in there(run, view) if place not in held]
+    if len(found) < run.rules.scaling.least:
+        # ranks leave no node that will go while fewer than the smallest number have a place
+        # elsewhere
+        nodes = view.rooms.nodes
+        stay = [s.place for s in ranks if s.is_up and s.place in nodes and s.place not in found]
+        run.sizing.leaving = () if stay else run.sizing.leaving
+        found += stay
+    return found
 
 
 def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator[Command]:
     """Choose the number of ranks and their places; wait while places are missing."""
     scaling, roster, sizing = run.rules.scaling, run.roster, run.sizing
-    ranks = len(roster.ranks) or scaling.least
+    former = len(run.former) if run.goes_back else len(roster.ranks)
+    ranks = former or scaling.least
     if not roster.ranks and len(places) >= scaling.least:
         # the smallest number of ranks has its places, so that further ones take none of them
         if len(roster.groups) == 1:
@@ -160,9 +171,9 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             return
     since = state.room_since = view.now if state.room_since is None else state.room_since
     wanted = len(run.former) if run.goes_back else sizing.wanted
-    # a run that leaves a node in time does not stand still for another one
-    at_once = len(places) >= ranks or sizing.leaving
-    shrink_s = 0.0 if at_once else _shrink_after_s(run, view, ranks)
+    # a run that leaves a node in time does not stand still for another one, nor one that is to end
+    at_once = len(places) >= ranks or sizing.leaving or view.stops
+    shrink_s = 0.0 if at_once else shrink_after_s(run, view, ranks)
     found = seats(ranks, wanted, scaling.least, len(places), view.now - since, shrink_s)
     if found is None:
         nodes = view.rooms.nodes if view.rooms is not None else {}
@@ -171,11 +182,17 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             # no rank works until there are more places, and single ones come sooner than those that
             # Ray asks anew
             yield from ask(run, view, wanted + scaling.least - given)
-        yield from _wait(run, state, view, len(places), ranks)
+        # a spare may have been busy, or the lost node counted as alive
+        state.probed = False
+        yield from wait(run, state, view, len(places), ranks)
         return
     chosen = choose(places, run.former if run.goes_back else run.places, found)
     state.room_since, state.is_told = None, False
     first, lost = not roster.ranks, {r for r, seat in enumerate(roster.ranks) if not seat.is_up}
+    for seat in roster.of(Role.NEWCOMER):
+        if ailing(run, view, [seat], (), "start"):
+            # no rank has worked with it yet, so its seat gets another process
+            yield from end(seat)
     gone, unused = roster.reseat(chosen, keep=run.handed_over)
     for process in unused:
         yield EndProcess(process=process)
@@ -184,7 +201,8 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
         dropped = set(sorted(lost & set(gone))[: max(0, ranks - len(chosen))])
         run.recovery.went(dropped, "dropped")
         state.replaced = lost - dropped - state.relieved
-    yield from ask(run, view, wanted)
+    # those that stood before a change are needed again where no plan is found after it
+    yield from ask(run, view, max(wanted, len(run.former)))
     if first and len(chosen) < scaling.most:
         yield Tell(
             event=f"starts with {len(chosen)} of at most {scaling.most} ranks; the cluster is "
@@ -199,10 +217,10 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
 
 def _await(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Wait until all processes have come up."""
-    roster, scaling = run.roster, run.rules.scaling
+    roster = run.roster
     ranks = roster.ranks
     assert state.deadline is not None
-    if scaling.is_elastic and view.rooms is not None and view.rooms.asked_at > state.since:
+    if view.rooms is not None and view.rooms.asked_at > state.since:
         known = there(run, view)
         lost = [seat for seat in ranks if not seat.is_up and seat.place not in known]
         if lost:
@@ -234,56 +252,3 @@ def _settled(run: Run, state: Filling, view: View, room: int) -> bool:
     if room > state.room:
         state.room, state.grew_at = room, view.now
     return room >= run.rules.scaling.most or view.now >= state.grew_at + SETTLE_S
-
-
-def _shrink_after_s(run: Run, view: View, ranks: int) -> float:
-    """Return the seconds that a run of `ranks` waits for a lost place before it shrinks."""
-    scaling, told = run.rules.scaling, view.resources
-    if scaling.shrink_after_s is not None:
-        return scaling.shrink_after_s
-    # no waiting for a node that nobody will add
-    never = run.rules.cluster.fixed and told is not None and shortage(scaling, told.total, ranks)
-    return 0.0 if never else SHRINK_AFTER_S
-
-
-def _wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterator[Command]:
-    """Spend a look waiting for more places than there are."""
-    scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
-    assert state.room_since is not None
-    waited_s = view.now - state.room_since
-    limit_s = scaling.placement_timeout_s or PLACEMENT_TIMEOUT_S
-    shrinks = scaling.is_elastic and bool(run.roster.ranks)
-    if run.generation:
-        lost = "the ranks" if shrinks else "the lost ranks"
-        yield At(where=f"waiting for room for {lost}", patient=True)
-    if told is None:
-        return
-    if room < least or not shrinks:
-        why = too_much(scaling, told.total, run.rules.cluster)
-        if why and (shrinks or waited_s == 0.0):
-            run.state = _no_room(run, ConfigError(why))
-            return
-        if waited_s >= limit_s:
-            base = view.rooms.base if view.rooms is not None else "unknown"
-            run.state = _no_room(run, refusal(scaling, base, told, waited_s))
-            return
-    if waited_s < NOTICE_AFTER_S or state.is_told:
-        return
-    state.is_told = True
-    if not shrinks:
-        what = why_waiting(scaling, told) or "Ray has not given it yet"
-        yield Tell(event=f"waiting for room: {what} (up to {limit_s:.0f} s)")
-        return
-    until = f"at least {least} are needed, up to {limit_s:.0f} s"
-    if room >= least:
-        until = f"goes on with {room} after {_shrink_after_s(run, view, ranks):.0f} s"
-    yield Tell(event=f"waiting for room: {room} of {ranks} ranks have a place ({until})")
-
-
-def _no_room(run: Run, error: RayrecError) -> Ended:
-    """Return the end of a run whose ranks, new or lost, found no place."""
-    first = run.recovery.first_cause
-    if first is None or not isinstance(error, ConfigError):
-        return Ended(error=error)
-    past = tuple(old for old in run.recovery.past if old is not first)
-    return Ended(blame=first, past=past, more=f"it could not be replaced: {error}")

@@ -24,7 +24,7 @@ from rayrec.driver.specs import (
     train_spec,
 )
 from rayrec.driver.start import find_start
-from rayrec.errors import RunInterrupted
+from rayrec.errors import RunInterrupted, TrainingFailed
 from rayrec.layout import ShardingPlan, Topology
 from rayrec.layout.tables import refuse_growth
 from rayrec.observe.hindsight import Hindsight
@@ -110,6 +110,7 @@ def fit(
     Raises:
         RayrecError, RunInterrupted: the errors of `Driver.fit`.
     """
+    ranks.begin()
     run = planning.run
     check_values(data, run.tasks)
     check_values(held_out, run.tasks)
@@ -211,6 +212,11 @@ def _called(callbacks: Sequence[Callback], display: Display) -> Iterator[Hooks]:
     try:
         yield hooks
     except BaseException as error:
+        raised = hooks.error
         hooks.end(error, display.step)
-        raise
+        if raised is None or not isinstance(error, TrainingFailed):
+            raise
+        # the run was to end for it, and failed on the way
+        raised.add_note(f"the run did not end well then: {error}")
+        raise raised from raised.__cause__
     hooks.end(None, display.step)

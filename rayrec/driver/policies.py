@@ -32,6 +32,8 @@ COMES_S = 60.0
 MOST_SYMPTOMS = 3
 # largest factor by which the heartbeat timeout is extended
 MOST_PATIENCE = 8.0
+# what one look counts at most: a driver that slept, or was in a callback, has seen no more of it
+LONGEST_TURN_S = 2.0
 
 
 def judge(
@@ -49,12 +51,11 @@ def judge(
             failed or all others ended.
         heartbeat_s: a rank that answers nothing for so long has failed in any case.
     """
-    if not any(rank.has_failed for rank in ranks):
+    if not any(rank.has_failed and not rank.is_done for rank in ranks):
         frozen = [rank for rank in ranks if rank.silent_s >= heartbeat_s]
         if frozen:
             return _frozen(frozen, ranks)
-        done = all(rank.poll is not None and rank.poll.state == "done" for rank in ranks)
-        return "finish" if done else "wait"
+        return "finish" if all(rank.is_done for rank in ranks) else "wait"
     own = [rank for rank in ranks if rank.death or rank.own_error]
     # When all ranks have failed, no further cause can arrive.
     settled = all(rank.has_failed for rank in ranks)

@@ -16,7 +16,8 @@ from typing import Any
 
 from rayrec.driver.commands import Begin, Call, StartProcess
 from rayrec.driver.head import head, lost_calls
-from rayrec.driver.rank_process import LONGEST_TURN_S, death_line, end_process, start_process, told
+from rayrec.driver.policies import LONGEST_TURN_S
+from rayrec.driver.rank_process import death_line, end_process, start_process, told
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.spares import BEAT_S
 from rayrec.driver.stop_watch import HERE_AFTER_S, StopWatch

@@ -13,6 +13,7 @@ from typing import Any
 
 from rayrec.driver.blame import Blame, Kind, RankTrouble
 from rayrec.driver.failing import ailing
+from rayrec.driver.policies import LONGEST_TURN_S
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_process import death_line, told
 from rayrec.driver.recovery import Recovery
@@ -126,14 +127,14 @@ class RankGroup:
         import ray
 
         timeout_s = self._run.rules.setup_timeout_s
-        waiting, deadline = [*asked.values()], time.monotonic() + timeout_s
-        while waiting:
+        waiting, waited_s = [*asked.values()], 0.0
+        while waiting and waited_s < timeout_s:
+            began = time.monotonic()
             self.check()
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=WAIT_TURN_S)
             self._processes.look(0.0)
             self._find_trouble(what)
-            if time.monotonic() >= deadline:
-                break
+            waited_s += min(time.monotonic() - began, LONGEST_TURN_S)
         values = {}
         for rank, reference in asked.items():
             if reference in waiting:

@@ -15,8 +15,6 @@ from rayrec.errors import ConfigError, as_user_mistake
 from rayrec.machine.workers import is_ray_worker
 from rayrec.train.seat import RankAddress
 
-LONGEST_TURN_S = 2.0
-
 
 def start_process(scaling: ScalingConfig, group: Any, bundle: int) -> Any:
     """Start an actor in a placement group, which imports torch at once, and return its handle."""

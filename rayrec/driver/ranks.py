@@ -43,6 +43,10 @@ class Ranks:
         self._stop = threading.Event()
         self._controller: Controller | None = None
 
+    def begin(self) -> None:
+        """Forget a request to stop, which belongs to the run of its time."""
+        self._stop.clear()
+
     def request_stop(self) -> None:
         """Have the ranks end early, after a last checkpoint; any thread may call it."""
         self._stop.set()
@@ -84,8 +88,6 @@ class Ranks:
         """
         calls = hooks or Hooks((), "the driver")
         run, scaling = self._run, self.scaling
-        # A stop that was asked for belongs to the run of that time.
-        self._stop.clear()
 
         def told(prepared: Prepared) -> Prepared:
             # nothing is written before every host is known to share the folder

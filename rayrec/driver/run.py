@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 
 from rayrec.driver.cluster import Cluster
 from rayrec.driver.commands import At, Command, Need, ReportStep, StartProcess, Tell
@@ -141,6 +142,7 @@ class Run:
         wanted_since: the number of ranks that has no room, and since when; no time once that was
             told.
         hurries: the next decision needs no answer of the ranks.
+        looked_at: time of the newest view.
     """
 
     rules: Rules
@@ -160,6 +162,7 @@ class Run:
     short_s: float | None = 0.0
     wanted_since: tuple[int, float | None] = (0, None)
     hurries: bool = True
+    looked_at: float = inf
 
     @classmethod
     def of(cls, rules: Rules) -> Run:

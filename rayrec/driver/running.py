@@ -26,9 +26,6 @@ from rayrec.driver.views import Observation, View
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 
-# how long new ranks may take to come before the others pause without them
-COMING_S = 60.0
-
 
 def hand_over(run: Run, view: View) -> Iterator[Command]:
     """Watch the ranks before and after a change pass tables on."""
@@ -73,7 +70,7 @@ def _verdict(
 ) -> Blame | Literal["wait", "finish"]:
     """Judge the health of ranks that do one task."""
     # the cause may be heard of after its symptoms, so the verdict waits for it a moment
-    if state.trouble_at is None and any(rank.has_failed for rank in ranks):
+    if state.trouble_at is None and any(r.has_failed and not r.is_done for r in ranks):
         state.trouble_at = view.now
     trouble_s = 0.0 if state.trouble_at is None else view.now - state.trouble_at
     return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)
@@ -173,40 +170,44 @@ def _goal(
             yield from _tell_short(run, view, len(places))
     goal = sizing.goal(size, None if places is None else len(places), now)
     if goal < size:
-        state.growing = None
+        state.growing = 0
         yield from dismiss(run, Role.NEWCOMER)
         return goal
-    if state.growing is None and places is not None and goal > size:
+    if not state.growing and places is not None and goal > size:
         held = run.places
         for place in choose(places, held, goal):
             if place not in held:
                 seat = Seat(role=Role.NEWCOMER, place=place)
                 run.roster.seats.append(seat)
                 yield run.start_process(seat)
-        state.growing = goal, now + COMING_S
+        # they come up, and import
+        state.growing, state.deadline = goal, now + 2 * run.setup_s
         yield Tell(
             event=f"room for {goal} ranks: new ones start, and the {size} go on with them from the "
             "end of a window"
         )
-    if state.growing is None:
+    if not state.growing:
         return 0
-    goal, latest = state.growing
-    all_live = yield from _newcomers(run, view)
+    goal = state.growing
+    all_live = yield from _newcomers(run, state, view)
     if sizing.wanted < goal or not all_live:
         if not all_live:
             sizing.put_off(now)
-        state.growing = None
+        state.growing = 0
         yield from dismiss(run, Role.NEWCOMER)
         return 0
-    if now > latest or all(s.stage is Stage.READY for s in run.roster.of(Role.NEWCOMER)):
-        state.growing = None
+    if all(seat.stage is Stage.READY for seat in run.roster.of(Role.NEWCOMER)):
+        state.growing = 0
         return goal
     return 0
 
 
-def _newcomers(run: Run, view: View) -> Generator[Command, None, bool]:
-    """Have newcomers import what they need; return False if one of them is lost."""
+def _newcomers(run: Run, state: Running, view: View) -> Generator[Command, None, bool]:
+    """Have newcomers import what they need; return False if one of them is lost, or too late."""
     seats = run.roster.of(Role.NEWCOMER)
+    if view.now >= state.deadline and any(seat.stage is not Stage.READY for seat in seats):
+        yield without(f"it was not ready in {2 * run.setup_s:.0f} s")
+        return False
     if lost := ailing(run, view, seats, (), "start"):
         yield without(lost.cause)
         return False

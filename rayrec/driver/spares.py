@@ -85,7 +85,7 @@ def relieve(run: Run, view: View, mute: Collection[int]) -> set[int]:
         mute: processes of spares that gave no sign of life.
     """
     ranks, spares = run.roster.ranks, run.roster.of(Role.SPARE)
-    usable = [s for s in spares if s.process not in mute and not _is_dead(view, s)]
+    usable = [s for s in spares if s.process not in mute]
     lost = {rank: seat.node for rank, seat in enumerate(ranks) if seat.process is None}
     alive = view.rooms.alive if view.rooms is not None else frozenset(s.node for s in ranks)
     chosen = substitutes(
@@ -115,33 +115,27 @@ def keep(run: Run, view: View) -> Iterator[Command]:
         place = Place(group, 0)
         roster.seats.append(Seat(role=Role.SPARE, place=place, near=near[-1]))
         yield Ask(group=group, strategy="STRICT_PACK", near=near[-1])
-    places = view.rooms.nodes if view.rooms is not None else {}
+    yield from review(run, view)
     for seat in roster.of(Role.SPARE):
-        if seat.process is None:
-            yield from _place(run, view, seat, places)
+        if seat.stage is Stage.PLACED and view.now >= seat.not_before:
+            yield run.start_process(seat)
         else:
-            yield from _hear(run, view, seat)
+            yield from warm(run, seat)
     yield from _tell_shortage(run, view)
 
 
-def _place(run: Run, view: View, seat: Seat, nodes: Mapping[Place, str]) -> Iterator[Command]:
-    """Follow the place of a spare without a process, and make its process."""
-    seat.node = nodes.get(seat.place, "")
-    seat.stage = Stage.PLACED if seat.node else Stage.ASKED
-    if seat.node and view.now >= seat.not_before:
-        yield run.start_process(seat)
-
-
-def _hear(run: Run, view: View, seat: Seat) -> Iterator[Command]:
-    """Look after a spare with a process, or give it up."""
-    assert seat.process is not None
-    seen = view.processes.get(seat.process)
-    ready = seat.stage is Stage.READY
-    limit_s = BEAT_S + run.rules.heartbeat_s if ready else run.rules.setup_timeout_s
-    if seen is not None and seen.loss(run.rules.heartbeat_s, limit_s) is not None:
-        yield from lose(seat, view.now)
-    else:
-        yield from warm(run, seat)
+def review(run: Run, view: View) -> Iterator[Command]:
+    """Follow the places of spares without a process, and give up the processes that are lost."""
+    nodes: Mapping[Place, str] = view.rooms.nodes if view.rooms is not None else {}
+    for seat in run.roster.of(Role.SPARE):
+        if seat.process is None:
+            seat.node = nodes.get(seat.place, "")
+            seat.stage = Stage.PLACED if seat.node else Stage.ASKED
+        elif (seen := view.processes.get(seat.process)) is not None:
+            ready = seat.stage is Stage.READY
+            limit_s = BEAT_S + run.rules.heartbeat_s if ready else run.rules.setup_timeout_s
+            if seen.loss(run.rules.heartbeat_s, limit_s) is not None:
+                yield from lose(seat, view.now)
 
 
 def warm(run: Run, seat: Seat) -> Iterator[Command]:
@@ -156,11 +150,6 @@ def lose(seat: Seat, now: float) -> Iterator[Command]:
     seat.deaths += 1
     seat.not_before = now + pause_s(seat.deaths)
     yield from end(seat)
-
-
-def _is_dead(view: View, seat: Seat) -> bool:
-    seen = view.processes.get(seat.process) if seat.process is not None else None
-    return seen is not None and bool(seen.death)
 
 
 def _tell_shortage(run: Run, view: View) -> Iterator[Command]:

@@ -11,7 +11,7 @@ after a change pass tables on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rayrec.driver.blame import Blame
@@ -27,7 +27,8 @@ class Filling:
         room_since: since when places are missing, or None. grew_at: when more came last, and
             `room`: how many there were.
         is_told: the user knows of the wait.
-        probing_until: until when spares may show that they live; None before.
+        probed: spares have had the time to show that they live.
+        probing_until: until when they may; None before.
         calls: probes without an answer, by number, with their processes.
         deadline: until when processes may come up; None while places are missing.
         relieved: ranks that go on in the process of a spare, and `replaced`: those with a new one.
@@ -38,6 +39,7 @@ class Filling:
     grew_at: float = 0.0
     room: int = -1
     is_told: bool = False
+    probed: bool = False
     probing_until: float | None = None
     calls: dict[int, int] = field(default_factory=dict)
     deadline: float | None = None
@@ -81,12 +83,13 @@ class Running:
     Attributes:
         trouble_at: when trouble was seen first.
         stop_at: when they were asked to end.
-        growing: number of ranks once newcomers are ready, and until when they are waited for.
+        growing: number of ranks once newcomers are ready, or 0; `deadline`: until when they may be.
     """
 
     trouble_at: float | None = None
     stop_at: float | None = None
-    growing: tuple[int, float] | None = None
+    growing: int = 0
+    deadline: float = 0.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,6 +126,13 @@ FOLLOWS: Mapping[type[Any], tuple[type[Any], ...]] = {
     Gathering: (Filling, Gathering, Ended),
     Ended: (),
 }
+
+
+def put_off(state: State, seconds: float) -> None:
+    """Move all times of a state by seconds in which nobody looked at the cluster."""
+    for each in fields(state):
+        if isinstance(at := getattr(state, each.name), float):
+            setattr(state, each.name, at + seconds)
 
 
 def name_of(state: State) -> str:

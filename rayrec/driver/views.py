@@ -94,6 +94,11 @@ class Observation(ProcessView):
         """True if it died, or its task ended by an error."""
         return bool(self.death) or self.error is not None
 
+    @property
+    def is_done(self) -> bool:
+        """True if its task ended well, also where it died since."""
+        return self.poll is not None and self.poll.state == "done"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:

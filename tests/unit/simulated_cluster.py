@@ -29,6 +29,7 @@ from rayrec.driver.commands import (
     Tell,
 )
 from rayrec.driver.decide import decide
+from rayrec.driver.placement import NOTICE_AFTER_S
 from rayrec.driver.policies import COLLECT_S
 from rayrec.driver.replay import Look
 from rayrec.driver.roster import Place, Role
@@ -54,10 +55,14 @@ ROOM_S = 60.0  # longest wait for room
 
 @dataclass(kw_only=True)
 class Node:
-    """A node with room for some processes; `goes_at` is when a draining one goes."""
+    """A node with room for some processes; `goes_at` is when a draining one goes.
+
+    The head of the cluster counts a lost one as alive until `known_at`.
+    """
 
     slots: int
     alive: bool = True
+    known_at: float = 0.0
     draining: bool = False
     goes_at: float = math.inf
 
@@ -162,12 +167,11 @@ class Simulation:
         self.saved, self.handed_at, self.holders = 0, None, set[int]()
         self.kept: dict[Place, list[Point]] = {}
         self.all_had: Point | None = None
-        self.line = self.mistakes = self.from_memory = self.called_off = self.looks = (
-            self.silences
-        ) = 0
+        self.line = self.mistakes = self.from_memory = self.called_off = self.looks = 0
         self.stops, self.signal = False, None
         self.arranged: tuple[Place, ...] = ()
         self.wish: int | None = None
+        self.unfit = set[int]()  # numbers of ranks that no plan fits
         self.loses_nodes, self.planned_first = True, False
         self.records, self.log = False, list[Look]()
 
@@ -185,17 +189,26 @@ class Simulation:
     def look_once(self) -> None:
         """Let the cluster go on for a moment, and the driver look at it, decide and act."""
         self.pass_time(0.01 if self.run.hurries else TURN_S)
-        if self.harms(0.1):
-            # the driver sleeps, and all others go on
-            for _ in range(self.draw.randint(5, 300)):
-                self.pass_time(TURN_S)
+        self.sleep()
         view = self.view()
         commands = decide(self.run, view)
+        state = self.run.state
+        if view.stops and isinstance(state, Filling) and state.deadline is None:
+            is_new = state.since > view.now - NOTICE_AFTER_S
+            assert is_new or self.run.handed_over, "it waits, and shall end"
         self.looks += 1
         if self.records:
             self.log.append(Look.of(view, self.run, commands))
+        # a callback that is told of what was decided may take long
+        self.sleep()
         self.do(commands)
         self.check()
+
+    def sleep(self) -> None:
+        """Have the driver sleep now and then, while all others go on."""
+        if self.harms(0.1):
+            for _ in range(self.draw.randint(5, 300)):
+                self.pass_time(TURN_S)
 
     def check(self) -> None:
         """Check what must hold after every decision."""
@@ -253,7 +266,8 @@ class Simulation:
         for name, node in list(self.nodes.items()):
             lost = self.loses_nodes and self.harms(0.3)
             if node.alive and (self.now >= node.goes_at or lost):
-                self.lose_node(name)
+                # a machine that ends is missed later than its processes
+                self.lose_node(name, self.draw.choice([0.0, 15 * self.draw.random()]))
             elif node.alive and self.drains and not node.draining and self.harms():
                 node.draining = True
                 if self.draw.random() < 0.7:
@@ -262,7 +276,6 @@ class Simulation:
             self.add_node()
         if self.harms():
             self.head_hears_at = self.now + self.draw.random() * 30
-            self.silences += 1
         if self.run.rules.scaling.is_elastic and self.harms():
             least, most = self.scaling.least, self.scaling.most
             self.wish = self.draw.randint(least, most)
@@ -282,14 +295,18 @@ class Simulation:
     def kill(self, process: Process) -> None:
         process.alive, process.died_at = False, self.now + self.draw.random()
 
-    def lose_node(self, name: str) -> None:
-        self.nodes[name].alive = False
+    def lose_node(self, name: str, known_s: float = 0.0) -> None:
+        self.nodes[name].alive, self.nodes[name].known_at = False, self.now + known_s
         for process in self.processes.values():
             if process.node == name and process.alive:
                 self.kill(process)
         for place in [p for p in self.kept if self.node_of(p) == name]:
             self.kept[place].clear()
             self.all_had = None
+
+    def counts(self, name: str) -> bool:
+        """Return True if the head of the cluster takes a node for alive."""
+        return self.nodes[name].alive or self.now < self.nodes[name].known_at
 
     def node_of(self, place: Place) -> str:
         group = self.groups.get(place.group)
@@ -298,7 +315,7 @@ class Simulation:
     def give_places(self) -> None:
         """Give places to groups that lack some, as Ray does."""
         for group in self.groups.values():
-            lost = [b for b, n in group.nodes.items() if not self.nodes[n].alive]
+            lost = [b for b, n in group.nodes.items() if not self.counts(n)]
             for bundle in lost:
                 del group.nodes[bundle]
             missing = [b for b in range(group.ask.bundles) if b not in group.nodes]
@@ -457,7 +474,7 @@ class Simulation:
             else reply
             for reply in due
         ]
-        alive = frozenset(name for name, node in self.nodes.items() if node.alive)
+        alive = frozenset(filter(self.counts, self.nodes))
         if "rooms" in self.run.needs and self.head_hears_at <= self.now:
             self.rooms = Rooms(
                 asked_at=self.now,
@@ -465,7 +482,7 @@ class Simulation:
                 draining={
                     name: None if node.goes_at == math.inf else node.goes_at
                     for name, node in self.nodes.items()
-                    if node.alive and node.draining
+                    if name in alive and node.draining
                 },
                 nodes={
                     Place(number, bundle): name
@@ -613,8 +630,10 @@ class Simulation:
         assert isinstance(self.run.state, Planning)
         if not plan.handed_over:
             self.handed_at, self.holders = None, set()
-        refuses = self.run.former and not self.run.goes_back and self.harms(20)
-        if refuses:
+        size = len(plan.processes)
+        if self.run.former and not self.run.goes_back and self.harms(20):
+            self.unfit.add(size)
+        if self.run.former and size in self.unfit:
             self.called_off += 1
             error = PlanError("the tables do not fit")
             self.planned = Planned(refused=str(error), error=error)

@@ -10,7 +10,9 @@ import pytest
 from rayrec import Callback, EvaluationConfig
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.errors import CallbackError, ConfigError, InputError
+from rayrec.driver.display import Display
+from rayrec.driver.fitting import _called
+from rayrec.errors import CallbackError, ConfigError, InputError, TrainingFailed
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.events import Evaluation, ProgressReport, Saved
 from tests.clicks import TWELVE_STEPS, write_clicks
@@ -97,6 +99,22 @@ def test_a_callback_of_the_driver_that_raises_ends_a_run_that_saves(
     assert isinstance(told, CallbackError)
     newest = CheckpointManager(str(tmp_path / "run")).steps()[-1]
     assert 5 <= newest < 100_000
+
+
+def test_a_callback_that_raises_is_named_also_where_the_ranks_fail_then(tmp_path: Path) -> None:
+    """They were asked to stop for it, and did not in time."""
+    diary = Diary("checkpoint")
+    with (
+        pytest.raises(CallbackError, match=r"Diary.on_checkpoint raised ValueError: a bad") as told,
+        _called([diary], Display("off")) as hooks,
+    ):
+        hooks.event(Saved(step=4, path=str(tmp_path), seconds=1.0))
+        raise TrainingFailed("the ranks were asked to stop and did not in 60 s")
+    assert isinstance(told.value.__cause__, ValueError)
+    assert told.value.__notes__ == [
+        "the run did not end well then: the ranks were asked to stop and did not in 60 s"
+    ]
+    assert isinstance(diary.of("end")[0], TrainingFailed)
 
 
 @pytest.mark.parametrize("moment", ["step", "window", "evaluation", "checkpoint"])

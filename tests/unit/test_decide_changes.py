@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
+
 from rayrec.driver.commands import Ask, Command, GiveBack, Plan, Save, Tell
 from rayrec.driver.policies import LEAVE_S
 from rayrec.driver.preemption import LAST_S
 from rayrec.driver.roster import Role
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended, Planning, Running
+from rayrec.driver.states import Ended, Gathering, Planning, Running
 from rayrec.driver.views import Planned, Verb
 from rayrec.errors import PlanError
 from rayrec.train.events import Failure
@@ -94,6 +96,46 @@ def test_a_new_rank_that_dies_beside_the_others_is_no_failure() -> None:
     assert [t for t in world.told if "goes on without it: its process died" in str(t)]
 
 
+def test_a_new_rank_that_dies_while_the_others_pause_for_it_is_no_failure() -> None:
+    world = growing(max_failures=0)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    while world.run.sizing.paused_since is None:
+        world.look_once()
+    world.kill(world.processes[newcomer.process or 0])
+    while isinstance(world.run.state, Running):
+        world.worlds[-1].next_step_at += 2.0 * (
+            not world.processes[newcomer.process or 0].view.death
+        )
+        world.look_once()
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert world.run.recovery.past == [] and world.run.sizing.resizes == 1
+
+
+def test_a_new_rank_that_dies_amid_a_recovery_is_no_second_failure() -> None:
+    world = growing(max_failures=1)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    world.kill(world.processes[world.run.roster.ranks[0].process or 0])
+    while not isinstance(world.run.state, Gathering):
+        world.look_once()
+    world.kill(world.processes[newcomer.process or 0])
+    world.pass_time(1.0)
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert len(world.run.recovery.past) == 1
+
+
+def test_a_new_rank_that_hangs_beside_the_others_is_no_failure() -> None:
+    """It answers, and never has what it needs; the others do not pause for it."""
+    world = growing(max_failures=0)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    world.processes[newcomer.process or 0].hangs = True
+    while not world.run.sizing.resizes and not world.run.has_ended:
+        world.look_once()
+        world.worlds[-1].next_step_at += 0.19
+    assert world.play() == Ended() and len(world.run.roster.ranks) == 2
+    assert world.run.recovery.past == [] and world.run.generation == 3
+    assert [t for t in world.told if "goes on without it: it was not ready in 240 s" in str(t)]
+
+
 def test_new_ranks_that_cannot_import_leave_the_others_alone() -> None:
     """A node that lacks a package is tried less and less often."""
     world = growing(max_failures=-1)
@@ -144,6 +186,34 @@ def test_a_change_is_called_off_also_where_it_was_taken_back_meanwhile() -> None
         world.look_once()
     world.wish = 1
     assert world.play() == Ended() and len(world.run.roster.ranks) == 1
+
+
+@pytest.mark.parametrize("fits", [False, True])
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_a_smaller_number_that_no_plan_fits_leaves_the_ranks_as_they_were(
+    hands_over: bool, fits: bool
+) -> None:
+    """Their places stay theirs until there is a plan, and no plan fits the smaller number later."""
+    world = elastic(3, a=3)
+    while len(world.run.roster.ranks) < 3 or not isinstance(world.run.state, Running):
+        world.look_once()
+    plan, refused = world.plan, list[int]()
+
+    def refuse(command: Plan) -> None:
+        assert len(world.groups) == 3
+        if len(command.processes) == 3 or fits:
+            plan(command)
+        else:
+            refused.append(len(command.processes))
+            world.planned = Planned(refused="they do not fit", error=PlanError("they do not fit"))
+
+    world.plan, world.wish = refuse, 2  # type: ignore[method-assign]
+    # tables are handed over below 0.7, and an answer comes late below 0.2
+    chance = world.draw.random
+    world.draw.random = lambda: (0.3 if hands_over else 0.9) if refused == [] else chance()  # type: ignore[method-assign]
+    assert world.play() == Ended()
+    assert refused == ([] if fits else [2]) and world.run.recovery.past == []
+    assert len(world.run.roster.ranks) == len(world.groups) == (2 if fits else 3)
 
 
 def test_a_deadline_that_moves_away_is_saved_before_again() -> None:

@@ -31,6 +31,7 @@ from rayrec.driver import (
     run_folder,
 )
 from rayrec.driver.scaling_checks import check_run
+from rayrec.driver.start import Start, find_start
 from rayrec.errors import (
     CheckpointError,
     ConfigError,
@@ -483,6 +484,24 @@ def test_request_stop_returns_a_result(clicks: SyntheticPaths, tmp_path: Path) -
     result = endless.fit()
     timer.join()
     assert result.stopped and result.checkpoint is not None and result.metrics == {}
+
+
+def test_a_stop_before_the_ranks_begin_is_obeyed_and_one_of_an_earlier_run_is_not(
+    clicks: SyntheticPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = driver(clicks, tmp_path, steps=100_000, report_every_s=0.05)
+
+    def looks(*given: Any) -> Start:
+        # where a run starts may take a while to find out
+        endless.request_stop()
+        return find_start(*given)
+
+    monkeypatch.setattr("rayrec.driver.fitting.find_start", looks)
+    assert endless.fit().stopped
+    monkeypatch.undo()
+    short = driver(clicks, steps=2)
+    short.request_stop()
+    assert not short.fit().stopped
 
 
 def test_a_folder_of_another_run_is_not_written_to(

@@ -60,6 +60,15 @@ def test_all_done_finishes_and_one_running_waits() -> None:
     assert judge([Observation(rank=0, host="h")], 0.0) == "wait"
 
 
+def test_a_rank_that_dies_once_its_task_is_done_is_no_failure() -> None:
+    """It has done its part of all that the others do."""
+    gone = replace(done(1), death="its process died", death_at=1.0)
+    assert judge([running(0), gone], 60.0) == "wait"
+    assert judge([done(0), gone], 60.0) == "finish"
+    blame = judge([failed(0, "CommError: reset", 2.0, collateral=True), gone], GRACE_S)
+    assert isinstance(blame, Blame) and blame.rank == 1 and blame.kind == "died"
+
+
 def test_a_symptom_waits_for_its_cause() -> None:
     ranks = [failed(0, "CommError: reset", 1.0, collateral=True), running(1)]
     assert judge(ranks, GRACE_S / 2) == "wait"

@@ -1,0 +1,91 @@
+"""What a run does while its ranks have no room: how long it waits, what it says, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from signal import SIGTERM
+
+from rayrec.driver.blame import Blame
+from rayrec.driver.commands import At, Command, Tell
+from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.roster import numbered
+from rayrec.driver.run import Run
+from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
+from rayrec.driver.states import Ended, Filling
+from rayrec.driver.views import View
+from rayrec.errors import ConfigError, RayrecError, RunInterrupted
+
+
+def shrink_after_s(run: Run, view: View, ranks: int) -> float:
+    """Return the seconds that a run of `ranks` waits for a lost place before it shrinks."""
+    scaling, told = run.rules.scaling, view.resources
+    if scaling.shrink_after_s is not None:
+        return scaling.shrink_after_s
+    # no waiting for a node that nobody will add
+    never = run.rules.cluster.fixed and told is not None and shortage(scaling, told.total, ranks)
+    return 0.0 if never else SHRINK_AFTER_S
+
+
+def wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterator[Command]:
+    """Spend a look waiting for more places than there are."""
+    scaling, told, least = run.rules.scaling, view.resources, run.rules.scaling.least
+    assert state.room_since is not None
+    waited_s = view.now - state.room_since
+    limit_s = scaling.placement_timeout_s or PLACEMENT_TIMEOUT_S
+    shrinks = scaling.is_elastic and bool(run.roster.ranks)
+    if run.generation:
+        lost = "the ranks" if shrinks else "the lost ranks"
+        yield At(where=f"waiting for room for {lost}", patient=True)
+    if told is None:
+        return
+    if room < least or not shrinks:
+        why = too_much(scaling, told.total, run.rules.cluster)
+        if why and (shrinks or waited_s == 0.0):
+            run.state = _no_room(run, ConfigError(why))
+            return
+        if waited_s >= limit_s:
+            base = view.rooms.base if view.rooms is not None else "unknown"
+            run.state = _no_room(run, refusal(scaling, base, told, waited_s))
+            return
+    if waited_s < NOTICE_AFTER_S or state.is_told:
+        return
+    state.is_told = True
+    if not shrinks:
+        what = why_waiting(scaling, told) or "Ray has not given it yet"
+        yield Tell(event=f"waiting for room: {what} (up to {limit_s:.0f} s)")
+        return
+    until = f"at least {least} are needed, up to {limit_s:.0f} s"
+    if room >= least:
+        until = f"goes on with {room} after {shrink_after_s(run, view, ranks):.0f} s"
+    yield Tell(event=f"waiting for room: {room} of {ranks} ranks have a place ({until})")
+
+
+def stop(run: Run, state: Filling, view: View) -> None:
+    """End a run that was asked to, and whose ranks cannot save since they get no room.
+
+    It ends as it would have if it had been asked a moment sooner: ranks that paused have saved, and
+    a failure is not recovered from.
+    """
+    if run.handed_over or view.now - state.since < NOTICE_AFTER_S:
+        return
+    ranks = [view.processes[process] for process, _ in numbered(run.roster.ranks)]
+    if (first := run.recovery.first_cause) is not None:
+        run.state = _end_with(run, first, "the run was asked to stop while it waited for room")
+    elif ranks and all(seen.pause is not None for seen in ranks):
+        run.recovery.caught_up(view.now)
+        run.state = Ended()
+    else:
+        run.state = Ended(error=RunInterrupted(SIGTERM))
+
+
+def _no_room(run: Run, error: RayrecError) -> Ended:
+    """Return the end of a run whose ranks, new or lost, found no place."""
+    first = run.recovery.first_cause
+    if first is None or not isinstance(error, ConfigError):
+        return Ended(error=error)
+    return _end_with(run, first, f"it could not be replaced: {error}")
+
+
+def _end_with(run: Run, first: Blame, more: str) -> Ended:
+    past = tuple(old for old in run.recovery.past if old is not first)
+    return Ended(blame=first, past=past, more=more)
