@@ -141,8 +141,8 @@ def _places(run: Run, state: Filling, view: View) -> list[Place] | None:
     ranks, held = run.roster.ranks, list[Place]()
     if not run.rules.scaling.is_elastic or (run.handed_over and view.stops):
         # processes that live keep their places, whatever the cluster says of them
-        held = [seat.place for seat in ranks if seat.process is not None]
-        if ranks and len(held) == len(ranks):
+        held = [seat.place for seat in run.joint() if seat.process is not None]
+        if len(held) >= run.rules.scaling.least:
             return held
     # places that were told of before may be lost with the rank
     if view.rooms is None or view.rooms.asked_at < state.since:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from rayrec.driver.commands import Plan
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Filling, Running
-from rayrec.errors import RunInterrupted
+from rayrec.driver.views import Planned
+from rayrec.errors import PlanError, RunInterrupted
 from tests.unit.simulated_cluster import TURN_S, Node, Simulation
 
 LONG_S = 300.0  # longest wait for room
@@ -129,6 +131,28 @@ def test_a_silent_head_holds_up_no_ranks_that_keep_tables_and_shall_save() -> No
     step = world.handed_at
     assert isinstance(world.run.state, Filling) and step is not None and world.saved < step
     assert ended(world, 15.0) == Ended() and world.saved > step
+
+
+def test_ranks_that_no_smaller_plan_fits_are_together_again_to_save() -> None:
+    """The one that was to leave keeps tables that nobody else has."""
+    world = run_of((1, 3), n0=3)
+    train(world)
+    plan = world.plan
+
+    def refuse(command: Plan) -> None:
+        if len(command.processes) == 3:
+            plan(command)
+        else:
+            world.planned = Planned(refused="no room", error=PlanError("no room"))
+            world.stops = True
+
+    world.plan, world.wish = refuse, 2  # type: ignore[method-assign]
+    world.draw.random = lambda: 0.5  # type: ignore[method-assign]
+    while not world.stops:
+        world.look_once()
+    step = world.handed_at
+    assert step is not None and world.saved < step
+    assert world.play() == Ended() and world.saved > step
 
 
 def starts(world: Simulation) -> None:
