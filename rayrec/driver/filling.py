@@ -41,7 +41,7 @@ def fill(run: Run, view: View) -> Iterator[Command]:
         # some tables are lost with it, whoever gets a place
         yield from failed(run, view, lost)
     elif not run.roster.groups:
-        yield from _begin(run, view)
+        yield from _begin(run, state, view)
     elif run.roster.of(Role.SPARE) and run.recovery.under_way and not state.probed:
         yield from _probe(run, state, view)
     elif (places := _places(run, state, view)) is not None:
@@ -98,9 +98,10 @@ def _lacking(run: Run, view: View) -> int:
     return sum(place.group == BASE or place in run.places for place in going)
 
 
-def _begin(run: Run, view: View) -> Iterator[Command]:
+def _begin(run: Run, state: Filling, view: View) -> Iterator[Command]:
     """Ask for the first places, or refuse ranks that can never have them."""
     scaling, told = run.rules.scaling, view.resources
+    state.since = state.since or view.now
     yield At(where="waiting for room on the cluster", patient=True)
     if told is None:
         return
