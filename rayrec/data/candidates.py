@@ -120,6 +120,7 @@ class SharedNegatives:
 
     @cached_property
     def _ends(self) -> NDArray[Any]:
+        assert self.counts is not None, "only draws by popularity ask for it"
         return np.cumsum(self.counts)
 
     @property
