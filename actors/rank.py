@@ -231,8 +231,10 @@ class RankActor:
             os.setpriority(os.PRIO_PROCESS, 0, min(0, os.getpriority(os.PRIO_PROCESS, 0)))
         try:
             self._await_imports()
+            from rayrec.comm.process_group import destroy_process_group
             from rayrec.train.world import joined
 
+            destroy_process_group()  # where an earlier world could not be left
             context = RankContext(
                 seat=seat,
                 log=self._log,

@@ -82,7 +82,8 @@ def init_process_group(
     _timeout_s = timeout_s
     # A join that failed has counted a group, and torch names groups by this count: this process
     # would wait at another key of the store than the others.
-    if not dist.is_initialized():
+    had_one = dist.is_initialized()  # torch refuses a second one
+    if not had_one:
         distributed_c10d._world.group_count = 0
     before = _socket_fds()
     _find_store(store)
@@ -98,10 +99,12 @@ def init_process_group(
             # opens the connections, so that they are known below
             dist.barrier(group)
         distributed_c10d._set_pg_timeout(timeout, group)
-    except (dist.DistError, RuntimeError) as error:
+    except BaseException as error:
         # a group that failed in the barrier would stand in the way of the next generation
-        if dist.is_initialized():
+        if dist.is_initialized() and not had_one:
             destroy_process_group()
+        if not isinstance(error, (dist.DistError, RuntimeError)):
+            raise
         raise JoinError(
             f"rank {rank} of {world_size} could not join the {backend} process group: "
             f"{_first_line(error)}"

@@ -151,3 +151,29 @@ def cut_off(rank: int, world_size: int) -> None:
 
 def test_a_wait_for_ranks_that_do_not_come_can_be_cut(ranks: RankPool) -> None:
     ranks.run(2, cut_off, timeout_s=30)
+
+
+def interrupted(rank: int, world_size: int) -> None:
+    """Join a world of its own, which an error of another kind ends once connections are open."""
+    destroy_process_group()
+    store, barrier = create_store("127.0.0.1"), dist.barrier
+
+    def ends(*_: object) -> None:
+        raise KeyError("gone")
+
+    dist.barrier = ends
+    try:
+        with pytest.raises(KeyError, match="gone"):
+            init_process_group(store, 0, 1)
+    finally:
+        dist.barrier = barrier
+    assert not dist.is_initialized()
+    # a group that was there before stays
+    init_process_group(store, 0, 1, generation=1)
+    with pytest.raises(ValueError, match="twice"):
+        init_process_group(store, 0, 1, generation=2)
+    assert dist.is_initialized()
+
+
+def test_an_error_of_any_kind_leaves_no_half_joined_world(ranks: RankPool) -> None:
+    ranks.run(1, interrupted, timeout_s=60)
