@@ -126,7 +126,7 @@ class ShardedEmbeddings:
         """Set the learning rate of the updates to come."""
         for lookup in self.lookups.values():
             lookup.set_learning_rate(lr)
-            lookup.base_rate = None  # it is no schedule's, and the base of the next one
+            lookup.base_rate = None  # no schedule's, and the base of the next one
 
     def grow(self, names: Iterable[str] | None = None) -> dict[str, int]:
         """Double the rows of dynamic tables that are filled so far; see `EngineFront.grow`."""

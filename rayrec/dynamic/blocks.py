@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from rayrec.data.hashing import mix
 from rayrec.dynamic.clock import NO_TIME, Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints
 from rayrec.dynamic.id_map import ABSENT, IdMap
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.dynamic.sightings import Sightings, Stamps
 from rayrec.errors import ConfigError
 from rayrec.layout.dynamic import DynamicConfig
@@ -65,19 +65,6 @@ class Placed(NamedTuple):
 
     places: Ints
     freed: Ints
-
-
-def blocks_of(keys: Ints, blocks: int) -> Ints:
-    """Return (N,) blocks of (N,) keys, of so many, a power of two, by the upper bits of a hash."""
-    if blocks == 1:
-        return np.zeros(len(keys), np.int64)
-    shift = np.uint64(64 - (blocks.bit_length() - 1))
-    return (mix(keys.view(np.uint64)) >> shift).view(np.int64)
-
-
-def first_rows(ids: Tensor, blocks: int, size: int) -> Tensor:
-    """Return (N,) the first row of the block of (N,) ids, in a table of blocks of `size` rows."""
-    return torch.from_numpy(blocks_of(ids.cpu().numpy(), blocks) * size).to(ids.device)
 
 
 class BlockedKeys:

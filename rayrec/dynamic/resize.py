@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rayrec.data.hashing import mix
-from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import Instant
 from rayrec.dynamic.columns import NO_KEY, IdColumns, Ints, lanes_of
 from rayrec.dynamic.id_map import ABSENT
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.dynamic.kinds import KINDS, kinds_of
 from rayrec.dynamic.known import known_keys
 from rayrec.layout.tables import BaseEmbeddingConfig

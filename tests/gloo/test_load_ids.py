@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rayrec.data.hashing import mix
 from rayrec.distributed import DistributedModelParallel, load_table
-from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import NO_TIME, Instant
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.layout import (
     DynamicConfig,

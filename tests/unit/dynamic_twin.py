@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayrec.data.hashing import mix, mix_int
-from rayrec.dynamic.blocks import blocks_of
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig
 
 SEED = 5

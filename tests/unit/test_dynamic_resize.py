@@ -12,9 +12,9 @@ import torch
 
 from rayrec.checkpoint import CheckpointManager, ShardState, restore_checkpoint, save_checkpoint
 from rayrec.data.hashing import mix
-from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import NO_TIME, Instant, clock_extras
 from rayrec.dynamic.columns import IdColumns
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.dynamic.kinds import KINDS, kinds_of
 from rayrec.dynamic.resize import places_in
 from rayrec.errors import CheckpointError

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rayrec.data import FeatureSchema
-from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.clock import IdClock, Instant
 from rayrec.dynamic.columns import lanes_of
 from rayrec.dynamic.first_values import first_values
 from rayrec.dynamic.fused_rows import FusedRows
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.errors import ConfigError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, Shard
 from rayrec.modules import EmbeddingBagCollection

@@ -26,8 +26,8 @@ from rayrec.checkpoint import (
     restore_checkpoint,
     save_checkpoint,
 )
-from rayrec.dynamic.blocks import blocks_of
 from rayrec.dynamic.columns import lanes_of
+from rayrec.dynamic.key_blocks import blocks_of
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout import (
     DataType,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rayrec.distributed.steps.source_rows import FilledBags, SourcePart, SourceRows
-from rayrec.dynamic.blocks import first_rows
+from rayrec.dynamic.key_blocks import first_rows
 from rayrec.errors import InputError
 from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor

@@ -23,7 +23,7 @@ from rayrec.distributed.program.groups import (
     is_vectorized,
 )
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.dynamic.blocks import first_rows
+from rayrec.dynamic.key_blocks import first_rows
 from rayrec.layout import Shard
 
 _LEAST_BYTES = 1 << 20

@@ -21,8 +21,8 @@ from rayrec.distributed.program.groups import GroupKey, LookupGroup, Use
 from rayrec.distributed.program.slots import SlotTable
 from rayrec.distributed.steps.source_rows import SourceRows
 from rayrec.distributed.ways.way import Step
-from rayrec.dynamic.blocks import first_rows
 from rayrec.dynamic.id_map import ABSENT
+from rayrec.dynamic.key_blocks import first_rows
 from rayrec.layout import Layout, TableLayout
 
 Parts = list[list[Tensor]]  # by slot and source
