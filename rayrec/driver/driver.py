@@ -150,7 +150,7 @@ class Driver:
                 been ended.
             RunInterrupted: Ctrl-C or SIGTERM ended the run early, after a last checkpoint; it has
                 the result. Where nothing catches it, the process ends with 130 or 143. Without a
-                result where no rank had begun, also when `request_stop` ended the wait for room.
+                result where no rank has one, also when `request_stop` ended the wait for room.
         """
         if self._data is None:
             raise ConfigError(

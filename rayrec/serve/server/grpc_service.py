@@ -25,6 +25,7 @@ from rayrec.serve.wire import ARROW_TYPE, METHOD, SCORE_METHOD, SERVICE
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _STATUS = 1  # field of HealthCheckResponse
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
+# an end is waited for until no request has been pending for so long, looked at so often
 _QUIET_S, _TURN_S = 3.0, 0.1
 
 
@@ -124,7 +125,7 @@ class GrpcService:
         """Take no more requests, and wait at most `seconds` for the answers of pending ones.
 
         gRPC also waits for calls whose request does not come. They are left when nothing else has
-        been pending for some seconds.
+        been pending for `_QUIET_S`.
         """
         ending, quiet_s = asyncio.ensure_future(self._server.stop(seconds)), 0.0
         while not ending.done() and quiet_s < _QUIET_S:
