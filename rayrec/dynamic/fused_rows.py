@@ -130,7 +130,7 @@ class FusedRows:
             self._version = version
 
     def _find(self, keys: Ints, bounds: Sequence[int], now: Instant) -> Ints:
-        rows = self._maps.find(torch.from_numpy(keys), bounds).numpy()
+        rows: Ints = self._maps.find(torch.from_numpy(keys), bounds)[0].numpy()
         rows[~self._fresh(rows, bounds, now)] = ABSENT
         return rows
 
@@ -146,9 +146,10 @@ class FusedRows:
     def _admit(self, keys: Ints, bounds: Sequence[int], now: Instant, lags: Ints | None) -> Ints:
         """Count (N,) ids, admit and evict, and return their (N,) rows."""
         # most ids have a row, and are counted as often as they occur: to sort them costs more
-        rows = self._maps.find(torch.from_numpy(keys), bounds).numpy()
+        places, complete = self._maps.find(torch.from_numpy(keys), bounds)
+        rows: Ints = places.numpy()
         fresh = None
-        if self._aging or rows.min(initial=0) == ABSENT:
+        if self._aging or not complete:
             fresh = self._fresh(rows, bounds, now)
             fresh = None if fresh.all() else fresh
         for shard, (start, stop) in zip(self.of_shards, pairwise(bounds), strict=True):

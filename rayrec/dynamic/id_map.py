@@ -103,8 +103,9 @@ class IdMaps:
         self._table, self._bounds = _empty(bounds[-1]), torch.tensor(bounds)
         self.maps = [IdMap.over(self._table[start:stop]) for start, stop in pairwise(bounds)]
 
-    def find(self, ids: Tensor, bounds: Sequence[int]) -> Tensor:
-        """Return (N,) places of (N,) ids, each in its map, `ABSENT` where there is none.
+    def find(self, ids: Tensor, bounds: Sequence[int]) -> tuple[Tensor, bool]:
+        """Return (N,) places of (N,) ids, each in its map, `ABSENT` where there is none; and True
+        if all have one.
 
         Args:
             bounds: where the ids of each map begin, and N.
@@ -112,7 +113,10 @@ class IdMaps:
         found = torch.ops.fbgemm.pruned_hashmap_lookup(
             ids, torch.tensor(bounds), self._table, self._bounds
         )
-        return found.clamp_(min=ABSENT)
+        # a pass over the places that writes none is the quicker one
+        if not found.numel() or int(found.min()) > ABSENT:
+            return found, True
+        return found.clamp_(min=ABSENT), False
 
 
 def _empty(slots: int) -> Tensor:
