@@ -113,10 +113,14 @@ class JaggedGroups:
             padded = jagged_to_padded_dense(values, offsets, length, 0.0)
             return [padded if heads is None else padded.view(*self.groups[0], *row)]
         values = values if heads is None else values.view(-1, *row)
+        return self.cut(_Pad.apply(values, self.places))
+
+    def cut(self, rows: Tensor) -> list[Tensor]:
+        """Cut (P, ...) padded rows into (n, L, ...) of each group, without a copy."""
         sizes = [group.sequences * group.length for group in self.groups]
         # one split has one backward, where a slice per group would fill all places per group
-        parts = _Pad.apply(values, self.places).split(sizes)
-        return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
+        parts, row = rows.split(sizes), rows.shape[1:]
+        return [part.view(*group, *row) for part, group in zip(parts, self.groups, strict=True)]
 
     def unpad(self, parts: Sequence[Tensor]) -> Tensor:
         """Bring (n, L, D) or (n, L, H, D / H) of at least one group back to (T, D)."""
@@ -148,8 +152,9 @@ class JaggedGroups:
             room = sizes[:, 1].repeat_interleave(sizes[:, 0])
             padded = JaggedOffsets(functional.pad(room.cumsum(0), (1, 0)), int(room.sum()))
             sequence = self._order.index_select(0, padded.row)
-            holes = padded.positions >= self.sequences.lengths.index_select(0, sequence)
-            source = starts.index_select(0, sequence) + padded.positions
+            lasts = self.sequences.lengths.index_select(0, sequence).sub_(1)
+            holes = padded.positions > lasts
+            source = starts.index_select(0, sequence) + padded.positions.minimum(lasts)
             firsts = torch.zeros_like(starts).index_copy_(0, self._order, padded.offsets[:-1])
         return Places(
             source.clamp_(max=self.sequences.num_values - 1),
@@ -162,7 +167,8 @@ class Places(NamedTuple):
     """Values and the places of the padded groups.
 
     Attributes:
-        source: (P,) the value of a place; any, where it has none.
+        source: (P,) the value of a place; where it has none, of several groups the last one of its
+            sequence, of one group any.
         target: (T,) the place of a value.
         holes: the numbers of places without a value; off the CPU (P,) bool, which needs no sync.
     """

@@ -74,6 +74,36 @@ def test_causal_attention_equals_the_padded_one(seed):
     check_equal(ours, reference, inputs)
 
 
+def test_a_value_that_is_no_number_stays_in_its_sequence():
+    """Of several groups what is padded is no zero, and must be of the same sequence."""
+    lengths = [150] * 10 + [3, 2, 1] * 60
+    offsets = torch.tensor(np.cumsum([0, *lengths]))
+    inputs = leaves(0, *[(int(offsets[-1]), 12)] * 3)
+    assert len(JaggedGroups(offsets, len(inputs[0]), width=12).groups) > 1
+    with torch.no_grad():
+        for one in inputs:
+            one[-1] = torch.nan  # the only value of the last sequence
+    out = causal_attention(*inputs, offsets, heads=2)
+    assert out[:-1].isfinite().all() and out[-1].isnan().all()
+    grads = torch.autograd.grad(out[:-1].sum(), inputs)
+    assert all(grad[:-1].isfinite().all() for grad in grads)
+
+
+@pytest.mark.seeds(range(100))
+def test_causal_attention_may_be_in_half_width_and_under_autocast(seed):
+    offsets = random_offsets(seed)
+    inputs = leaves(seed, *[(int(offsets[-1]), 12)] * 3)
+    exact = causal_attention(*inputs, offsets, heads=2)
+    half = causal_attention(*(one.bfloat16() for one in inputs), offsets, heads=2)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), exact, atol=0.05, rtol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = causal_attention(*inputs, offsets, heads=2)
+    torch.testing.assert_close(cast.float(), exact, atol=0.05, rtol=0.05)
+    half.sum().backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in inputs)
+
+
 @pytest.mark.seeds(range(100))
 def test_hstu_attention_equals_the_padded_one(seed, monkeypatch):
     # bounds that real batches would meet, so that there are many tiles, of one query too
