@@ -81,20 +81,27 @@ class JaggedGroups:
         if offsets.device.type != "cpu":
             self.groups = [LengthGroup(count, max_length or int(self.sequences.lengths.max()))]
             return
-        counts = Counter(self.sequences.lengths.tolist())
-        longest = max(counts)
+        lengths = self.sequences.lengths.numpy()
+        longest = int(lengths.max())
         if max_length is not None and longest > max_length:
             raise InputError(
                 f"a sequence has {longest} values, more than the {max_length} that this module was "
                 "made for. Cut the histories, or raise max_length."
             )
+        wide = max(1, width)
+        costs = call_pairs * 64 // wide, GATHER_PAIRS * 64 // wide
+        self.groups = [LengthGroup(count, longest)]
+        # even if nothing was padded, and one call served all; most that gain nothing end here
+        least = int((lengths * (lengths + VALUE_PAIRS)).sum()) + sum(costs)
+        if not _is_gain(least, count, longest, costs[0]):
+            return
+        counts = Counter(lengths.tolist())
         # they would come last and have no values, so no group needs them
         counts.pop(0, 0)
-        wide = max(1, width)
-        self.groups = cut_lengths(counts, call_pairs * 64 // wide, GATHER_PAIRS * 64 // wide)
-        if len(self.groups) == 1:
-            self.groups = [LengthGroup(count, longest)]
+        groups = cut_lengths(counts, *costs)
+        if len(groups) == 1:
             return
+        self.groups = groups
         order = torch.argsort(self.sequences.lengths, descending=True, stable=True)
         self._order = order[: sum(group.sequences for group in self.groups)]
 
@@ -218,10 +225,15 @@ def cut_lengths(
         count, wasted = count + number, wasted + lost
         kept += number * of_longest
     groups.append(LengthGroup(count, longest))
-    # values are brought there and back, which takes a tenth of the work
-    kept += gather_pairs
-    whole = total * top * (top + VALUE_PAIRS) + call_pairs
-    return groups if kept < 0.9 * whole else [LengthGroup(total, top)]
+    is_gain = _is_gain(kept + gather_pairs, total, top, call_pairs)
+    return groups if is_gain else [LengthGroup(total, top)]
+
+
+def _is_gain(pairs: int, sequences: int, longest: int, call_pairs: int) -> bool:
+    """Return True if so many pairs are less than one group would be, and by more than a tenth: so
+    much it costs to bring the values there and back.
+    """
+    return pairs < 0.9 * (sequences * longest * (longest + VALUE_PAIRS) + call_pairs)
 
 
 # each is the backward of the other

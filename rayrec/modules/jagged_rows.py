@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,10 +39,10 @@ class JaggedOffsets:
         # on a GPU the host would wait for them; while a program is traced there are no numbers
         traced = torch.compiler.is_compiling() or type(self.offsets) is not Tensor
         if self.offsets.device.type == "cpu" and not traced:
-            own = self.offsets.numpy()  # a check of some microseconds
-            lengths = np.diff(own) if own.ndim == 1 else own
-            ends = own.ndim == 1 and own.size and (own[0], own[-1]) == (0, num_values)
-            if not ends or (lengths < 0).any():
+            own = self.offsets.numpy()  # small batches notice each call that is made here
+            lengths = own[1:] - own[:-1] if own.ndim == 1 else own
+            ends = own.ndim == 1 and own.size and own[0] == 0 and own[-1] == num_values
+            if not ends or lengths.min(initial=0) < 0:
                 raise InputError(
                     f"the offsets of {num_values} values are {own.tolist()[:20]}; they "
                     f"must ascend from 0 to {num_values}."
