@@ -179,9 +179,10 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
     if found is None:
         nodes = view.rooms.nodes if view.rooms is not None else {}
         given = sum(place.group == BASE for place in nodes)
-        if scaling.is_elastic and (roster.ranks or given == scaling.least):
+        asked = roster.ranks or given == scaling.least or len(roster.groups) > 1
+        if scaling.is_elastic and asked:
             # no rank works until there are more places, and single ones come sooner than those that
-            # Ray asks anew
+            # Ray asks anew; so they leave nodes that will go even where the first group is lost
             yield from ask(run, view, wanted + scaling.least - given)
         # a spare may have been busy, or the lost node counted as alive
         state.probed = False

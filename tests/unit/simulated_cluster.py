@@ -167,9 +167,7 @@ class Simulation:
         self.saved, self.handed_at, self.holders = 0, None, set[int]()
         self.kept: dict[Place, list[Point]] = {}
         self.all_had: Point | None = None
-        self.line = self.mistakes = self.from_memory = self.called_off = self.looks = (
-            self.silences
-        ) = 0
+        self.line = self.mistakes = self.from_memory = self.called_off = self.looks = 0
         self.stops, self.signal = False, None
         self.arranged: tuple[Place, ...] = ()
         self.wish: int | None = None
@@ -278,7 +276,6 @@ class Simulation:
             self.add_node()
         if self.harms():
             self.head_hears_at = self.now + self.draw.random() * 30
-            self.silences += 1
         if self.run.rules.scaling.is_elastic and self.harms():
             least, most = self.scaling.least, self.scaling.most
             self.wish = self.draw.randint(least, most)
