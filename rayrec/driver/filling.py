@@ -17,7 +17,7 @@ from rayrec.driver.sizing import seats
 from rayrec.driver.spares import relieve, review
 from rayrec.driver.states import Ended, Filling, Planning
 from rayrec.driver.views import View
-from rayrec.driver.waiting import shrink_after_s, stop, wait
+from rayrec.driver.waiting import shrink_after_s, stop, wait, waiting_since
 from rayrec.errors import ConfigError
 from rayrec.train.events import Milestone
 
@@ -170,7 +170,7 @@ def _seat(run: Run, state: Filling, view: View, places: list[Place]) -> Iterator
             yield from ask(run, view, scaling.most)
         if not _settled(run, state, view, len(places)):
             return
-    since = state.room_since = view.now if state.room_since is None else state.room_since
+    since = waiting_since(state, view)
     wanted = len(run.former) if run.goes_back else sizing.wanted
     # a run that leaves a node in time does not stand still for another one, nor one that is to end
     at_once = len(places) >= ranks or sizing.leaving or view.stops

@@ -24,7 +24,8 @@ class Filling:
 
     Attributes:
         since: when it began; nothing that the cluster's head said before counts.
-        room_since: since when places are missing, or None. grew_at: when more came last, and
+        room_since: since when places are missing, or None, and `heard_at`: when the head of the
+            cluster was asked for what it said of places last. grew_at: when more came last, and
             `room`: how many there were.
         is_told: the user knows of the wait.
         probed: spares have had the time to show that they live.
@@ -36,6 +37,7 @@ class Filling:
 
     since: float = 0.0
     room_since: float | None = None
+    heard_at: float | None = None
     grew_at: float = 0.0
     room: int = -1
     is_told: bool = False

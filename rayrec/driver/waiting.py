@@ -8,6 +8,7 @@ from signal import SIGTERM
 from rayrec.driver.blame import Blame
 from rayrec.driver.commands import At, Command, Tell
 from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
+from rayrec.driver.policies import LONGEST_TURN_S
 from rayrec.driver.roster import numbered
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
@@ -24,6 +25,20 @@ def shrink_after_s(run: Run, view: View, ranks: int) -> float:
     # no waiting for a node that nobody will add
     never = run.rules.cluster.fixed and told is not None and shortage(scaling, told.total, ranks)
     return 0.0 if never else SHRINK_AFTER_S
+
+
+def waiting_since(state: Filling, view: View) -> float:
+    """Return since when places are missing, without the time in which the head of the cluster was
+    silent and then answered: room that it gave meanwhile is known from now on.
+    """
+    since = view.now if state.room_since is None else state.room_since
+    if view.rooms is not None:
+        heard_at, state.heard_at = state.heard_at, view.rooms.asked_at
+        if heard_at is not None:
+            silent_s = max(0.0, view.rooms.asked_at - heard_at - LONGEST_TURN_S)
+            since = min(view.now, since + silent_s)
+    state.room_since = since
+    return since
 
 
 def wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterator[Command]:
