@@ -7,11 +7,17 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from rayrec.cli.main import main
 from rayrec.data import FeatureSchema
 from rayrec.layout import ShardingPlan
+from rayrec.serve import Predictor
 from tests.unit.documents import BLOCKS, ROOT, Block, environment, execute, run, walk
+from tests.unit.running_replica import running
 from tests.warm import Warm
 
 ALONE = [block for block in BLOCKS if block.how == "tested" and block.language == "python"]
@@ -80,6 +86,28 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path
     if page.stem == "README":
         auc, checkpoint = printed[-1].splitlines()[-1].split()
         assert float(auc) > 0.6 and Path(checkpoint, "manifest.json").is_file()
+    if page.stem == "walkthrough":
+        check_served_candidates(page, tmp_path)
+
+
+def check_served_candidates(page: Path, folder: Path) -> None:
+    """Ask a server as the end of a page does; the trained model gives the same scores and order."""
+    (asked,) = (block for block in BLOCKS if block.page == page and block.how == "not run")
+    found = re.search(r"-d '(.*?)'", asked.code, re.DOTALL)
+    assert found
+    body = json.loads(found[1])
+    served = folder / "served/listening"
+    with running(Predictor.load(served)) as server:
+        status, said, _ = server.http("/predict", body)
+    assert status == 200, said
+    rows = pa.Table.from_pylist([body["user"] | row for row in body["rows"]])
+    pq.write_table(rows, folder / "asked.parquet")
+    words = f"{folder}/runs/listening@latest --data {folder}/asked.parquet --local"
+    words += f" --schema {served}/schema.json --out {folder}/wanted"
+    assert main(["predict", *words.split()]) == 0
+    wanted = pq.read_table(folder / "wanted")["score"].to_numpy()
+    np.testing.assert_allclose(said["scores"], wanted, atol=1e-5)
+    assert np.argsort(said["scores"]).tolist() == np.argsort(wanted).tolist()
 
 
 @pytest.mark.parametrize(
