@@ -2,9 +2,10 @@
 
     python -m benchmarks.windows [--seeds 1 2 3]
 
-An event log with planted truth (`rayrec make-data --days`) of 20 days; from day 12 on all items
-have other factors. DIN scores each day before it trains on it, once. The settings were chosen on
-seed 0, which is none of those that are told.
+An event log with planted truth (`rayrec make-data --days`) of 26 days, 80,000 events each; from day
+12 on all items have other factors, and the days behind it show how the model recovers. DIN scores
+each day before it trains on it, once. The settings were chosen on seed 0, which is none of those
+that are told, with 20 days.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from rayrec.cli.main import main as rayrec
 from rayrec.data.planted_log import PlantedLogConfig
 from rayrec.data.synthetic_log import write_planted_log
 
-DRIFT, DAYS = 12, 20
+DRIFT, DAYS = 12, 26
 LOG = PlantedLogConfig(
-    events=1_600_000, users=4000, items=100, days=DAYS, dim=8, drift_day=DRIFT
+    events=80_000 * DAYS, users=4000, items=100, days=DAYS, dim=8, drift_day=DRIFT
 )  # fmt: skip
 SETTINGS = (
     "model.model=din",
@@ -37,7 +38,7 @@ SETTINGS = (
     "run.sparse_optimizer={name='adam',lr=0.01}",
     "run.dense_optimizer={name='adam',lr=0.003}",
 )
-TOLD = (1, 5, DRIFT - 1, DRIFT, DRIFT + 3, DAYS - 1)
+TOLD = (1, 5, DRIFT - 1, DRIFT, DRIFT + 3, DRIFT + 7, DRIFT + 10, DAYS - 1)
 Days = dict[str, dict[str, float]]
 
 
