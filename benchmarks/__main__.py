@@ -24,6 +24,7 @@ COMMANDS: dict[str, list[str]] = {
     "exchange": ["--rounds", "5"],
     "kjt": ["--rounds", "40"],
     "data": ["--rounds", "40"],
+    "reading": ["--rounds", "3"],
     "dynamic": ["--only", "map", "admit", "step", "--rounds", "5"],
     "serving": ["--rounds", "10", "--cap", "200000"],
     "driver": ["--rows", "600000"],
