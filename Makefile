@@ -40,7 +40,7 @@ help:
 	@echo "make test-cuda-dry  the CUDA path without a GPU; 8 GB in .venv-cuda-dry          (ARGS=... is passed on)"
 	@echo "make lint         ruff check, ruff format --check, mypy"
 	@echo "make docs         the documentation as a site, in build/site"
-	@echo "make bench        all benchmarks, about 10 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
+	@echo "make bench        all benchmarks, about 12 minutes; BENCH=dlrm runs one         (ARGS=... is passed on)"
 	@echo "make clean        remove .venv and caches"
 
 train: $(CPU)

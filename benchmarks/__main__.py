@@ -1,5 +1,5 @@
 """All benchmarks one after the other, each in a process of its own with settings that take about
-ten minutes in all on 2 cores.
+twelve minutes in all on 2 cores.
 
     python -m benchmarks [--only step dlrm] [--skip planner]
 
@@ -25,6 +25,7 @@ COMMANDS: dict[str, list[str]] = {
     "kjt": ["--rounds", "40"],
     "data": ["--rounds", "40"],
     "reading": ["--rounds", "3"],
+    "sasrec": ["--rounds", "2", "--steps", "100"],
     "dynamic": ["--only", "map", "admit", "step", "--rounds", "5"],
     "serving": ["--rounds", "10", "--cap", "200000"],
     "driver": ["--rows", "600000"],

@@ -128,6 +128,12 @@ MARKS = (
         1.0,
         lambda results: results["rayrec, shuffled"]["rows_per_cpu_s"]["median"] / 150_000,
     ),
+    Mark(
+        "15% against the embedding's share of a SASRec step",
+        "sasrec",
+        1.0,
+        lambda results: 0.15 / float(results["shares"]["embedding"]["median"]),
+    ),
 )
 
 
