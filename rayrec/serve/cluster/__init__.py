@@ -1,9 +1,5 @@
 """The server of `rayrec serve` on the nodes of a Ray cluster.
 
-placing    room for the replicas, spread over the nodes
-hosts      what happens to the nodes' servers, and how they end
-serving    joins the cluster and holds the servers there
-
 A predictor knows nothing of Ray, and nothing below this package does.
 """
 
