@@ -127,12 +127,10 @@ def command(
     gRPC takes Arrow streams (rayrec.serve.Client), HTTP takes JSON at /predict and answers
     /health, /ready and /metrics.
     """
-    from rayrec.serve.server.needed import check_installed
+    from rayrec.serve.server.settings import ServerSettings, check_installed
 
     path = _served(artifact, follow, poll, in_place, cluster)
     check_installed()
-    from rayrec.serve.server.settings import ServerSettings
-
     if http_port is None:
         http_port = min(port + 1, 65535) if port else 0
     own = ServerSettings(

@@ -25,7 +25,7 @@ from rayrec.errors import (
     UnavailableError,
 )
 from rayrec.serve import Client, export
-from rayrec.serve.server import answering, needed
+from rayrec.serve.server import answering, settings
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.wire import (
@@ -604,9 +604,9 @@ def test_nobody_at_the_address_is_said(asked):
 
 
 def test_an_extra_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr(needed, "find_spec", lambda name: None if name == "aiohttp" else name)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(ConfigError, match=r"needs aiohttp. .*pip install 'rayrec\[serve\]'"):
-        needed.check_installed()
+        settings.check_installed()
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(ConfigError, match=r"needs the package grpcio.*'rayrec\[serve\]'"):
         Client()

@@ -11,8 +11,7 @@ from rayrec.machine.signals import hold_signals
 from rayrec.serve.artifact import local_folder
 from rayrec.serve.cluster.hosts import Hosts
 from rayrec.serve.cluster.placing import room_for
-from rayrec.serve.server.needed import check_installed
-from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.settings import ServerSettings, check_installed
 
 
 def serve_on_cluster(

@@ -7,8 +7,7 @@ from rayrec.serve.artifact import local_folder
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.manifest import Manifest
 from rayrec.serve.predictor import Predictor
-from rayrec.serve.server.needed import check_installed
-from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.settings import ServerSettings, check_installed
 from rayrec.serve.signing import SigningKey
 
 

@@ -1,8 +1,12 @@
-"""`ServerSettings` and `ServerStatus`: the addresses and limits of a server, and its version."""
+"""`ServerSettings` and `ServerStatus`: the addresses and limits of a server, and its version.
+
+And what it needs beside rayrec; this file imports none of that.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from rayrec import checks
@@ -15,6 +19,7 @@ LOOPBACK = "127.0.0.1"
 _LOCAL = (LOOPBACK, "::1", "localhost")
 # variable that names the folder in which all replicas keep their metrics
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_PACKAGES = {"grpc": "grpcio", "aiohttp": "aiohttp", "prometheus_client": "prometheus-client"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,3 +125,17 @@ class ServerStatus(NamedTuple):
     def http(self) -> str:
         """Host and port of HTTP."""
         return self.settings.address(self.settings.http_port)
+
+
+def check_installed() -> None:
+    """Check that the packages of a server are installed.
+
+    Raises:
+        ConfigError: names the packages that are missing, and the extra.
+    """
+    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f"a server needs {', '.join(missing)}. Install what is missing with pip install "
+            "'rayrec[serve]'."
+        )
