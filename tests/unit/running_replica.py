@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rayrec.serve import Client, Predictor
+from rayrec.serve.server.held import reserved
 from rayrec.serve.server.replica import Replica
 from rayrec.serve.server.settings import ServerSettings
 
@@ -47,7 +48,7 @@ class Running(NamedTuple):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.replica.grpc.port}"
+        return f"127.0.0.1:{self.replica.settings.port}"
 
     def client(self, **settings: Any) -> Client:
         # a busy machine is slow, and no test waits for this time to pass
@@ -61,7 +62,7 @@ class Running(NamedTuple):
         self, path: str, body: Any = None, kind: str = "application/json", method: str = ""
     ) -> tuple[int, Any, dict[str, str]]:
         """Status, parsed body and headers of an answer."""
-        link = http.client.HTTPConnection("127.0.0.1", self.replica.http.port, timeout=200)
+        link = http.client.HTTPConnection("127.0.0.1", self.replica.settings.http_port, timeout=200)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             link.request(
@@ -90,19 +91,20 @@ def running(predictor: Predictor, **settings: Any) -> Iterator[Running]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def start() -> Replica:
-        free = {"port": 0, "http_port": 0, "lame_duck_s": 0}
-        replica = Replica(predictor, ServerSettings(**free | settings))
+    async def start(own: ServerSettings) -> Replica:
+        replica = Replica(predictor, own)
         await replica.start()
         return replica
 
+    free = {"port": 0, "http_port": 0, "lame_duck_s": 0}
     try:
-        replica = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
-        one = Running(replica, loop)
-        try:
-            yield one
-        finally:
-            one.stop().result(60)
+        with reserved(ServerSettings(**free | settings)) as own:
+            replica = asyncio.run_coroutine_threadsafe(start(own), loop).result(30)
+            one = Running(replica, loop)
+            try:
+                yield one
+            finally:
+                one.stop().result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -546,7 +546,7 @@ def test_a_request_by_http_whose_client_is_gone_is_not_scored(server, predictor,
     with server.client() as client, ThreadPoolExecutor(1) as pool, predictor.held():
         pool.submit(client.predict, asked[:1])
         wait_for(lambda: queue._rows == 1 and not queue._jobs)
-        with socket.create_connection(("127.0.0.1", server.replica.http.port)) as link:
+        with socket.create_connection(("127.0.0.1", server.replica.settings.http_port)) as link:
             link.sendall(f"POST /predict HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
             wait_for(lambda: queue._rows == 21)
         wait_for(lambda: queue._rows == 1)

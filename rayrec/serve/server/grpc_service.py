@@ -82,11 +82,7 @@ async def _is_known(request: bytes, context: grpc.aio.ServicerContext) -> bool:
 
 
 class GrpcService:
-    """Answers /rayrec.Serving/Predict and Score, and /grpc.health.v1.Health/Check and Watch.
-
-    Attributes:
-        port: at which it listens, after `start`.
-    """
+    """Answers /rayrec.Serving/Predict and Score, and /grpc.health.v1.Health/Check and Watch."""
 
     def __init__(self, answering: Answering, health: Health, settings: ServerSettings) -> None:
         self._answering, self._settings = answering, settings
@@ -106,7 +102,6 @@ class GrpcService:
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
         self._server.add_generic_rpc_handlers([generic, health.handler()])
-        self.port = settings.port
 
     async def start(self) -> None:
         """Start to listen.
@@ -116,7 +111,7 @@ class GrpcService:
         """
         address = self._settings.address(self._settings.port)
         try:
-            self.port = self._server.add_insecure_port(address)
+            self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise UnavailableError(f"gRPC cannot listen at {address}: {error}.") from error
         await self._server.start()

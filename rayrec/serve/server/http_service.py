@@ -27,15 +27,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpService:
-    """Answers the paths above.
-
-    Attributes:
-        port: at which it listens, after `start`.
-    """
+    """Answers the paths above."""
 
     def __init__(self, answering: Answering, health: Health, settings: ServerSettings) -> None:
         self._answering, self._health, self._settings = answering, health, settings
-        self.port = settings.http_port
         self.chain: Callable[[], dict[str, str]] = dict
         app = web.Application(middlewares=[_as_json], client_max_size=settings.max_bytes)
         app.router.add_post("/predict", self._predict)
@@ -63,7 +58,6 @@ class HttpService:
             await web.TCPSite(self._runner, host, port, reuse_port=True).start()
         except OSError as error:
             raise UnavailableError(f"HTTP cannot listen at {host}:{port}: {error}.") from error
-        self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Take no more requests, and wait for the answers of pending ones."""
