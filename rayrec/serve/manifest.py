@@ -167,11 +167,7 @@ class Manifest(SealedRecord):
         return ("{" + ",\n ".join([*lines, f'"tables": [\n  {tables}]']) + "}\n").encode()
 
     def check(self, where: str) -> None:
-        """Check numbers, by which lookups read memory.
-
-        Raises:
-            ValueError: a number cannot be. ArtifactError: it contradicts itself.
-        """
+        """Check numbers, by which lookups read memory."""
         for table in self.tables:
             if min(table.rows, table.width) < 1 or not 0 <= table.power <= MAX_POWER:
                 raise ValueError(

@@ -91,10 +91,7 @@ def open_trained(
     """Build the model of a checkpoint and load its dense part.
 
     Args:
-        model: builds the training module, tables on any device; None takes the recipe that the
-            checkpoint has of rayrec's own models.
-        schema: schema of the columns; None takes that of the recipe.
-        tasks: tasks of the run, for a module of the user's code; none means one binary task.
+        model, schema, tasks: the arguments of `export`.
     Raises:
         CheckpointError: there is no checkpoint, or it is of another model, or damaged.
         ConfigError: the checkpoint has no recipe, the model no collection, or the schema does not

@@ -33,8 +33,7 @@ class Weights:
     """Weights of one version of a model, ready to score.
 
     Args:
-        artifact: opened artifact.
-        model: builds the training module; None takes the artifact's recipe or program.
+        artifact, model: the arguments of `Predictor`.
     Attributes:
         collections: packed tables, by the collections' names in the model.
         name: name of the version: the step, and the first digits of the manifest's sha256.
@@ -43,8 +42,7 @@ class Weights:
         scorer: scorer of the model; None where the exported program is used.
         not_compiled: reason why requests of few rows are not scored by compiled code, or "".
     Raises:
-        ArtifactError: the artifact has neither a recipe nor a program, or not of this model; or it
-            is not trusted and has a program alone.
+        ArtifactError: the error of `Predictor`; or it is not trusted and has a program alone.
     """
 
     def __init__(self, artifact: Artifact, model: Callable[[], nn.Module] | None = None) -> None:

@@ -60,10 +60,7 @@ class Follower:
     """Follows the publications in a folder.
 
     Args:
-        path: the folder, or that of a run which publishes below its own.
-        strict: keep two copies of the tables, so that no batch meets rows of two versions.
-        trusted: allow the first base to run code of whoever exported it.
-        signing_key: place of the key that publications have to be signed with; None asks for none.
+        path, strict, trusted, signing_key: the arguments of `Predictor.follow`.
     Attributes:
         free: called with the number of a copy before it is written; returns when nobody reads it.
         artifact: first base; its schema, recipe and program hold for all versions.
@@ -72,9 +69,8 @@ class Follower:
         verdict: CURRENT, or why the newest publication was not applied: GAP, FORK, DAMAGED, OTHER.
         trouble: explanation of the verdict in a line; "" while current.
     Raises:
-        ConfigError: the path is no local one, or there is no key; or not strict, and a table is
+        ConfigError, ArtifactError: the errors of `Predictor.follow`; or not strict, and a table is
             dynamic.
-        ArtifactError: the folder has no base that is whole.
     """
 
     def __init__(

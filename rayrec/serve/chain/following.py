@@ -27,9 +27,7 @@ class FollowingPredictor(Predictor):
 
     Args:
         follower: reads the folder and holds the tables.
-        model: builds the training module; None takes the recipe or program of the base.
-    Raises:
-        ArtifactError: the base has neither a recipe nor a program, or not of this model.
+        model: the argument of `Predictor`.
     """
 
     def __init__(self, follower: Follower, model: Callable[[], nn.Module] | None = None) -> None:

@@ -118,11 +118,7 @@ class Publication(SealedRecord):
         return files if self.dense is None else [*files, self.dense]
 
     def check(self, where: str) -> None:
-        """Check numbers, and what belongs to its kind.
-
-        Raises:
-            ValueError: a number cannot be. ArtifactError: it contradicts itself.
-        """
+        """Check numbers, and what belongs to its kind."""
         numbers = self.seq, self.from_step, self.to_step, *(t.rows for t in self.tables)
         if min(numbers) < 0:
             raise ValueError(f"{min(numbers)} is no number of rows or steps")

@@ -38,9 +38,8 @@ def served_predictor(
         path: path of the artifact; with `follow` of a run that publishes, or of its publications.
         version: name of the weights that it has to have; "" takes any.
     Raises:
-        ConfigError: the artifact has no schema, or a key cannot be had.
-        ArtifactError: there is no artifact, or a file of it is missing or damaged; or it is not
-            signed, or not trusted and cannot be served without code; or it is of another version.
+        ConfigError, ArtifactError: the errors of `Predictor.load` or `follow`; or the artifact has
+            no schema, or is of another version.
     """
     trusted, key = settings.trusted, settings.signing_key
     predictor: Predictor
