@@ -24,6 +24,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from rayrec.serve.chain.follower import Version
 from rayrec.serve.chain.version_policy import Verdict
@@ -56,7 +57,7 @@ _SECONDS = (
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-class Metrics:
+class Metrics(Collector):
     """Metrics of one replica.
 
     Args:
@@ -68,8 +69,6 @@ class Metrics:
         own = self._registry = CollectorRegistry()
         counter, histogram = partial(Counter, registry=own), partial(Histogram, registry=own)
         self._gauge = partial(Gauge, registry=own)
-        self._computed = CollectorRegistry()
-        self._computed.register(self)
         self._is_joined = METRICS_FOLDER in os.environ
         names = ["protocol"]
         requests = counter(
@@ -179,14 +178,11 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in the format of Prometheus."""
-        if not self._is_joined:
-            return generate_latest(self._registry) + generate_latest(self._computed)
-        joined = CollectorRegistry()
-        joined.register(_ReplicaFiles())
-        return generate_latest(joined) + generate_latest(self._computed)
+        counted = _ReplicaFiles() if self._is_joined else self._registry
+        return generate_latest(counted) + generate_latest(self)
 
 
-class _ReplicaFiles:
+class _ReplicaFiles(Collector):
     """Sums over the files of all replicas."""
 
     def collect(self) -> Iterator[Metric]:
