@@ -42,7 +42,7 @@ from rayrec.models import rank_scores
 from rayrec.optim import RowWiseAdagrad
 from rayrec.planner import manual_plan
 from rayrec.runs.held_out import IdColumn, Truth, click_labels, read_rows
-from rayrec.runs.retrieval import TwoTowerRecipe
+from rayrec.runs.retrieval import TwoTowerModel, TwoTowerRecipe
 from rayrec.runs.retrieval_scores import add_places, places_of
 
 KS = (10, 50)
@@ -156,10 +156,10 @@ def towers(folder: Path, seed: int, truth: Truth, *changes: str) -> dict[str, Fo
 
 def _scores_of(checkpoint: str, truth: Truth) -> Matrix:
     """Scores (users, items) of the towers of a checkpoint, 0 where `truth` lacks one."""
-    saved = read_manifest(checkpoint).extras["two_tower"]
+    saved = dict(read_manifest(checkpoint).extras["two_tower"])
+    schema = saved.pop("schema")
     tuples = {name: tuple(saved[name]) for name in ("query", "candidate", "layers")}
-    recipe = TwoTowerRecipe(**{**saved, **tuples, "log_q": None})
-    module: Any = recipe()
+    module: Any = TwoTowerRecipe(schema=schema, model=TwoTowerModel(**{**saved, **tuples}))()
     tables = truth.schema.embedding_bag_configs()
     model = DistributedModelParallel(
         module,

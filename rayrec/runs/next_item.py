@@ -21,8 +21,9 @@ from rayrec.errors import ConfigError
 from rayrec.next_item_recipe import NextItemModel, NextItemRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.runs.item_pairs import Pairs, check_lists, num_items
-from rayrec.runs.next_item_scores import NextItemScorer, by_ranker, score_lines
+from rayrec.runs.next_item_scores import NextItemScorer, score_lines
 from rayrec.runs.reporting import Reporting, ResultReport, fit_and_report
+from rayrec.runs.retrieval_scores import by_ranker
 from rayrec.spec.schedule import ScheduleConfig
 from rayrec.train.optimizer_config import OptimizerConfig
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
 from rayrec.runs.ranked_queries import PROTOCOLS, of_baseline, write_places
-from rayrec.runs.retrieval_scores import add_places, merged
+from rayrec.runs.retrieval_scores import add_places, by_ranker, merged
 
 if TYPE_CHECKING:
     import torch
@@ -206,17 +206,6 @@ class NextItemScorer:
         add_places(metrics, places, torch.ones_like(places))
         _, scores = merged(metrics, "hr")
         return {f"{name} {score}": value for score, value in scores.items()}
-
-
-def by_ranker(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the scores of each ranker and protocol, such as "model masked", by their names."""
-    scores: dict[str, dict[str, float]] = {}
-    for name, value in metrics.items():
-        # names are "model masked hr@10" and the like; "queries" is one word
-        who, _, score = name.rpartition(" ")
-        if who:
-            scores.setdefault(who, {})[score] = value
-    return scores
 
 
 def score_lines(metrics: Mapping[str, float]) -> list[str]:

@@ -10,13 +10,12 @@ nearest neighbours takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import InputError
-from rayrec.runs.retrieval import RetrievalPaths
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,14 +35,17 @@ class RetrievalScorer:
     """Scores a trained model beside popularity; called on all ranks together.
 
     Attributes:
-        paths: paths and facts of the data.
-        query, candidate: features of the towers; the first of each are the ids of users and items.
+        train, held_out: paths of all rows of either part.
+        schema: the JSON text of the schema.
+        user, item: features that hold the ids of users and items.
         ks: cut-offs of the metrics.
     """
 
-    paths: RetrievalPaths
-    query: tuple[str, ...]
-    candidate: tuple[str, ...]
+    train: str
+    held_out: str
+    schema: str
+    user: str
+    item: str
     ks: tuple[int, ...]
 
     def truth(self) -> Truth:
@@ -56,13 +58,11 @@ class RetrievalScorer:
         from rayrec.data import FeatureSchema
         from rayrec.runs.held_out import Truth
 
-        schema = FeatureSchema.from_json(self.paths.schema, "the schema")
-        truth = Truth.load(
-            self.paths.train, self.paths.held_out, schema, self.query[0], self.candidate[0]
-        )
+        schema = FeatureSchema.from_json(self.schema, "the schema")
+        truth = Truth.load(self.train, self.held_out, schema, self.user, self.item)
         if not any(len(items) for items in truth.relevant):
             raise InputError(
-                f"{self.paths.held_out} holds no row with {schema.label}=1 whose item is new to "
+                f"{self.held_out} holds no row with {schema.label}=1 whose item is new to "
                 "its user, so recall has no meaning. Hold out other rows."
             )
         return truth
@@ -170,6 +170,19 @@ def merged(metrics: RankingMetrics, recall: str = "recall") -> tuple[int, dict[s
     scores = {f"{recall}@{k}": value for k, value in total.recall.items()}
     scores |= {f"ndcg@{k}": value for k, value in total.ndcg.items()}
     return total.queries, {**scores, "mrr": total.mrr}
+
+
+def by_ranker(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the scores of each ranker, such as "model", by their own names.
+
+    The metrics are called "model recall@10" and the like; what is one word has no ranker.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        who, _, score = name.rpartition(" ")
+        if who:
+            scores.setdefault(who, {})[score] = value
+    return scores
 
 
 def _shares(total: int, rank: int, world_size: int) -> list[range]:

@@ -34,10 +34,10 @@ from rayrec.next_item_recipe import NEXT_ITEM, NextItemModel
 from rayrec.recipe import MODELS, OPTIONS_OF, ModelRecipe
 from rayrec.runs.inputs import read_text
 from rayrec.runs.next_item import run_options
+from rayrec.runs.retrieval import TWO_TOWER, TwoTowerModel
 from rayrec.runs.scaling import default_ranks
 from rayrec.runs.sections import DataSection, PlanSection, data_below
 from rayrec.runs.toml_tree import Option, read_settings
-from rayrec.runs.towers import TWO_TOWER, TwoTowerModel
 from rayrec.train.optimizer_config import DEFAULT_BATCH
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.runs.inputs import open_data, read_text
 from rayrec.runs.next_item import check_schema
 from rayrec.runs.next_item_predictions import BestItems, ItemScores
-from rayrec.runs.next_item_scores import NextItemScorer, by_ranker, queries_at_a_time, score_lines
+from rayrec.runs.next_item_scores import NextItemScorer, queries_at_a_time, score_lines
 from rayrec.runs.reporting import scores_beside_truth, scores_lines, truth_beside
+from rayrec.runs.retrieval_scores import by_ranker
 
 if TYPE_CHECKING:
     from rayrec.data import FileDataset

@@ -16,8 +16,9 @@ from rayrec.next_item_recipe import NextItemModel
 from rayrec.recipe import SEVERAL_TASKS, ModelRecipe
 from rayrec.runs.next_item import train_next_item
 from rayrec.runs.reporting import Reporting
+from rayrec.runs.retrieval import TwoTowerModel
 from rayrec.runs.run_file import RunFile
-from rayrec.runs.towers import TwoTowerModel, train_towers
+from rayrec.runs.towers import train_towers
 from rayrec.runs.training import train_clicks
 from rayrec.train.events import Milestone
 

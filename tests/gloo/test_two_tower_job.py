@@ -23,7 +23,7 @@ from rayrec.data.hashing import mix, to_ids
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, row_wise
 from rayrec.runs.held_out import Truth
-from rayrec.runs.retrieval import TwoTowerRecipe, write_positives
+from rayrec.runs.retrieval import TwoTowerModel, TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.config import TrainSpec
@@ -112,34 +112,40 @@ def test_a_model_below_popularity_is_said_in_one_line(
     )
 
 
+def towers(all_ranks: bool = False) -> TwoTowerModel:
+    return TwoTowerModel(
+        query=("user",), candidate=("item", "kind"), layers=(8,), all_ranks=all_ranks
+    )
+
+
 def task_for(
     folder: Path, work: Path, world_size: int, steps: int, all_ranks: bool = False
 ) -> FitTask:
     schema = (folder / "schema.json").read_text()
-    paths = write_positives(str(folder / "train"), str(folder / "eval"), schema, "item", str(work))
-    recipe = TwoTowerRecipe(
-        schema=schema,
-        query=("user",),
-        candidate=("item", "kind"),
-        layers=(8,),
-        temperature=0.1,
-        log_q=paths.log_q,
-        all_ranks=all_ranks,
-    )
+    train, positives = str(folder / "train"), str(work)
+    shares = write_positives(train, schema, "item", positives)
+    recipe = TwoTowerRecipe(schema=schema, model=towers(all_ranks), log_q=shares)
     tables = FeatureSchema.from_json(schema).tables
     plan = plan_for(
         world_size, {t.name: row_wise(t, range(min(world_size, t.num_embeddings))) for t in tables}
     )
     spec = TrainSpec(
         model=recipe,
-        data=ParquetDataset(paths.positives, FeatureSchema.from_json(schema)),
+        data=ParquetDataset(positives, FeatureSchema.from_json(schema)),
         plan=plan,
         global_batch_size=64,
         steps=steps,
         drop_last=True,
         checkpoint=CheckpointConfig(at_end=False),
     )
-    scorer = RetrievalScorer(paths=paths, query=("user",), candidate=("item", "kind"), ks=(3, 10))
+    scorer = RetrievalScorer(
+        train=train,
+        held_out=str(folder / "eval"),
+        schema=schema,
+        user="user",
+        item="item",
+        ks=(3, 10),
+    )
     return FitTask(spec=spec, scorer=scorer)
 
 
@@ -253,21 +259,13 @@ def test_mistakes_are_said_in_one_line(
     assert "no feature 'age'" in capsys.readouterr().err
     schema = (planted / "schema.json").read_text()
     with pytest.raises(ConfigError, match="'year' is not in the schema"):
-        write_positives(
-            str(planted / "train"), str(planted / "eval"), schema, "year", str(tmp_path)
-        )
+        write_positives(str(planted / "train"), schema, "year", str(tmp_path))
     none = pq.read_table(planted / "train").filter(
         pa.compute.equal(pq.read_table(planted / "train")["label"], 0)
     )
     pq.write_table(none, tmp_path / "none.parquet")
     with pytest.raises(InputError, match="none with label=1"):
-        write_positives(
-            str(tmp_path / "none.parquet"),
-            str(planted / "eval"),
-            schema,
-            "item",
-            str(tmp_path / "out"),
-        )
+        write_positives(str(tmp_path / "none.parquet"), schema, "item", str(tmp_path / "out"))
 
 
 def test_held_out_rows_without_positives_are_refused_before_training(
@@ -332,16 +330,8 @@ def test_weights_of_a_schema_reach_both_towers(planted: Path) -> None:
     raw = json.loads((planted / "schema.json").read_text())
     for weights in (None, "w"):
         raw["features"][2]["weights"] = weights
-        recipe = TwoTowerRecipe(
-            schema=json.dumps(raw),
-            query=("user",),
-            candidate=("item", "kind"),
-            layers=(8,),
-            temperature=0.1,
-            log_q=None,
-        )
-        towers = recipe().two_tower
-        assert towers.ebc.is_weighted() is towers.candidate_ebc.is_weighted() is bool(weights)
+        model = TwoTowerRecipe(schema=json.dumps(raw), model=towers())().two_tower
+        assert model.ebc.is_weighted() is model.candidate_ebc.is_weighted() is bool(weights)
 
 
 def test_a_run_saves_and_goes_on(

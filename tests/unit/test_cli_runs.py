@@ -19,9 +19,9 @@ from rayrec.driver import RunConfig, ScalingConfig
 from rayrec.errors import ConfigError
 from rayrec.fields import kinds
 from rayrec.recipe import ModelRecipe
+from rayrec.runs.retrieval import TwoTowerModel
 from rayrec.runs.run_file import RunFile
 from rayrec.runs.sections import DataSection
-from rayrec.runs.towers import TwoTowerModel
 from rayrec.watch import read_events
 from rayrec.watch.story import trained_s
 from tests.clicks import write_clicks

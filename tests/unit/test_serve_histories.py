@@ -14,7 +14,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.layout.tables import EmbeddingConfig
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.held_out import IdColumn
-from rayrec.runs.retrieval import TwoTowerRecipe
+from rayrec.runs.retrieval import TwoTowerModel, TwoTowerRecipe
 from rayrec.serve import Predictor, export
 from tests.unit.serve_worlds import a_model, a_schema, a_world, rows
 
@@ -62,11 +62,7 @@ def test_models_that_pool_refuse_tables_of_sequences():
         ModelRecipe(model="dlrm", schema=schema.to_json())()
     towers = TwoTowerRecipe(
         schema=schema.to_json(),
-        query=("user",),
-        candidate=("item",),
-        layers=(8,),
-        temperature=1.0,
-        log_q=None,
+        model=TwoTowerModel(query=("user",), candidate=("item",), layers=(8,), temperature=1.0),
     )
     for build in (towers, towers.sides):
         with pytest.raises(ConfigError, match=r"table 'item' has pooling none, and two_tower"):
