@@ -10,45 +10,14 @@ from pathlib import Path
 
 from rayrec.chaos.account import RunRecord, table
 from rayrec.chaos.cluster import PrivateCluster, private_cluster
-from rayrec.chaos.fault_run import Bounds, FaultRun
+from rayrec.chaos.fault_run import FaultRun
 from rayrec.chaos.job import Job
-from rayrec.chaos.schedule import DRIVER, GCS, NODE, schedule
+from rayrec.chaos.schedule import Campaign, schedule
 from rayrec.errors import ConfigError, RayrecError, RunInterrupted
 from rayrec.fields.reading import read_record
 from rayrec.machine.signals import hold_signals
 
 USER_MISTAKE = "code 2: "
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Campaign:
-    """Options of a fault injection campaign.
-
-    Attributes:
-        every_s: mean seconds between two faults.
-        signals: signals that strike ranks, of `schedule.SIGNALS`.
-        driver: the driver is killed as well, and started again.
-        nodes: the cluster has a second node, which is lost as well, and another takes its place.
-        gcs: Ray's control service stands still for a while as well.
-        seed: seed of the first run under faults; later runs have the next numbers.
-        runs: number of runs under faults.
-        bounds: limits of each run.
-    """
-
-    every_s: float
-    signals: tuple[str, ...]
-    driver: bool
-    nodes: bool
-    gcs: bool
-    seed: int
-    runs: int
-    bounds: Bounds
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of faults that can strike."""
-        others = {DRIVER: self.driver, NODE: self.nodes, GCS: self.gcs}
-        return (*self.signals, *(kind for kind, wanted in others.items() if wanted))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +97,7 @@ def shake(
             def one(name: str, seed: int, faults: bool) -> RunRecord:
                 drawn = schedule(seed, campaign.every_s, campaign.kinds) if faults else iter(())
                 folder = job.folder / name
-                run = FaultRun(job, cluster, folder, drawn, campaign.bounds, say, signals)
+                run = FaultRun(job, cluster, folder, drawn, campaign, say, signals)
                 try:
                     return run.run(seed)
                 except (RunInterrupted, KeyboardInterrupt):

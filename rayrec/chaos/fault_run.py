@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from rayrec.chaos.account import InjectedFault, RunRecord, account
+from rayrec.chaos.account import End, InjectedFault, RunRecord, account
 from rayrec.chaos.cluster import PrivateCluster
 from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
 from rayrec.chaos.moments import AtHand, Moments, doing
-from rayrec.chaos.schedule import DRIVER, GCS, NODE, SIGNALS, Fault
+from rayrec.chaos.schedule import DRIVER, GCS, NODE, SIGNALS, Campaign, Fault
 from rayrec.chaos.stillness import NewestStep, Stillness
 from rayrec.machine.signals import Signals
 from rayrec.watch import read_events
@@ -29,21 +28,6 @@ MOMENT_POLL_S = 0.005
 GCS_S = 20.0, 45.0
 WHAT = {DRIVER: "the driver", NODE: "a node", GCS: "Ray's control service"}
 Say = Callable[[str], None]
-
-
-class Bounds(NamedTuple):
-    """Limits of a run: its time without progress, and the number and moments of its faults.
-
-    Attributes:
-        hang_s: seconds without a new step, a fault or an announced pause after which a run counts
-            as hung.
-        faults: largest number of faults; None strikes until the end.
-        moments: moments at which signals strike ranks; see `moments.Moments`.
-    """
-
-    hang_s: float
-    faults: int | None = None
-    moments: tuple[str, ...] = ()
 
 
 class FaultRun:
@@ -63,17 +47,17 @@ class FaultRun:
         cluster: PrivateCluster,
         folder: Path,
         faults: Iterator[Fault],
-        bounds: Bounds,
+        campaign: Campaign,
         say: Say,
         signals: Signals,
     ) -> None:
-        self._cluster, self._folder, self._bounds = cluster, folder, bounds
+        self._cluster, self._folder, self._campaign = cluster, folder, campaign
         self._faults, self._say, self._signals = faults, say, signals
         self._command = job.command(folder, waits=cluster.nodes > 1)
         self.output = cluster.folder / f"{folder.name}.log"
         self._blows: list[InjectedFault] = []
         self._steps = NewestStep(folder / NAME)
-        self._moments = Moments(bounds.moments, bounds.faults)
+        self._moments = Moments(campaign.moments, campaign.faults)
         self._gcs_until: float | None = None
         self._ranks: tuple[float, list[int]] = 0.0, []
 
@@ -93,7 +77,7 @@ class FaultRun:
                 self._signals.check()
                 now = time.monotonic()
                 still_s = stillness.look(now)
-                if still_s > self._bounds.hang_s:
+                if still_s > self._campaign.hang_s:
                     words = f"no new step for {still_s:.0f} s, after step {self._steps.newest}"
                     return self._told(seed, started, "hung", words)
                 if self._gcs_until is not None and now >= self._gcs_until:
@@ -128,7 +112,7 @@ class FaultRun:
 
     def _next(self, now: float) -> tuple[Fault | None, float]:
         """Return the next fault, and the time on the steady clock at which it is due."""
-        if self._bounds.faults is not None and len(self._blows) >= self._bounds.faults:
+        if self._campaign.faults is not None and len(self._blows) >= self._campaign.faults:
             return None, 0.0
         fault = next(self._faults, None)
         return fault, now + (fault.after_s if fault is not None else 0.0)
@@ -189,13 +173,13 @@ class FaultRun:
             self._say(f"  +{since_s:6.1f} s  {what}, process {who}, {when}")
         return bool(struck)
 
-    def _told(self, seed: int, started: float, end: str, words: str) -> RunRecord:
+    def _told(self, seed: int, started: float, end: End, words: str) -> RunRecord:
         seconds = time.monotonic() - started
         there = (self._folder / NAME).exists()
         events = read_events(self._folder).events if there else ()
         return RunRecord(
             seed=seed,
-            end=end,  # type: ignore[arg-type]
+            end=end,
             words=words,
             seconds=seconds,
             blows=tuple(self._blows),

@@ -1,4 +1,4 @@
-"""Fault schedule of a run, drawn from a seed: kind, time and target of each fault.
+"""Options of a campaign, and the fault schedule of a run: kind, time and target of each fault.
 
 Every kind comes once before any comes again, so that a short run meets all of them. After that
 SIGKILL comes more often than the others, because it costs the least time. One fault in ten strikes
@@ -21,6 +21,37 @@ WEIGHTS = {"KILL": 1.0, DRIVER: 0.03, NODE: 0.1, GCS: 0.03}
 OTHER_WEIGHT = 0.2
 TWO_AT_ONCE = 0.1
 LONGEST_GAP = 4.0  # in mean gaps: no seed leaves a run in peace for very long
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Campaign:
+    """Options of a fault injection campaign; the help of `rayrec chaos` describes them.
+
+    Attributes:
+        every_s: mean seconds between two faults.
+        moments: moments at which signals strike ranks; without any, at any time.
+        seed: seed of the first run under faults; later runs have the next numbers.
+        faults: largest number of faults in a run; None strikes until the end.
+        hang_s: seconds without a new step, a fault or an announced pause after which a run counts
+            as hung.
+    """
+
+    every_s: float
+    signals: tuple[str, ...]
+    moments: tuple[str, ...]
+    driver: bool
+    nodes: bool
+    gcs: bool
+    seed: int
+    runs: int
+    faults: int | None
+    hang_s: float
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of faults that can strike."""
+        others = {DRIVER: self.driver, NODE: self.nodes, GCS: self.gcs}
+        return (*self.signals, *(kind for kind, wanted in others.items() if wanted))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

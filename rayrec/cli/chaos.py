@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from rayrec.chaos.moments import MOMENTS, moment_words
-from rayrec.chaos.schedule import SIGNALS, signal_words
+from rayrec.chaos.schedule import SIGNALS, Campaign, signal_words
 from rayrec.cli.base import CONTEXT, Command
 from rayrec.cli.values import DURATION, PATH, SEED, Parsed, count
 
@@ -23,6 +25,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 )
 @click.option(
     "--every",
+    "every_s",
     type=DURATION,
     default=20.0,
     metavar="TIME",
@@ -37,6 +40,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 )
 @click.option(
     "--at",
+    "moments",
     type=Parsed(moment_words, "moments"),
     default=(),
     metavar="MOMENT,...",
@@ -58,6 +62,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 )
 @click.option(
     "--timeout",
+    "hang_s",
     type=DURATION,
     default=300.0,
     metavar="TIME",
@@ -65,20 +70,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
 )
 @click.option("--out", type=PATH, metavar="FILE", help="JSON file for the faults and the runs")
 @click.argument("job", nargs=-1, required=True, metavar="COMMAND...")
-def command(
-    every: float,
-    signals: tuple[str, ...],
-    at: tuple[str, ...],
-    driver: bool,
-    nodes: bool,
-    gcs: bool,
-    seed: int,
-    runs: int,
-    faults: int | None,
-    timeout: float,
-    out: str | None,
-    job: tuple[str, ...],
-) -> None:
+def command(out: str | None, job: tuple[str, ...], **options: Any) -> None:
     """Run a training job under faults, and say whether it ends with the tables of a calm run.
 
     COMMAND is the job as you start it, behind "--". It needs --checkpoint-dir: each run gets a
@@ -91,8 +83,7 @@ def command(
     finished step, and the steps that were done again. It ends with 1 where a run failed, hung, or
     ended with other tables.
     """
-    from rayrec.chaos.campaign import Campaign, Outcome, shake
-    from rayrec.chaos.fault_run import Bounds
+    from rayrec.chaos.campaign import Outcome, shake
     from rayrec.chaos.job import read_job, set_values
     from rayrec.runs.scaling import default_ranks
     from rayrec.runs.toml_tree import read_settings
@@ -101,16 +92,6 @@ def command(
     read = read_job(job, read_settings(None, set_values(job)).tables, default_ranks())
     what = "the outcome (--out)"
     probe_output(what, out)  # hours are spent before it is written
-    campaign = Campaign(
-        every_s=every,
-        signals=signals,
-        driver=driver,
-        nodes=nodes,
-        gcs=gcs,
-        seed=seed,
-        runs=runs,
-        bounds=Bounds(hang_s=timeout, faults=faults, moments=at),
-    )
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -119,7 +100,7 @@ def command(
         if out is not None:
             write_whole(what, out, outcome.to_json())
 
-    outcome = shake(read, campaign, say, keep)
+    outcome = shake(read, Campaign(**options), say, keep)
     print("\n".join(["", *outcome.table()]))
     if not outcome.is_good:
         raise click.exceptions.Exit(1)
