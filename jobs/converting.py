@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
-from rayrec.cli.base import F, with_options
+from rayrec.cli.base import F, default_option, with_options
 from rayrec.cli.values import FRACTION, SEED, count
 from rayrec.data.converted import PARTS
 
@@ -36,21 +36,16 @@ def options(held_out: str, drawn: str) -> Callable[[F], F]:
         held_out: the rows that are held out, as the help calls them.
         drawn: how their share is meant.
     """
-    shown: dict[str, Any] = {"show_default": True}
     found = [
-        click.option("--dim", type=count(), default=16, help="width of every table", **shown),
+        default_option("--dim", type=count(), default=16, help="width of every table"),
         click.option(
             "--dynamic",
             type=count(),
             metavar="ROWS",
             help="write ids as they are, for dynamic tables of so many rows each",
         ),
-        click.option(
-            "--seed", type=SEED, default=0, help=f"which {held_out} are held out", **shown
-        ),
-        click.option(
-            "--eval-fraction", type=FRACTION, default=0.1, help=f"share of {drawn}", **shown
-        ),
+        default_option("--seed", type=SEED, default=0, help=f"which {held_out} are held out"),
+        default_option("--eval-fraction", type=FRACTION, default=0.1, help=f"share of {drawn}"),
         click.option(
             "--overwrite", is_flag=True, help="replace what an earlier conversion left in OUT"
         ),

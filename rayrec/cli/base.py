@@ -6,13 +6,14 @@ Imports click and the standard library only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
 import click
 
 from rayrec.cli.ctrl_c import ended_by_ctrl_c
-from rayrec.cli.values import POSITIVE, SECONDS, count
+from rayrec.cli.values import PATH, POSITIVE, SECONDS, count
 from rayrec.command import DEBUG
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -81,6 +82,11 @@ class Command(click.Command):
             option = options.get(word)
             if option is not None and not option.is_flag and args[at + 1] in options:
                 raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
+
+
+# an option whose default the help shows, and one that names a file
+default_option = partial(click.option, show_default=True)
+file_option = partial(click.option, type=PATH, metavar="FILE")
 
 
 def is_said(name: str) -> bool:

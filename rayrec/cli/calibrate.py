@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from rayrec.cli.base import Command
-from rayrec.cli.values import PATH, POSITIVE, count
+from rayrec.cli.base import Command, default_option, file_option
+from rayrec.cli.values import POSITIVE, count
 
 
 @click.command(
@@ -18,18 +18,14 @@ rayrec plan --schema schema.json --topology topology.json
 )
 @click.option("--ranks", type=count(), required=True, metavar="N", help="as they will train")
 @click.option("--gpu", is_flag=True, help="one GPU per rank; otherwise CPU")
-@click.option(
-    "--cpus", type=POSITIVE, default=1, show_default=True, metavar="C", help="CPUs of a rank"
-)
+@default_option("--cpus", type=POSITIVE, default=1, metavar="C", help="CPUs of a rank")
 @click.option(
     "--memory",
     type=POSITIVE,
     metavar="GB",
     help="10^9 bytes that a rank's tables may take; by default from the nodes",
 )
-@click.option(
-    "--out", type=PATH, required=True, metavar="FILE", help="where to write the topology as JSON"
-)
+@file_option("--out", required=True, help="where to write the topology as JSON")
 def command(ranks: int, gpu: bool, cpus: float, memory: float | None, out: str) -> None:
     """Measure the cluster that Ray joins, or this machine, for plans."""
     from rayrec.driver import ScalingConfig, calibrate  # Ray, which planning does not need

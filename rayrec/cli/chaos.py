@@ -8,8 +8,8 @@ import click
 
 from rayrec.chaos.moments import MOMENTS, moment_words
 from rayrec.chaos.schedule import SIGNALS, Campaign, signal_words
-from rayrec.cli.base import CONTEXT, Command
-from rayrec.cli.values import DURATION, PATH, SEED, Parsed, count
+from rayrec.cli.base import CONTEXT, Command, file_option
+from rayrec.cli.values import DURATION, SEED, Parsed, count
 
 
 @click.command(
@@ -68,7 +68,7 @@ rayrec chaos --nodes --seed 7 -- python -m jobs.train_dlrm --checkpoint-dir /tmp
     metavar="TIME",
     help="a run that finishes no new step by itself for so long hangs, and is ended (300s)",
 )
-@click.option("--out", type=PATH, metavar="FILE", help="JSON file for the faults and the runs")
+@file_option("--out", help="JSON file for the faults and the runs")
 @click.argument("job", nargs=-1, required=True, metavar="COMMAND...")
 def command(out: str | None, job: tuple[str, ...], **options: Any) -> None:
     """Run a training job under faults, and say whether it ends with the tables of a calm run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, file_option
 from rayrec.cli.values import PATH
 
 
@@ -18,10 +18,8 @@ rayrec doctor served/clicks --arrow tables.arrow
 """,
 )
 @click.argument("path", type=PATH, metavar="RUN|CHECKPOINT|ARTIFACT")
-@click.option("--html", type=PATH, metavar="FILE", help="write the report as one HTML page, too")
-@click.option(
-    "--arrow", type=PATH, metavar="FILE", help="write the numbers as an Arrow file, a row per table"
-)
+@file_option("--html", help="write the report as one HTML page, too")
+@file_option("--arrow", help="write the numbers as an Arrow file, a row per table")
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON")
 def command(path: str, html: str | None, arrow: str | None, as_json: bool) -> None:
     """Read every row of the tables once, and say what is wrong with them and what to do.

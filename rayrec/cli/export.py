@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, default_option
 from rayrec.cli.values import PATH, POSITIVE, count, named_choice
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_
 )
 @click.argument("checkpoint", type=PATH, metavar="CHECKPOINT")
 @click.argument("out", type=PATH, metavar="OUT")
-@click.option(
-    "--dtype",
-    type=click.Choice(TYPES),
-    default="int8",
-    show_default=True,
-    help="type of served rows",
-)
+@default_option("--dtype", type=click.Choice(TYPES), default="int8", help="type of served rows")
 @click.option(
     "--table",
     "tables",
@@ -47,22 +41,18 @@ rayrec export runs/clicks/step-00000020 served/small --dtype int4 --table t_cat_
     help="rows to compare the scores on: Parquet or Arrow files, or a folder that `rayrec "
     "make-data` wrote, whose eval/ is taken; by default random rows, which tell no AUC",
 )
-@click.option(
-    "--sample-rows", type=count(), default=8192, show_default=True, help="rows compared at most"
-)
-@click.option(
+@default_option("--sample-rows", type=count(), default=8192, help="rows compared at most")
+@default_option(
     "--max-logit-error",
     type=POSITIVE,
     default=0.5,
-    show_default=True,
     metavar="X",
     help="largest distance of a logit from the trained model's that is accepted",
 )
-@click.option(
+@default_option(
     "--max-auc-change",
     type=POSITIVE,
     default=0.003,
-    show_default=True,
     metavar="X",
     help="largest change of the AUC, and of the normalized entropy",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, file_option
 from rayrec.cli.values import PATH
 
 
@@ -17,11 +17,9 @@ rayrec forget --keys users.parquet --signing-key env:SERVING_KEY served
 """,
 )
 @click.argument("run", type=PATH, metavar="RUN")
-@click.option(
+@file_option(
     "--keys",
-    type=PATH,
     required=True,
-    metavar="FILE",
     help="CSV, Parquet or Arrow file of the keys; a column is named like a feature, a column of "
     "the data or a table",
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayrec.cli.base import Command, is_said
+from rayrec.cli.base import Command, default_option, file_option, is_said
 from rayrec.cli.values import NAMES, PATH, count
 
 if TYPE_CHECKING:
@@ -35,15 +35,11 @@ rayrec inspect runs/clicks@best
     metavar="COLUMN,...",
     help="the label columns; without it one is guessed",
 )
-@click.option(
-    "--rows",
-    type=count(),
-    default=SAMPLE,
-    show_default=True,
-    help="rows of the sample, spread evenly over the data",
+@default_option(
+    "--rows", type=count(), default=SAMPLE, help="rows of the sample, spread evenly over the data"
 )
 @click.option("--where", metavar="CONDITION", help="which rows are looked at")
-@click.option("--schema", type=PATH, metavar="FILE", help="write the proposed schema there")
+@file_option("--schema", help="write the proposed schema there")
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON")
 def command(
     path: str,

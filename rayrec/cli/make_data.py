@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rayrec.cli.base import Command, is_said
+from rayrec.cli.base import Command, default_option, is_said
 from rayrec.cli.values import PATH, SEED, count
 from rayrec.errors import ConfigError
 
@@ -24,20 +24,11 @@ rayrec make-data data/plays --rows 500000 --days 20
 """,
 )
 @click.argument("out", type=PATH, metavar="DIR")
-@click.option(
-    "--rows", type=count(), default=1_500_000, show_default=True, metavar="N", help="to train on"
+@default_option("--rows", type=count(), default=1_500_000, metavar="N", help="to train on")
+@default_option(
+    "--eval-rows", type=count(2), default=100_000, metavar="N", help="rows to evaluate on"
 )
-@click.option(
-    "--eval-rows",
-    type=count(2),
-    default=100_000,
-    show_default=True,
-    metavar="N",
-    help="rows to evaluate on",
-)
-@click.option(
-    "--dim", type=count(), default=16, show_default=True, metavar="D", help="width of every table"
-)
+@default_option("--dim", type=count(), default=16, metavar="D", help="width of every table")
 @click.option(
     "--lifetime",
     type=count(),
@@ -56,13 +47,7 @@ rayrec make-data data/plays --rows 500000 --days 20
     metavar="DAY",
     help="with --days: from this day on users like other items",
 )
-@click.option(
-    "--seed",
-    type=SEED,
-    default=0,
-    show_default=True,
-    help="other seeds make other rows of the same kind",
-)
+@default_option("--seed", type=SEED, default=0, help="other seeds make other rows of the same kind")
 @click.option("--overwrite", is_flag=True, help="replace data in DIR, and leave other files")
 def command(
     out: str,

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rayrec.checks import separate_files
-from rayrec.cli.base import Command, F
+from rayrec.cli.base import Command, F, default_option, file_option
 from rayrec.cli.values import FRACTION, PATH, SHARE, count
 from rayrec.errors import ConfigError
 from rayrec.layout import KINDS, ShardingPlan, Topology
@@ -33,7 +33,7 @@ RANKS = count(1, MAX_RANKS)
 
 def _wire_option(name: str, text: str) -> Callable[[F], F]:
     choices = click.Choice(WIRE_PRECISIONS)
-    return click.option(name, type=choices, default="fp32", show_default=True, help=text)
+    return default_option(name, type=choices, default="fp32", help=text)
 
 
 @click.command(
@@ -44,13 +44,7 @@ rayrec plan --schema schema.json --topology h100 --hosts 16 --batch 4096 \
 rayrec plan --schema schema.json --topology topology.json --diff plan.json
 """,
 )
-@click.option(
-    "--schema",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="schema.json with the tables and features",
-)
+@file_option("--schema", required=True, help="schema.json with the tables and features")
 @click.option(
     "--topology",
     type=PATH,
@@ -73,19 +67,11 @@ rayrec plan --schema schema.json --topology topology.json --diff plan.json
     metavar="SHARE",
     help="share of the input exchange that a pipelined trainer hides, 0 to 1 (the topology's)",
 )
-@click.option(
-    "--batch",
-    type=count(),
-    default=2048,
-    show_default=True,
-    metavar="B",
-    help="rows per rank and step",
-)
-@click.option(
+@default_option("--batch", type=count(), default=2048, metavar="B", help="rows per rank and step")
+@default_option(
     "--optimizer",
     type=click.Choice(list(SPARSE_OPTIMIZERS)),
     default="rowwise_adagrad",
-    show_default=True,
     help="fused optimizer",
 )
 @click.option("--kinds", metavar="KIND,...", help=f"sharding kinds to use, of {', '.join(KINDS)}")
@@ -96,23 +82,16 @@ rayrec plan --schema schema.json --topology topology.json --diff plan.json
     default=True,
     help="CPU ranks of one host read each other's rows in place where they can (default)",
 )
-@click.option(
-    "--constraints",
-    type=PATH,
-    metavar="FILE",
-    help="JSON: table name -> fields of ParameterConstraints",
-)
+@file_option("--constraints", help="JSON: table name -> fields of ParameterConstraints")
 @click.option(
     "--profile",
     type=PATH,
     metavar="PATH",
     help="Parquet or Arrow data: measure pooling factors and skew (needs pyarrow)",
 )
-@click.option("--out", type=PATH, metavar="FILE", help="where to write the plan as JSON")
-@click.option(
-    "--html", type=PATH, metavar="FILE", help="where to write the plan as one self-contained page"
-)
-@click.option("--diff", type=PATH, metavar="FILE", help="an earlier plan: print what would move")
+@file_option("--out", help="where to write the plan as JSON")
+@file_option("--html", help="where to write the plan as one self-contained page")
+@file_option("--diff", help="an earlier plan: print what would move")
 def command(**given: Any) -> None:
     """Plan where every table lies, without a cluster.
 

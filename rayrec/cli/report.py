@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, file_option
 from rayrec.cli.values import PATH
 
 
@@ -17,14 +17,7 @@ rayrec report runs/a runs/b s3://bucket/runs/c --out compared.html
 """,
 )
 @click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUN...")
-@click.option(
-    "--out",
-    type=PATH,
-    default="report.html",
-    show_default=True,
-    metavar="FILE",
-    help="where to write the page",
-)
+@file_option("--out", default="report.html", show_default=True, help="where to write the page")
 def command(runs: tuple[str, ...], out: str) -> None:
     """Show runs on one self-contained HTML page: curves, plans, times, memory and events.
 

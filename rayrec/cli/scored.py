@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec.cli.base import RANK_OPTIONS, F, with_options
+from rayrec.cli.base import RANK_OPTIONS, F, default_option, file_option, with_options
 from rayrec.cli.values import PATH, SECONDS, count
 
 if TYPE_CHECKING:
@@ -23,32 +23,27 @@ OPTIONS = [
         help="folder, file or URI of Parquet or Arrow files, or a folder that `rayrec make-data` "
         "wrote, whose eval/ is taken",
     ),
-    click.option(
-        "--schema",
-        type=PATH,
-        metavar="FILE",
-        help="JSON file that says which columns are what; by default the model's",
+    file_option(
+        "--schema", help="JSON file that says which columns are what; by default the model's"
     ),
     click.option(
         "--where", metavar="CONDITION", help="which rows are taken, such as \"day >= '2026-11-01'\""
     ),
-    click.option(
+    default_option(
         "--global-batch-size",
         type=count(),
         default=16_384,
-        show_default=True,
         metavar="B",
         help="rows scored at a time over all ranks",
     ),
-    click.option(
+    default_option(
         "--timeout",
         type=SECONDS,
         default=300,
-        show_default=True,
         metavar="SECONDS",
         help="until a hanging collective counts as failed",
     ),
-    click.option("--result", type=PATH, metavar="FILE", help="JSON file for the scores"),
+    file_option("--result", help="JSON file for the scores"),
     *RANK_OPTIONS,
     click.option(
         "--plan",

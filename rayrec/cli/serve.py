@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, default_option
 from rayrec.cli.values import PATH, SECONDS, count
 
 
@@ -50,7 +50,7 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
     metavar="FILE|env:NAME",
     help="serve only what is signed with the key in a file or an environment variable",
 )
-@click.option("--replicas", type=count(), default=1, show_default=True, help="processes")
+@default_option("--replicas", type=count(), default=1, help="processes")
 @click.option(
     "--cluster",
     is_flag=False,
@@ -60,54 +60,45 @@ rayrec serve served/clicks --replicas 8 --host 0.0.0.0 --cluster 10.0.0.1:6379
     "of RAY_ADDRESS, or the cluster of this machine), and ARTIFACT or RUN lies at the same path on "
     "every node",
 )
-@click.option(
-    "--port", type=count(0, 65535), default=8500, show_default=True, help="of gRPC; 0: a free one"
-)
+@default_option("--port", type=count(0, 65535), default=8500, help="of gRPC; 0: a free one")
 @click.option(
     "--http-port",
     type=count(0, 65535),
     metavar="COUNT",
     help="of HTTP; 0: a free one; by default the next one after --port",
 )
-@click.option(
+@default_option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     metavar="HOST",
     help="address to listen at; the default is reached from this machine alone",
 )
-@click.option(
-    "--threads", type=count(), default=1, show_default=True, help="cores that a replica scores with"
-)
-@click.option(
+@default_option("--threads", type=count(), default=1, help="cores that a replica scores with")
+@default_option(
     "--max-batch-rows",
     type=count(),
     default=1024,
-    show_default=True,
     help="rows of waiting requests that are scored in one call at most",
 )
-@click.option(
+@default_option(
     "--queue-rows",
     type=count(),
     default=16384,
-    show_default=True,
     help="rows that may wait in a replica; beyond them requests are refused",
 )
-@click.option(
+@default_option(
     "--lame-duck",
     "lame_duck_s",
     type=click.FloatRange(0),
     default=1.0,
-    show_default=True,
     metavar="SECONDS",
     help="time to answer as before, and say that it is not ready, after SIGTERM",
 )
-@click.option(
+@default_option(
     "--drain",
     "drain_s",
     type=SECONDS,
     default=30.0,
-    show_default=True,
     metavar="SECONDS",
     help="time to answer what is there, after that",
 )

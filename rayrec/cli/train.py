@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayrec.cli.base import Command
+from rayrec.cli.base import Command, file_option
 from rayrec.cli.values import PATH, RANKS
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ rayrec train --set data.planted.rows_train=20000 --ranks 2 --plan row_wise
 )
 @click.option("--print-config", is_flag=True, help="print the complete run as TOML, and end")
 @click.option("--timing", is_flag=True, help="print how long each part of the start-up took")
-@click.option("--result", type=PATH, metavar="FILE", help="JSON file for the result")
+@file_option("--result", help="JSON file for the result")
 def command(
     run: str | None,
     data: str | None,
