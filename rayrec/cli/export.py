@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -75,11 +75,9 @@ def command(
     dtype: str,
     tables: tuple[tuple[str, str], ...],
     data: str | None,
-    sample_rows: int,
     max_logit_error: float,
     max_auc_change: float,
-    compiled: bool,
-    signing_key: str | None,
+    **more: Any,
 ) -> None:
     """Export a checkpoint to a folder that a predictor loads.
 
@@ -111,9 +109,7 @@ def command(
         types={**dict(tables), "*": dtype},
         data=rows,
         bounds=ParityBounds(logit=max_logit_error, auc=max_auc_change, ne=max_auc_change),
-        sample_rows=sample_rows,
-        compiled=compiled,
-        signing_key=signing_key,
+        **more,
     )
     print(summary(out, manifest))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -53,60 +54,43 @@ def command(
     out: str,
     rows: int,
     eval_rows: int,
-    dim: int,
     lifetime: int | None,
     days: int | None,
     drift_day: int | None,
-    seed: int,
     overwrite: bool,
+    **shared: Any,
 ) -> None:
     """Write click data whose best possible scores are known.
 
     DIR gets train/, eval/, schema.json and truth.json; with --days log/ in place of train/ and
     eval/, and next_item.json, the schema for next-item models.
     """
-    of_log = {"days", "drift_day"}
-    others = {"lifetime", "eval_rows"} if days is not None else of_log
-    for name in sorted(others):
+    others, why = ["eval_rows", "lifetime"], "is not for an event log (--days)"
+    if days is None:
+        others, why = ["drift_day"], "needs --days"
+    for name in others:
         if is_said(name):
-            why = "needs --days" if name in of_log else "is not for an event log (--days)"
             raise ConfigError(f"--{name.replace('_', '-')} {why}; leave it out.")
-    if days is not None:
-        _write_log(out, overwrite, rows, days, drift_day, dim, seed)
-        return
     from rayrec.data.converted import new_data_set
     from rayrec.data.planted import SyntheticConfig
-    from rayrec.data.synthetic import write_synthetic
-
-    config = SyntheticConfig(
-        rows_train=rows, rows_eval=eval_rows, dim=dim, lifetime=lifetime, seed=seed
-    )
-    # The parts move into DIR when all of them are written, so nobody reads half of a file.
-    with new_data_set(out, overwrite) as folder:
-        write_synthetic(folder, config)
-    made = Path(out)
-    print(
-        f"{config.rows_train} rows in {made / 'train'}, {config.rows_eval} in {made / 'eval'}, "
-        f"schema {made / 'schema.json'}"
-    )
-
-
-def _write_log(
-    out: str, overwrite: bool, rows: int, days: int, drift_day: int | None, dim: int, seed: int
-) -> None:
-    from rayrec.data.converted import new_data_set
     from rayrec.data.planted_log import PlantedLogConfig
+    from rayrec.data.synthetic import write_synthetic
     from rayrec.data.synthetic_log import write_planted_log
 
-    config = PlantedLogConfig(
-        events=rows,
-        users=-(-rows // _EVENTS_OF_USER),
-        days=days,
-        drift_day=drift_day,
-        dim=dim,
-        seed=seed,
-    )
+    made = Path(out)
+    if days is None:
+        config = SyntheticConfig(rows_train=rows, rows_eval=eval_rows, lifetime=lifetime, **shared)
+        # The parts move into DIR when all of them are written, so nobody reads half of a file.
+        with new_data_set(out, overwrite) as folder:
+            write_synthetic(folder, config)
+        print(
+            f"{rows} rows in {made / 'train'}, {eval_rows} in {made / 'eval'}, "
+            f"schema {made / 'schema.json'}"
+        )
+        return
+    users = -(-rows // _EVENTS_OF_USER)
+    of_log = PlantedLogConfig(events=rows, users=users, days=days, drift_day=drift_day, **shared)
     with new_data_set(out, overwrite) as folder:
-        log = write_planted_log(folder, config)
+        log = write_planted_log(folder, of_log)
     parts = ", ".join(f"{events} for {part}" for part, events in log.events.items())
-    print(f"{rows} events of {log.users} users in {Path(out) / 'log'}: {parts}")
+    print(f"{rows} events of {log.users} users in {made / 'log'}: {parts}")
