@@ -12,20 +12,29 @@ from typing import Any
 from rayrec.errors import RunInterrupted
 from rayrec.fields.writing import json_data
 from rayrec.train.callbacks import Callback
-from rayrec.train.events import (
-    Evaluation,
-    Failure,
-    Noticed,
-    ProgressReport,
-    Recovered,
-    Resized,
-    Saved,
-    StreamProgress,
-)
+
+
+def _as_event(kind: str) -> Any:
+    """Return a method of `EventCallback` that takes what a run says as an event of a kind."""
+
+    def take(self: EventCallback, told: Any, trainer: Any = None) -> None:
+        named = {f.name: getattr(told, f.name) for f in fields(told) if f.name != "step"}
+        self.event(kind, told.step, json_data(named))
+
+    return take
 
 
 class EventCallback(Callback, ABC):
     """Turns what a run says into events; a subclass takes them, and begins and ends by itself."""
+
+    on_window = _as_event("window")
+    on_evaluation = _as_event("evaluation")
+    on_stream = _as_event("stream")
+    on_checkpoint = _as_event("checkpoint")
+    on_failure = _as_event("failure")
+    on_recovery = _as_event("recovery")  # events of later steps follow once more
+    on_resize = _as_event("resize")
+    on_notice = _as_event("notice")
 
     @abstractmethod
     def event(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -36,42 +45,6 @@ class EventCallback(Callback, ABC):
             step: global steps done.
             values: the event's fields as JSON data.
         """
-
-    def on_window(self, report: ProgressReport, trainer: Any = None) -> None:
-        """Take a window."""
-        self._take("window", report)
-
-    def on_evaluation(self, evaluation: Evaluation, trainer: Any = None) -> None:
-        """Take an evaluation."""
-        self._take("evaluation", evaluation)
-
-    def on_stream(self, progress: StreamProgress, trainer: Any = None) -> None:
-        """Take a window of a stream."""
-        self._take("stream", progress)
-
-    def on_checkpoint(self, saved: Saved, trainer: Any = None) -> None:
-        """Take a checkpoint."""
-        self._take("checkpoint", saved)
-
-    def on_failure(self, failure: Failure) -> None:
-        """Take a failure that the run recovers from."""
-        self._take("failure", failure)
-
-    def on_recovery(self, recovered: Recovered) -> None:
-        """Take a recovery; events of later steps follow once more."""
-        self._take("recovery", recovered)
-
-    def on_resize(self, resized: Resized) -> None:
-        """Take a new number of ranks."""
-        self._take("resize", resized)
-
-    def on_notice(self, noticed: Noticed) -> None:
-        """Take a notice that a node will go."""
-        self._take("notice", noticed)
-
-    def _take(self, kind: str, told: Any) -> None:
-        named = {f.name: getattr(told, f.name) for f in fields(told) if f.name != "step"}
-        self.event(kind, told.step, json_data(named))
 
 
 def outcome_of(error: BaseException | None) -> str:
