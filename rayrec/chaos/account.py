@@ -24,8 +24,6 @@ class InjectedFault:
 
     Attributes:
         at: time in seconds of the wall clock.
-        kind: kind of the fault, as in `schedule.Fault`.
-        pids: ids of the processes that it struck.
         moment: moment of the run that it waited for, one of `moments.MOMENTS`, or "".
     """
 
@@ -40,7 +38,6 @@ class Account:
     """Failures, recoveries and lost time of one run.
 
     Attributes:
-        failures: number of failures that the driver reported.
         recoveries: number of times the run went on, by itself or with another driver.
         waits: seconds from a fault to the next finished step. Faults that strike before that step
             belong to the first of them.
@@ -54,12 +51,7 @@ class Account:
 
 
 def account(events: Sequence[RunEvent], blows: Sequence[InjectedFault]) -> Account:
-    """Count the failures, recoveries and lost time of a run.
-
-    Args:
-        events: all events of the run, in the order in which they were written.
-        blows: injected faults, in the order in which they struck.
-    """
+    """Count the failures, recoveries and lost time of a run, from events and faults in order."""
     first_steps: list[float] = []
     begins = False
     reached = repeated = 0
@@ -92,12 +84,7 @@ class RunRecord:
     """Record of a run under faults, from its start to its end.
 
     Attributes:
-        seed: seed of its faults.
-        end: kind of its end.
         words: reason of the end, where it is not done.
-        seconds: time from its first start to its end.
-        blows: faults that were injected.
-        account: its failures, recoveries and lost time.
         digests: digests of the tables and the dense part; empty where it is not done.
     """
 
@@ -132,12 +119,7 @@ class RunRecord:
 def table(
     runs: Sequence[RunRecord], expected: Mapping[str, str], kinds: Sequence[str]
 ) -> list[str]:
-    """Return the runs as a Markdown table, with their sum where they are several.
-
-    Args:
-        expected: digests of the run without faults.
-        kinds: kinds of faults that could strike.
-    """
+    """Return the runs as a Markdown table, with their sum where they are several."""
     heads = ["seed", *kinds, "failures", "recoveries", "to the next step, median", "worst"]
     heads += ["steps repeated", "seconds", "verdict"]
     lines = [_row(heads), _row(["---"] * len(heads))]

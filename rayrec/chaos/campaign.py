@@ -22,13 +22,7 @@ USER_MISTAKE = "code 2: "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Outcome of a campaign.
-
-    Attributes:
-        calm: run without faults.
-        runs: runs under faults.
-        kinds: kinds of faults that could strike.
-    """
+    """Outcome of a campaign: a calm run, runs under faults, and the kinds of these."""
 
     calm: RunRecord
     runs: tuple[RunRecord, ...]

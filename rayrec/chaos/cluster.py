@@ -55,7 +55,6 @@ class PrivateCluster:
 
     Args:
         folder: new and empty; its name is short, since the paths of sockets are bounded.
-        cpus: CPUs of each node.
         nodes: 1, or 2 for one that can be lost.
     """
 

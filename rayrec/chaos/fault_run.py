@@ -34,9 +34,7 @@ class FaultRun:
     """Run of the job, with the injection of its faults.
 
     Args:
-        cluster: cluster that the run joins.
         folder: folder of the run, which does not exist yet.
-        faults: faults to inject, in order; may be empty.
         say: receives a line for every fault.
         signals: signals of the user to this command.
     """

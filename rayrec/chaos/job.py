@@ -32,10 +32,7 @@ class Job:
     Attributes:
         words: the command as the user gave it.
         settings: what its --set say, as tables.
-        folder: absolute path that --checkpoint-dir names.
-        ranks: number of ranks.
-        cpus: CPUs of a rank.
-        spares: processes that wait beside the ranks.
+        cpus: CPUs of a rank, and of a spare.
     """
 
     words: tuple[str, ...]
@@ -71,7 +68,6 @@ def read_job(words: Sequence[str], settings: Mapping[str, Any], default_ranks: i
 
     Args:
         settings: what `set_values` say, read as `rayrec train` reads them.
-        default_ranks: number of ranks of a job that does not name it.
     Raises:
         ConfigError: the command is not found, keeps no checkpoints on this machine, has no ranks
             to strike, or starts somewhere else than in an empty folder.

@@ -81,7 +81,6 @@ def schedule(seed: int, every_s: float, kinds: Sequence[str]) -> Iterator[Fault]
     """Yield the faults of one run, without an end.
 
     Args:
-        seed: the same seed and options give the same faults.
         every_s: mean seconds between two of them.
         kinds: at least one.
     """
@@ -109,10 +108,8 @@ def signal_words(text: str) -> tuple[str, ...]:
 
 
 def known_words(words: tuple[str, ...], known: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return words of an option, each of which is known and comes once.
+    """Return words of an option, each of which is known and comes once; `what` names one of them.
 
-    Args:
-        what: noun for a word in the message, such as "signal".
     Raises:
         ConfigError: one is not known, or is given twice.
     """

@@ -18,7 +18,6 @@ class NewestStep:
     """Newest step in a run's file of events, followed while the file grows.
 
     Attributes:
-        newest: the step.
         recovers: the run recovers from a failure.
         paused_s: seconds of pauses that the driver has announced since the step.
     """
@@ -70,7 +69,6 @@ class Stillness:
     """Time in which a run made no step, was not struck, and did not wait as announced.
 
     Args:
-        steps: the newest step of the run.
         now: seconds of a steady clock at the start of the run.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -93,14 +94,11 @@ def command(out: str | None, job: tuple[str, ...], **options: Any) -> None:
     what = "the outcome (--out)"
     probe_output(what, out)  # hours are spent before it is written
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
     def keep(outcome: Outcome) -> None:
         if out is not None:
             write_whole(what, out, outcome.to_json())
 
-    outcome = shake(read, Campaign(**options), say, keep)
+    outcome = shake(read, Campaign(**options), partial(print, flush=True), keep)
     print("\n".join(["", *outcome.table()]))
     if not outcome.is_good:
         raise click.exceptions.Exit(1)
