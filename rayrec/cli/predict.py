@@ -178,18 +178,15 @@ def _by_artifact(
 
 def _by_checkpoint(given: dict[str, Any], out: str, columns: tuple[str, ...]) -> Predicted:
     """Score by ranks; no scores of the model are worked out, and --result may not ask for them."""
-    from dataclasses import replace
-
     from rayrec.errors import ConfigError
     from rayrec.runs.scoring import predict_checkpoint
 
-    if given["result"] is not None:
+    if given.pop("result") is not None:
         raise ConfigError(
             "--result is for the scores of the model, and a folder of predictions needs no labels; "
             "leave it out, or use rayrec evaluate."
         )
-    lists = {"k": given["k"], "masked": given["masked"]}
-    return predict_checkpoint(replace(scoring_of(given, columns), predictions=out, **lists))
+    return predict_checkpoint(scoring_of(given, keys=columns, predictions=out))
 
 
 def _take(option: str, name: str, value: int | None, given: dict[str, Any]) -> None:

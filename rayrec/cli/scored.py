@@ -64,8 +64,8 @@ def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
     return with_options([click.argument("checkpoint", type=PATH, metavar=metavar), *OPTIONS])
 
 
-def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> ScoringOptions:
-    """Return the scoring for the options of `scoring_options`, without a file for predictions.
+def scoring_of(given: dict[str, Any], **more: Any) -> ScoringOptions:
+    """Return the scoring for the options of `scoring_options` but --result, and for further fields.
 
     Raises:
         ConfigError: options contradict each other.
@@ -75,19 +75,16 @@ def scoring_of(given: dict[str, Any], keys: Sequence[str] = ()) -> ScoringOption
     from rayrec.runs.scoring import ScoringOptions
 
     names = ("ranks", "local", "gpu", "cpus_per_rank", "pin_cores", "placement_timeout")
-    scaling = scaling_from(**{name: given[name] for name in names})
+    scaling = scaling_from(**{name: given.pop(name) for name in names})
     from rayrec.checkpoint import checkpoint_path  # late: it needs torch
 
     return ScoringOptions(
-        checkpoint=checkpoint_path("CHECKPOINT", given["checkpoint"]),
-        data=rows_to_score(given["data"]),
-        schema=given["schema"],
-        where=given["where"],
+        checkpoint=checkpoint_path("CHECKPOINT", given.pop("checkpoint")),
+        data=rows_to_score(given.pop("data")),
         scaling=scaling,
-        plan=given["plan"],
-        global_batch_size=given["global_batch_size"],
-        timeout_s=given["timeout"],
-        keys=keys,
+        timeout_s=given.pop("timeout"),
+        **given,
+        **more,
     )
 
 
@@ -98,18 +95,17 @@ def score(given: dict[str, Any], out: str | None = None, keys: Sequence[str] = (
         given: the options of `scoring_options`, by name.
         out: file for the score of every row, or None.
         keys: columns of the data that are copied beside it.
-    Raises:
-        RayrecError, RunInterrupted: the errors of `rayrec.runs.scoring.score_checkpoint`.
     """
     from rayrec.checks import separate_files
     from rayrec.runs.inputs import output_path
     from rayrec.runs.reporting import write_result
     from rayrec.runs.scoring import score_checkpoint
 
-    scoring = scoring_of(given, keys)
+    asked = given.pop("result")
+    scoring = scoring_of(given, keys=keys)
     inputs = {"--data": scoring.data, "--schema": scoring.schema, "--plan": scoring.plan}
-    separate_files({"--result": given["result"], "--out": out}, inputs)
-    result = output_path("--result", given["result"])
+    separate_files({"--result": asked, "--out": out}, inputs)
+    result = output_path("--result", asked)
     scoring = replace(scoring, predictions=output_path("--out", out))
     scored = score_checkpoint(scoring)
     for line in scored.lines:

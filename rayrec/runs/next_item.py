@@ -37,7 +37,6 @@ def train_next_item(settings: RunFile, reporting: Reporting) -> None:
     """Train, rank the items of the held-out rows by model and baselines, and report.
 
     Raises:
-        RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the data are not said, a feature is not in the schema, or a list is longer than
             all items.
         InputError: no training row has a history, or a row has a longer one than the model takes.

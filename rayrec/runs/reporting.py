@@ -53,11 +53,7 @@ Outcome = Callable[["Result"], ResultReport]
 
 
 def fit_and_report(driver: Driver, reporting: Reporting, outcome: Outcome) -> None:
-    """Train, and report the result, also that of a run that a signal ended.
-
-    Raises:
-        RayrecError, RunInterrupted: the errors of `Driver.fit`.
-    """
+    """Train, and report the result, also that of a run that a signal ended."""
     try:
         result = driver.fit()
     except RunInterrupted as stop:

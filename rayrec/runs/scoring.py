@@ -29,23 +29,14 @@ ROWS = 16_384  # scored at a time where nothing else is said
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringOptions:
-    """Options of scoring rows by a checkpoint.
+    """Options of scoring rows by a checkpoint; `rayrec.cli.scored` and `predict` describe them.
 
     Attributes:
         checkpoint: absolute directory or URI of the checkpoint.
-        data: folder, file or URI of the rows.
-        where: filter of the rows; None takes all.
         schema: JSON file of the schema; None takes the checkpoint's.
-        scaling: number and resources of the ranks.
-        plan: "auto", a sharding kind, or a plan's JSON file.
-        global_batch_size: rows scored at a time over all ranks.
-        timeout_s: seconds until a hanging collective counts as failed.
         predictions: absolute path for the score of every row, or None: of a Parquet file beside
             the scores of the model, of a folder for `predict_checkpoint`.
         keys: columns of the data that are copied into it.
-        k: predict the best k items of each row in place of a score, of a next-item model; None
-            predicts the score of the row's item.
-        masked: leave out of these what the row has seen.
     """
 
     checkpoint: str
@@ -63,13 +54,11 @@ class ScoringOptions:
 
 
 class Scored(NamedTuple):
-    """Scores of a checkpoint.
+    """Scores of a checkpoint by name, and as lines for people.
 
     Attributes:
-        step: of the checkpoint.
         ranks: number of those that scored it.
-        scores: by name; of a next-item model those of each protocol by name.
-        lines: the same for people.
+        scores: those of each protocol by name, of a next-item model.
     """
 
     step: int
@@ -92,7 +81,6 @@ def score_checkpoint(scoring: ScoringOptions) -> Scored:
     Returns:
         the scores, beside those of the data's planted truth where that is known.
     Raises:
-        RayrecError, RunInterrupted: the errors of `Driver.evaluate`.
         ConfigError: the checkpoint does not say how to build its model, or its scores have no
             labels to stand beside.
     """
@@ -118,7 +106,6 @@ def predict_checkpoint(scoring: ScoringOptions) -> Predicted:
     """Write the scores of rows, whose labels are not read, into the folder `predictions`.
 
     Raises:
-        RayrecError, RunInterrupted: the errors of `Driver.predict`.
         ConfigError: the checkpoint does not say how to build its model, or lists of items are
             asked of a model that ranks none.
     """
@@ -162,8 +149,7 @@ def _opened(scoring: ScoringOptions, with_labels: bool = True) -> _Opened:
     else:
         data = open_data(scoring.data, recipe.schema, source, scoring.where, with_labels)
         tasks = recipe.tasks
-    # Nothing is trained, so the run keeps no checkpoint; a RunConfig needs steps or epochs all the
-    # same.
+    # Nothing is trained and kept; a RunConfig needs steps or epochs all the same.
     run = RunConfig(
         global_batch_size=rows,
         epochs=1,

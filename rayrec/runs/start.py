@@ -31,7 +31,6 @@ def train(settings: RunFile, reporting: Reporting) -> None:
     """Make the data where the run asks for it, train, score, and report.
 
     Raises:
-        RayrecError, RunInterrupted: the errors of `train_clicks` and its kin.
         ConfigError: another model, or one of several tasks, is asked for with rows of clicks.
     """
     planted = settings.data.planted

@@ -30,7 +30,6 @@ def train_towers(settings: RunFile, reporting: Reporting) -> None:
     """Train, rank the items of the held-out rows by model and popularity, and report.
 
     Raises:
-        RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the data are not said, a feature is not in the schema, a list is longer than
             all candidates, or a rank's part of a batch has no negatives.
     """

@@ -34,7 +34,6 @@ def train_clicks(settings: RunFile, reporting: Reporting) -> None:
     """Open the data, train, score, and report.
 
     Raises:
-        RayrecError, RunInterrupted: the errors of `Driver.fit`.
         ConfigError: the data are not said, or the run has tasks that its model does not predict.
     """
     assert isinstance(settings.model, ModelRecipe)
