@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayrec.checks import absolute_path, is_uri, lasting_path
 from rayrec.errors import ConfigError, InputError
@@ -26,12 +26,9 @@ def open_data(
     """Open a dataset of Parquet files, or of Arrow IPC files by their suffix.
 
     Args:
-        path: folder, file or URI.
         schema: the JSON text of the schema.
         source: name of the schema in messages.
-        where: filter of the rows, in the language of docs/data.md; None takes all.
-        with_labels: read labels and weights of rows.
-        num_streams: see `FileDataset`; None takes its default.
+        where, with_labels, num_streams: see `FileDataset`.
     Raises:
         ConfigError: the schema contradicts itself, the path is empty, or num_streams is below 1.
         InputError: there is nothing to read, or there are files of both kinds.
@@ -54,9 +51,8 @@ def open_data(
         )
     kind = ArrowDataset if arrow else ParquetDataset
     parsed = FeatureSchema.from_json(schema, source)
-    if num_streams is None:
-        return kind(path, parsed, where=where, with_labels=with_labels)
-    return kind(path, parsed, where=where, with_labels=with_labels, num_streams=num_streams)
+    streams: dict[str, Any] = {} if num_streams is None else {"num_streams": num_streams}
+    return kind(path, parsed, where=where, with_labels=with_labels, **streams)
 
 
 def output_path(option: str, path: str | None) -> str | None:
@@ -67,8 +63,7 @@ def output_path(option: str, path: str | None) -> str | None:
     """
     if path is None:
         return None
-    # The probe comes before the run: hours of training must not end with a file that cannot be
-    # written.
+    # hours of training must not end with a file that cannot be written
     whole = lasting_path(option, path)
     probe_output(option, whole)
     return whole

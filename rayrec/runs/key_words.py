@@ -44,12 +44,8 @@ def _of_call(found: re.Match[str]) -> str:
     keys = [_key(found[1], option[1]) for option in options]
     if not keys or None in keys:
         return found[0]
-    said = zip(keys, options, strict=True)
-    return " and ".join(f"{key}" + _value(option[2]) for key, option in said)
-
-
-def _value(text: str) -> str:
-    return "" if text == "..." else f"={text}"
+    values = ["" if option[2] == "..." else f"={option[2]}" for option in options]
+    return " and ".join(f"{key}{value}" for key, value in zip(keys, values, strict=True))
 
 
 def _of_field(found: re.Match[str]) -> str:

@@ -34,13 +34,7 @@ if TYPE_CHECKING:
 
 
 def train_next_item(settings: RunFile, reporting: Reporting) -> None:
-    """Train, rank the items of the held-out rows by model and baselines, and report.
-
-    Raises:
-        ConfigError: the data are not said, a feature is not in the schema, or a list is longer than
-            all items.
-        InputError: no training row has a history, or a row has a longer one than the model takes.
-    """
+    """Train, rank the items of the held-out rows by model and baselines, and report."""
     from rayrec.data import NextItemDataset
 
     text, model, said = settings.schema_text(), settings.model, settings.data

@@ -34,13 +34,7 @@ RANKERS = (MODEL, *BASELINES)
 
 
 class ItemSlice(NamedTuple):
-    """The items that a rank scores.
-
-    Attributes:
-        first: id of the first of them.
-        rows: (K, D).
-        biases: (K,).
-    """
+    """The K items that a rank scores, from id `first` on: rows (K, D) and biases (K,)."""
 
     first: int
     rows: Tensor

@@ -19,11 +19,7 @@ K = 10
 
 
 def write_places(run_path: str, places: dict[str, list[int]]) -> None:
-    """Keep the places of all queries, in the order of the rows, by protocol.
-
-    Args:
-        places: those of the model by protocol, and those of the baselines by `of_baseline`.
-    """
+    """Keep the places of all queries in the order of the rows, by protocol and `of_baseline`."""
     write_whole("the places of the queries", f"{run_path}/{FILE}", json.dumps(places))
 
 

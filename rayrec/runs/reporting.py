@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 class ResultReport(NamedTuple):
-    """Texts and fields that one kind of run adds to the report of a result.
-
-    Attributes:
-        done: amount of work done, as the end of a line.
-        lines: scores for people. fields: additions to the file for the result.
-    """
+    """Additions of one kind of run: end of the first line, lines of scores, fields of the file."""
 
     done: str
     lines: list[str]
@@ -34,14 +29,7 @@ class ResultReport(NamedTuple):
 
 
 class Reporting(NamedTuple):
-    """Options of a run's report, besides its scores.
-
-    Attributes:
-        timing: milestones of the start-up so far.
-        show_timing: print the seconds of each part of the start-up.
-        result: absolute path of the JSON file for the result, or None.
-        seed: the seed of the run.
-    """
+    """Options of a run's report: milestones of its start-up so far, and the file for its result."""
 
     timing: list[Milestone]
     show_timing: bool
@@ -109,20 +97,13 @@ def _report_run(result: Result, reporting: Reporting, outcome: Outcome) -> None:
 
 
 def write_result(path: str | None, result: Mapping[str, Any]) -> None:
-    """Write the result as JSON, whole or not at all; does nothing without a path.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write the result as JSON, whole or not at all; does nothing without a path."""
     if path is not None:
         write_whole("the result (--result)", path, json.dumps(json_data(result), indent=1))
 
 
 def truth_beside(eval_path: str | None, where: str | None = None) -> PlantedScores | None:
-    """Read the truth.json beside evaluation data; None if there is none.
-
-    Args:
-        where: filter of the rows; the truth is that of a part which has the same, if there is one.
+    """Read the truth.json beside evaluation data, of the part with a filter where it has one.
 
     It is read before training, so that a damaged file costs no run.
 
@@ -154,8 +135,7 @@ def scores_beside_truth(
 ) -> dict[str, float]:
     """Return the metrics, with bayes_auc and regret if the truth is of as many rows."""
     scores = dict(metrics)
-    # Scores of other rows, such as a part of them, cannot be compared with the truth. Those of
-    # several tasks, which count rows by their names, are not: it does not say of which it is.
+    # Scores of several tasks count rows by their names: the truth does not say of which it is.
     if truth is not None and truth.rows == scores.get("rows"):
         scores |= {
             "bayes_auc": truth.bayes_auc,

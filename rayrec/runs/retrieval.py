@@ -61,12 +61,7 @@ class TwoTowerModel:
 
 
 class LogShares(NamedTuple):
-    """How often candidates occur in the rows that make batches.
-
-    Attributes:
-        ids: those that do, ascending.
-        logs: log of the share of each.
-    """
+    """Candidates of the rows that make batches, ascending, and the log of the share of each."""
 
     ids: tuple[int, ...]
     logs: tuple[float, ...]

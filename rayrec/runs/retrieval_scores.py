@@ -188,8 +188,7 @@ def by_ranker(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def _shares(total: int, rank: int, world_size: int) -> list[range]:
     """Ranges of this rank's rows, one per call of a tower.
 
-    Together the ranks cover 0 .. total - 1 once. A call is a collective, so every rank gets equally
-    many ranges; some may be empty. A range has at most CHUNK rows, which bounds the memory.
+    A call is a collective, so every rank gets equally many ranges; some may be empty.
     """
     shares = []
     for start in range(0, total, CHUNK * world_size):

@@ -74,13 +74,9 @@ _OF_MODELS: dict[str, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFile:
-    """Training run of a run file and the options beside it.
+    """Sections of a run file, with the options beside it; `source` names it in messages.
 
-    Attributes:
-        model: recipe of a click model, whose schema is read later, from `data.schema`, or two
-            towers, or a next-item model.
-        data, scaling, run, plan: the other sections.
-        source: name of the file in messages.
+    The schema of a click model's recipe is read later, from `data.schema`.
     """
 
     model: ModelRecipe | TwoTowerModel | NextItemModel
@@ -102,9 +98,8 @@ class RunFile:
 
         Args:
             path: the file; None takes the defaults.
-            changes: "section.key=value", each in place of the file's value.
+            changes: values of `--set`.
             data: a folder that `rayrec make-data` wrote, instead of the section data.
-            options: options of the command line that stand for keys.
         Raises:
             ConfigError: the file is no TOML, or something in it does not fit; names the place.
         """
@@ -228,11 +223,7 @@ class RunFile:
         return text
 
     def needed(self, name: str) -> str:
-        """Return what the section data says of a path.
-
-        Raises:
-            ConfigError: it says nothing.
-        """
+        """Return what the section data says of a path, which it must say."""
         path: str | None = getattr(self.data, name)
         if path is None:
             maker = "python -m jobs.convert_movielens SOURCE DIR"
@@ -252,11 +243,7 @@ class RunFile:
         eval_data: FileDataset | None = None,
         scorer: Scorer | None = None,
     ) -> Driver:
-        """Return the driver of the run, on its ranks and by its plan.
-
-        Args:
-            run: `self.run` with what follows from model and data.
-        """
+        """Return the driver; `run` is that of the file with what follows from the data."""
         return Driver(
             model,
             data,
@@ -271,17 +258,11 @@ class RunFile:
 
 
 def _default_scaling() -> ScalingConfig:
-    """Return the scaling of a file without the section."""
     return ScalingConfig(num_workers=default_ranks())
 
 
 def _default_run(in_steps: bool, model: object) -> RunConfig:
-    """Return the run options of a file without the section, of one epoch.
-
-    Args:
-        in_steps: the file gives steps, so there are no epochs by default.
-        model: the section model; next-item models have rates and batches of their own.
-    """
+    """Return the run options of a file without the section: one epoch, unless it gives steps."""
     run = RunConfig(
         global_batch_size=DEFAULT_BATCH,
         steps=1 if in_steps else None,

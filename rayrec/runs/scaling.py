@@ -20,11 +20,7 @@ def default_ranks() -> int:
 def number_of_ranks(
     ranks: int | tuple[int, int] | None, local: bool
 ) -> int | tuple[int, int] | None:
-    """Return what --ranks and --local say as `num_workers`, or None where neither is given.
-
-    Raises:
-        ConfigError: both are given.
-    """
+    """Return what one of --ranks and --local says as `num_workers`, or None without both."""
     if local and ranks is not None:
         raise ConfigError(
             "--ranks is about the ranks of a cluster, and --local runs one rank in this process. "
@@ -42,15 +38,7 @@ def scaling_from(
     pin_cores: bool,
     placement_timeout: float | None,
 ) -> ScalingConfig:
-    """Return the scaling config for the options of the same names.
-
-    Args:
-        ranks: None takes `default_ranks`.
-        local: one rank in this process, without Ray.
-        placement_timeout: seconds to wait for room on the cluster, or None.
-    Raises:
-        ConfigError: they contradict each other.
-    """
+    """Return the scaling config for the options of the same names, which may not contradict."""
     from rayrec.driver import ScalingConfig
 
     number = number_of_ranks(ranks, local)

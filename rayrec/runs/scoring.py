@@ -76,13 +76,9 @@ class _Opened(NamedTuple):
 
 
 def score_checkpoint(scoring: ScoringOptions) -> Scored:
-    """Build the model that the checkpoint describes, load it, and score the rows.
+    """Build the model that the checkpoint describes, and score the rows.
 
-    Returns:
-        the scores, beside those of the data's planted truth where that is known.
-    Raises:
-        ConfigError: the checkpoint does not say how to build its model, or its scores have no
-            labels to stand beside.
+    The scores stand beside those of the data's planted truth where that is known.
     """
     opened, ranks = _opened(scoring), max(1, scoring.scaling.most)
     ranks_items = isinstance(opened.recipe, NextItemRecipe)
@@ -103,12 +99,7 @@ def score_checkpoint(scoring: ScoringOptions) -> Scored:
 
 
 def predict_checkpoint(scoring: ScoringOptions) -> Predicted:
-    """Write the scores of rows, whose labels are not read, into the folder `predictions`.
-
-    Raises:
-        ConfigError: the checkpoint does not say how to build its model, or lists of items are
-            asked of a model that ranks none.
-    """
+    """Write the scores of rows, whose labels are not read, into the folder `predictions`."""
     assert scoring.predictions is not None
     opened = _opened(scoring, with_labels=False)
     scorer: ItemScores | BestItems | None = None
@@ -166,11 +157,7 @@ def _opened(scoring: ScoringOptions, with_labels: bool = True) -> _Opened:
 def _histories(
     scoring: ScoringOptions, recipe: NextItemRecipe, source: str, items: int
 ) -> FileDataset:
-    """Open the rows of a next-item model, whose labels are not read.
-
-    Raises:
-        ConfigError: the schema lacks what the model reads, or a list is longer than all items.
-    """
+    """Open the rows of a next-item model, whose labels are not read."""
     schema = FeatureSchema.from_json(recipe.schema, source)
     check_schema(recipe.model, schema)
     if scoring.k is not None:

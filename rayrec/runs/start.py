@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def train(settings: RunFile, reporting: Reporting) -> None:
-    """Make the data where the run asks for it, train, score, and report.
-
-    Raises:
-        ConfigError: another model, or one of several tasks, is asked for with rows of clicks.
-    """
+    """Make the data where the run asks for it, train, score, and report."""
     planted = settings.data.planted
     if planted is None:
         if isinstance(settings.model, TwoTowerModel):
@@ -74,12 +70,7 @@ def _planted_rows(
 ) -> Iterator[SyntheticPaths]:
     """Make rows with planted truth in a temporary folder, which is removed at the end.
 
-    Args:
-        on_cluster: Ray is started beside it, and stays connected.
-        timing: gets the milestones of both.
-    Raises:
-        ConfigError: there is no room for the rows.
-        ClusterError: Ray does not start.
+    On a cluster Ray is started beside it, and stays connected. `timing` gets the milestones.
     """
     from rayrec.data.synthetic import check_room, write_synthetic
     from rayrec.driver.cluster import connected

@@ -26,11 +26,7 @@ INSTEAD: dict[tuple[str, ...], tuple[str, ...]] = {
 
 
 class Option(NamedTuple):
-    """An option of the command line that stands for a key of a run file.
-
-    Attributes:
-        said: the option with its value, for messages.
-    """
+    """An option of the command line, `said` in messages, that stands for a key of a run file."""
 
     said: str
     path: tuple[str, ...]

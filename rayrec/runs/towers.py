@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 def train_towers(settings: RunFile, reporting: Reporting) -> None:
-    """Train, rank the items of the held-out rows by model and popularity, and report.
-
-    Raises:
-        ConfigError: the data are not said, a feature is not in the schema, a list is longer than
-            all candidates, or a rank's part of a batch has no negatives.
-    """
+    """Train, rank the items of the held-out rows by model and popularity, and report."""
     from rayrec.data import FeatureSchema, ParquetDataset
 
     text, model, run = settings.schema_text(), settings.model, settings.run

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def train_clicks(settings: RunFile, reporting: Reporting) -> None:
-    """Open the data, train, score, and report.
-
-    Raises:
-        ConfigError: the data are not said, or the run has tasks that its model does not predict.
-    """
+    """Open the data, train, score, and report."""
     assert isinstance(settings.model, ModelRecipe)
     recipe = replace(settings.model, schema=settings.schema_text())
     said, source = settings.data, settings.needed("schema")
@@ -72,11 +68,7 @@ def _training_data(settings: RunFile, schema: str) -> FileDataset | StreamDatase
 
 
 def _with_tasks(recipe: ModelRecipe, tasks: Sequence[Task], source: str) -> ModelRecipe:
-    """Return the recipe with the tasks of the run, if it is of a model of several tasks.
-
-    Raises:
-        ConfigError: the model does not predict them, or the schema has not as many labels.
-    """
+    """Return the recipe with the tasks of the run, if it is of a model of several tasks."""
     names = [task.name for task in tasks]
     if recipe.model not in SEVERAL_TASKS:
         if len(tasks) > 1 or any(task.kind != "binary" for task in tasks):
