@@ -44,11 +44,7 @@ class Command(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line.
-
-        Raises:
-            click.UsageError: something is missing, unknown, or too much.
-        """
+        """Read the command line."""
         if not ctx.resilient_parsing:  # a shell asks for completions of half a line
             self._check_values(ctx, args)
         try:
@@ -58,11 +54,7 @@ class Command(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command.
-
-        Raises:
-            RayrecError, RunInterrupted: the error of the command.
-        """
+        """Run the command."""
         if self.needs:
             with ended_by_ctrl_c():
                 import_module(self.needs)

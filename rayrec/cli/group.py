@@ -109,8 +109,6 @@ def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:
 
     Args:
         run_file: run file of `train` where the command line names none.
-    Raises:
-        RayrecError, RunInterrupted: the error of the subcommand.
     """
     asked = os.environ.get(COMPLETE)
     if asked:
@@ -126,8 +124,6 @@ def run_click(command: click.Command, name: str, argv: Sequence[str] | None, **c
     Args:
         name: the command in messages.
         context: options of its `click.Context`.
-    Raises:
-        RayrecError, RunInterrupted: the error of the command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:

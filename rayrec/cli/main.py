@@ -15,11 +15,7 @@ Main = Callable[[Sequence[str] | None], int]
 
 
 def run(argv: Sequence[str] | None, run_file: str | None = None) -> int:
-    """Run a subcommand, as `rayrec.cli.group.run` does; returns the exit code.
-
-    Raises:
-        RayrecError, RunInterrupted: the error of the subcommand.
-    """
+    """Run a subcommand, as `rayrec.cli.group.run` does; returns the exit code."""
     from rayrec.cli import group  # late: its imports take a while
 
     return group.run(argv, run_file)

@@ -109,9 +109,7 @@ def command(**given: Any) -> None:
 
         # The skew is fitted to the ids of a global step, since all of them meet in the rows of a
         # table.
-        step_rows = options.batch * topology.world_size
-        sampled = measure(schema, options.profile, step_rows)
-        measured = {name: facts._asdict() for name, facts in sampled.items()}
+        measured = measure(schema, options.profile, options.batch * topology.world_size)
     limits = _read(options.constraints) if options.constraints is not None else "{}"
     constraints = constraints_from_json(limits, options.constraints or "constraints", measured)
     if schema.is_weighted:

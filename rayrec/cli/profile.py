@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,27 +26,17 @@ LEAST = 0.01  # pooling factor of a feature without ids in the sample; prices ne
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
-class Measured(NamedTuple):
-    """Statistics of one table in a sample; fields of `ParameterConstraints`."""
-
-    pooling_factor: float
-    skew: float
-
-
 def measure(
     schema: FeatureSchema, path: str | Path, step_rows: int, rows: int = SAMPLE_ROWS
-) -> dict[str, Measured]:
+) -> dict[str, dict[str, float]]:
     """Measure the ids per bag and the skew of each table on a sample.
 
     Args:
-        path: a file, or a folder of files: Parquet, or Arrow IPC by their suffix.
         step_rows: number of rows of a step, all ranks together.
         rows: largest number of rows to read.
     Returns:
-        statistics by table; for several features the mean of their pooling factors, and the skew
-        of all their ids together, as they meet in the table's rows in a step.
-    Raises:
-        ConfigError: nothing can be read there, or a feature's column is missing.
+        fields of `ParameterConstraints` by table; for several features the mean of their pooling
+        factors, and the skew of all their ids together, as they meet in the table's rows in a step.
     """
     for feature in schema.features:
         if feature.history is not None:
@@ -80,7 +69,7 @@ def measure(
             seen.append(len(set().union(*(pc.unique(each).to_pylist() for each in drawn))))
         mean = fmean(len(_ids(sample.column(column))) / sample.num_rows for column in columns)
         skew = fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
-        measured[table.name] = Measured(max(mean, LEAST), skew)
+        measured[table.name] = {"pooling_factor": max(mean, LEAST), "skew": skew}
     return measured
 
 

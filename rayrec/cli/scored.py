@@ -56,20 +56,12 @@ OPTIONS = [
 
 
 def scoring_options(metavar: str = "CHECKPOINT") -> Callable[[F], F]:
-    """Return a decorator that adds the options that `score` reads.
-
-    Args:
-        metavar: placeholder of the model in the help.
-    """
+    """Return a decorator that adds the options that `score` reads."""
     return with_options([click.argument("checkpoint", type=PATH, metavar=metavar), *OPTIONS])
 
 
 def scoring_of(given: dict[str, Any], **more: Any) -> ScoringOptions:
-    """Return the scoring for the options of `scoring_options` but --result, and for further fields.
-
-    Raises:
-        ConfigError: options contradict each other.
-    """
+    """Return the scoring for the options of `scoring_options` but --result, and further fields."""
     from rayrec.runs.inputs import rows_to_score
     from rayrec.runs.scaling import scaling_from
     from rayrec.runs.scoring import ScoringOptions

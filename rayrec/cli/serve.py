@@ -149,11 +149,7 @@ def _served(
     in_place: bool,
     cluster: str | None,
 ) -> str:
-    """Return the path to serve: that of an artifact, or of a run that publishes.
-
-    Raises:
-        ConfigError: neither or both is given, or an option has no effect.
-    """
+    """Return the path to serve: that of an artifact, or of a run that publishes."""
     from rayrec.errors import ConfigError
 
     if artifact is None and follow is None and cluster is not None:

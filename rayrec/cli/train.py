@@ -17,11 +17,7 @@ class TrainCommand(Command):
     """The command, which says of an unknown option how a key of a run is set."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line.
-
-        Raises:
-            click.UsageError: something is missing, unknown, or too much.
-        """
+        """Read the command line."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -148,11 +144,7 @@ def command(
 def _options(
     ranks: int | tuple[int, int] | None, local: bool, plan: str | None, folder: str | None
 ) -> list[Option]:
-    """Return the options that stand for keys of a run file.
-
-    Raises:
-        ConfigError: two contradict each other, or a folder has no name.
-    """
+    """Return the options that stand for keys of a run file."""
     from rayrec.runs.inputs import run_folder
     from rayrec.runs.scaling import number_of_ranks
     from rayrec.runs.toml_tree import Option

@@ -83,11 +83,7 @@ def count(least: int = 1, most: int | None = None) -> Count:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a duration such as "20s", "500ms", "2m" or "20".
-
-    Raises:
-        ConfigError: it is none, or not above 0, or too long.
-    """
+    """Return the seconds of a duration such as "20s", "500ms", "2m" or "20"."""
     units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
     number = text.strip().rstrip("mhs")
     try:
@@ -103,11 +99,7 @@ def duration(text: str) -> float:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return the names of a list such as "user,age".
-
-    Raises:
-        ConfigError: a name is empty, or given twice.
-    """
+    """Return the names of a list such as "user,age"."""
     given = tuple(name.strip() for name in text.split(","))
     if not all(given):
         raise ConfigError(f"{text!r} must be names with commas between them, such as user,age.")
@@ -115,11 +107,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def ranks(text: str) -> int | tuple[int, int]:
-    """Return a number of ranks, such as 4, or the least and the most that there may be: 2:4.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a number of ranks, such as 4, or the least and the most that there may be: 2:4."""
     try:
         numbers = [int(number) for number in text.split(":")]
     except ValueError:

@@ -232,17 +232,17 @@ def test_pooling_factors_are_counted_from_the_data(
     features = FeatureSchema.load(schema)
     for where in (data, path):
         found = measure(features, where, step_rows=4096)
-        assert {name: m.pooling_factor for name, m in found.items()} == {
+        assert {name: m["pooling_factor"] for name, m in found.items()} == {
             "user": 0.75,
             "item": (1 + 5 / 4) / 2,
         }
-        assert found["user"].skew == 0 < found["item"].skew  # one id of nine comes twice
+        assert found["user"]["skew"] == 0 < found["item"]["skew"]  # one id of nine comes twice
     out = tmp_path / "plan.json"
     argv = ["plan", "--schema", str(schema), "--topology", "cpu", "--ranks", "2", "--out", str(out)]
     assert main([*argv, "--profile", str(data)]) == 0
     limits = {
         "user": ParameterConstraints(pooling_factor=0.75),
-        "item": ParameterConstraints(**found["item"]._asdict()),
+        "item": ParameterConstraints(**found["item"]),
     }
     wanted = EmbeddingShardingPlanner(preset_topology("cpu", ranks=2), 2048, limits).plan(
         features.tables

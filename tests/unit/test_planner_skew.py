@@ -80,10 +80,10 @@ def test_a_profile_finds_the_law_of_every_table_and_joins_features(tmp_path: Pat
     }
     data["d"] = data["d"].astype(np.int32)
     found = measure(reading(*tables), write(tmp_path, **data), step_rows=8192)
-    assert found["flat"].skew < 0.15 and found["steep"].skew == pytest.approx(1.2, abs=0.1)
+    assert found["flat"]["skew"] < 0.15 and found["steep"]["skew"] == pytest.approx(1.2, abs=0.1)
     # the same rows are frequent in both features
-    assert found["both"].skew == pytest.approx(1.2, abs=0.1)
-    assert [m.pooling_factor for m in found.values()] == [1.0] * 3
+    assert found["both"]["skew"] == pytest.approx(1.2, abs=0.1)
+    assert [m["pooling_factor"] for m in found.values()] == [1.0] * 3
 
 
 def shuffled_columns(real_data: Path) -> dict[str, tuple[int, list[str]]]:
@@ -118,7 +118,7 @@ def test_real_ids_of_a_step_are_foretold_from_a_sample(real_data: Path, tmp_path
         if half < step:
             continue
         data = write(tmp_path, **{name: pa.array(values[:half])})
-        skew = measure(reading(bag("t", rows, name)), data, step_rows=step)["t"].skew
+        skew = measure(reading(bag("t", rows, name)), data, step_rows=step)["t"]["skew"]
         seen = len(set(values[half : half + step]))
         near += abs(distinct_rows(rows, step, skew) / seen - 1) < 0.25
         far += abs(distinct_rows(rows, step) / seen - 1) < 0.25
