@@ -54,11 +54,7 @@ def options(held_out: str, drawn: str) -> Callable[[F], F]:
 
 
 def say(done: Converted, rows: str) -> None:
-    """Print what a conversion made.
-
-    Args:
-        rows: the word for what was converted.
-    """
+    """Print what a conversion made; `rows` is the word for it."""
     print(
         f"{done.rows_train} {rows} in {done.train}, {done.rows_eval} in {done.eval}, schema "
         f"{done.schema}"

@@ -37,10 +37,7 @@ ITEMS = ("item_id", "title", "release_date", "video_release_date", "url", *GENRE
 class Films(NamedTuple):
     """Three tables of text columns, and the files of the first two.
 
-    Attributes:
-        ratings: user_id, item_id, rating and timestamp.
-        users: user_id, age, gender, occupation and zip_code.
-        items: item_id, release_year, and class (names of genres, with spaces).
+    Items have their item_id, release_year, and class: names of genres, with spaces.
     """
 
     ratings_path: Path
@@ -126,13 +123,7 @@ def _read(path: Path, columns: Sequence[str], delimiter: str | None = None) -> p
 
 
 def log_schema(items: int, dim: int, history: int, dynamic: bool) -> FeatureSchema:
-    """Return the schema of the ratings as an event log, for a model of the next item.
-
-    Args:
-        items: rows of the table of items.
-        history: most items of a history.
-        dynamic: the table is dynamic.
-    """
+    """Return the schema of the ratings as an event log, for a model of the next item."""
     item_table = EmbeddingConfig(
         items,
         dim,
