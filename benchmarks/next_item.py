@@ -32,7 +32,7 @@ from rayrec.cli.main import main as rayrec
 from rayrec.data import Feature, FeatureSchema, SequenceColumn
 from rayrec.layout import EmbeddingConfig
 from rayrec.metrics.bootstrap import gains, paired_bootstrap
-from rayrec.runs.ranked_queries import FILE, PROTOCOLS, of_baseline, read_places
+from rayrec.runs.ranked_queries import FILE, PROTOCOLS, read_places
 
 LENGTH, DIM, PASSES = 50, 64, 12
 SYSTEMS: dict[str, tuple[str, ...]] = {
@@ -119,7 +119,7 @@ def gains_of(folder: Path, name: str, seed: int, settings: Sequence[str]) -> dic
     places = read_places(str(folder / name))
     assert places is not None
     names = {"model": PROTOCOLS}
-    names |= {t: tuple(of_baseline(key, p) for p in PROTOCOLS) for key, t in BASELINES.items()}
+    names |= {t: tuple(f"{key} {p}" for p in PROTOCOLS) for key, t in BASELINES.items()}
     found: dict[str, Gains] = {title: {} for title in names}
     for title, own in names.items():
         for protocol, kept in zip(PROTOCOLS, own, strict=True):

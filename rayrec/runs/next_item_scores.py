@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.ranked_queries import PROTOCOLS, of_baseline, write_places
+from rayrec.runs.ranked_queries import PROTOCOLS, write_places
 from rayrec.runs.retrieval_scores import add_places, by_ranker, merged
 
 if TYPE_CHECKING:
@@ -103,31 +103,26 @@ class NextItemScorer:
 
         trainer.model.eval()
         model: NextItem = trainer.model.module.model  # type: ignore[assignment]
-        calls: dict[tuple[str, str], list[Tensor]] = {}
+        # by ranker and protocol, such as "model masked": places of the queries, call by call
+        calls: dict[str, list[Tensor]] = {}
         with torch.no_grad():
             for placed in self._placed(trainer, model):
                 for ranker, places in placed.items():
                     for protocol in PROTOCOLS:
                         own = getattr(places, protocol)
-                        calls.setdefault((ranker, protocol), []).append(own)
+                        calls.setdefault(f"{ranker} {protocol}", []).append(own)
         scores: dict[str, float] = {}
-        for (ranker, protocol), parts in calls.items():
-            scores |= self._scores(f"{ranker} {protocol}", torch.cat(parts))
-        told = {p: (MODEL, p) for p in PROTOCOLS}
-        told |= {of_baseline(who, p): (who, p) for who, p in calls if who != MODEL}
+        for name, parts in calls.items():
+            scores |= self._scores(name, torch.cat(parts))
         ranks = gather_objects(
-            {name: [part.tolist() for part in calls[key]] for name, key in told.items()}
+            {name: [part.tolist() for part in parts] for name, parts in calls.items()}
         )
-        # the ranks' parts of a call stand in the order of the rows
-        joined: dict[str, list[int]] = {
-            name: [
-                place
-                for call in zip(*(one[name] for one in ranks), strict=True)
-                for part in call
-                for place in part
-            ]
-            for name in told
-        }
+        joined: dict[str, list[int]] = {}
+        for name in calls:
+            # the ranks' parts of a call stand in the order of the rows
+            ordered = zip(*(one[name] for one in ranks), strict=True)
+            own_name = name.removeprefix(f"{MODEL} ")
+            joined[own_name] = [place for call in ordered for part in call for place in part]
         if trainer.rank == 0 and trainer.spec.run_path is not None:
             write_places(trainer.spec.run_path, joined)
         return {**scores, "queries": float(len(joined["kept"]))}

@@ -19,13 +19,11 @@ K = 10
 
 
 def write_places(run_path: str, places: dict[str, list[int]]) -> None:
-    """Keep the places of all queries in the order of the rows, by protocol and `of_baseline`."""
+    """Keep the places of all queries in the order of the rows, by protocol.
+
+    Those of a baseline have its name before the protocol, such as "markov masked".
+    """
     write_whole("the places of the queries", f"{run_path}/{FILE}", json.dumps(places))
-
-
-def of_baseline(name: str, protocol: str) -> str:
-    """Return the name of a baseline's places in the file."""
-    return f"{name} {protocol}"
 
 
 def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
@@ -61,9 +59,8 @@ def comparison(runs: Sequence[str]) -> Iterator[str]:
     kept = [(run, read_places(run)) for run in runs]
     ranked = [(run, places) for run, places in kept if places is not None]
     for run, places in ranked:
-        names = {protocol: of_baseline("markov", protocol) for protocol in PROTOCOLS}
-        if places.keys() >= {*names.values()}:
-            chain = {protocol: places[name] for protocol, name in names.items()}
+        chain = {p: places[f"markov {p}"] for p in PROTOCOLS if f"markov {p}" in places}
+        if chain.keys() == {*PROTOCOLS}:
             yield f"{run} less its Markov chain, with the middle 95% of a paired bootstrap:"
             yield from _differences(chain, places)
     for run, places in ranked[1:]:
