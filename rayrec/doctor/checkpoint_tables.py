@@ -35,7 +35,6 @@ class _Known:
 
     Attributes:
         first: first rows by table, or why they are not known.
-        counts: counts of ids by table; none without events.
         newest: the three newest checkpoints of the run until this one; fewer where it has fewer.
     """
 
@@ -47,12 +46,7 @@ class _Known:
 
 
 def checkpoint_tables(path: str) -> tuple[list[TableHealth], int]:
-    """Return the numbers of all tables of a checkpoint, and its step.
-
-    Raises:
-        CheckpointError, DamagedCheckpointError: it cannot be read, or is damaged.
-        InputError: a line of its run's events is broken.
-    """
+    """Return the numbers of all tables of a checkpoint, and its step."""
     manifest = read_manifest(path)
     recipe = recipe_of_checkpoint(manifest, path)
     run = path.rstrip("/").rpartition("/")[0]
@@ -96,13 +90,7 @@ def _examined(reader: TableReader, table: TableEntry, known: _Known) -> TableHea
 def health_of(
     measure: TableMeasure, name: str, shape: tuple[int, int], data_type: str, **told: Any
 ) -> TableHealth:
-    """Return the numbers of a table: those that follow from its rows alone, and others.
-
-    Args:
-        shape: rows and width.
-        data_type: name of the type of the rows, of which narrower ones are tried.
-        told: further fields of `TableHealth`.
-    """
+    """Return the numbers of a table: those that follow from its rows alone, and other fields."""
     median = measure.norms.quantile(0.5)
     huge, limit = measure.norms.from_about(HUGE * median) if median else (0, None)
     largest = measure.largest.values
@@ -188,7 +176,7 @@ def _ids(
     if lost is None:
         why["eviction regret"] = "its run does not keep three checkpoints of the table until it"
     else:
-        told |= lost._asdict()
+        told |= lost
     return told
 
 

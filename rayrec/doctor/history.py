@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -38,22 +37,15 @@ def id_counts(run: str, step: int) -> dict[str, Counter[str]]:
     return totals
 
 
-class LostIds(NamedTuple):
-    """Ids that lost their row from one checkpoint to the next, and had one again in a third."""
-
-    lost_ids: int
-    returned_ids: int
-
-
-def lost_ids(checkpoints: Sequence[str], table: str) -> LostIds | None:
+def lost_ids(checkpoints: Sequence[str], table: str) -> dict[str, int] | None:
     """Return how many ids of a dynamic table lost their row too early.
 
     Args:
         checkpoints: three of one run, ascending by step.
     Returns:
-        None where there are fewer, or one of them does not have the table as a dynamic one.
-    Raises:
-        CheckpointError, DamagedCheckpointError: one cannot be read.
+        fields of `TableHealth`: ids that lost their row from the first to the second, and those of
+        them that had one again in the third. None where there are fewer checkpoints, or one of
+        them does not have the table as a dynamic one.
     """
     if len(checkpoints) < 3:
         return None
@@ -66,4 +58,4 @@ def lost_ids(checkpoints: Sequence[str], table: str) -> LostIds | None:
         (column,) = TableReader(path, manifest).read_whole(table, [IDS])
         keys.append(column[column != NO_KEY].numpy())
     lost = np.setdiff1d(keys[0], keys[1])
-    return LostIds(len(lost), int(np.isin(lost, keys[2]).sum()))
+    return {"lost_ids": len(lost), "returned_ids": int(np.isin(lost, keys[2]).sum())}

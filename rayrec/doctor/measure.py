@@ -63,12 +63,7 @@ class TableMeasure:
 
     @torch.no_grad()
     def add(self, rows: range, data: Mapping[str, Tensor]) -> None:
-        """Count some rows.
-
-        Args:
-            rows: their numbers; each row of the table is given once.
-            data: (R,) or (R, D) by column name.
-        """
+        """Count some rows by their numbers, each once; `data` is (R,) or (R, D) by column name."""
         names = torch.arange(rows.start, rows.stop)
         if IDS in data:
             keys = data[IDS]
