@@ -23,11 +23,7 @@ def stacks(
     width: int = CHART_WIDTH,
     first: int = 0,
 ) -> str:
-    """Return stacked bars with a scale and, where given, a line at each rank's limit.
-
-    Args:
-        first: number of the first bar.
-    """
+    """Return stacked bars, numbered from `first` on, with a scale and lines at ranks' limits."""
     # Bars must have a scale even where all of them are 0.
     top = max([sum(column) for column in columns] + [0.0]) or 1.0
     near = [limit for limit in limits if limit <= FAR * top]

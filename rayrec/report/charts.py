@@ -81,12 +81,7 @@ class Chart:
 
 
 def draw(chart: Chart, last_step: int, marks: Sequence[Mark] = ()) -> str:
-    """Return a chart as a figure with its numbers for the script.
-
-    Args:
-        last_step: at the right edge of every chart of the page.
-        marks: below and across the curves.
-    """
+    """Return a chart as a figure with its numbers for the script; all charts end at `last_step`."""
     areas = _stack(chart.series) if chart.stacked else []
     low, high, outside = value_range(_values(chart, areas), chart.from_zero)
     place = _Place(max(last_step, 1), low, high)

@@ -80,13 +80,7 @@ def cell(text: str, kind: str = "", tag: str = "td") -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "plain") -> str:
-    """Return a table.
-
-    Args:
-        heads: text of the first row.
-        rows: their cells.
-        kind: class of the box in which the table lies.
-    """
+    """Return a table of rows of cells, in a box of the class `kind`."""
     header = "".join(cell(head, tag="th") for head in heads)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (

@@ -38,11 +38,7 @@ MEMORY_PARTS = {
 
 
 def render_page(plan: ShardingPlan, title: str = "plan") -> str:
-    """Return the page of a plan.
-
-    Args:
-        title: of the page, such as the model's name.
-    """
+    """Return the page of a plan; a title is such as the model's name."""
     return page(
         f"{title}: sharding plan", [*plan_sections(plan), _tables(plan)], beside("filter.js")
     )

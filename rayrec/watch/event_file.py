@@ -31,11 +31,7 @@ MOST_BYTES = 32_000_000
 
 
 class LocalFile:
-    """Appends to a file, which is made with its folder if need be, and thins it.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Appends to a file, which is made with its folder if need be, and thins it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,10 +157,8 @@ class Patient:
 
 
 def open_events(folder: str) -> LocalFile | PartFiles:
-    """Open the events of a run's folder, to append to.
+    """Open the events of a run's folder, local or a URI, to append to.
 
-    Args:
-        folder: local folder or URI.
     Raises:
         OSError, pyarrow.ArrowException, CheckpointError: it cannot be written to.
     """
@@ -175,11 +169,7 @@ def open_events(folder: str) -> LocalFile | PartFiles:
 
 
 def check_events(folder: str) -> None:
-    """Try to write events to a run's folder; on a disk the attempt leaves nothing.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that events can be written to a run's folder; on a disk nothing is left."""
     try:
         filesystem, root = resolve(folder)
         if isinstance(filesystem, fs.LocalFileSystem):

@@ -1,11 +1,8 @@
 """`EventLog`: a run's events as JSON lines in its folder, for its page and for any other reader.
 
-The driver writes one line when training starts, for every window, evaluation and checkpoint, for a
-failure and the recovery from it, for a new number of ranks, for a node that will go, and at the
-end. A run that is continued
-appends to the same log: every life begins with a start line. `rayrec.watch.schema` has the fields,
-`rayrec.watch.event_file` says where the lines go. It costs one short write for a window, in the
-driver's process; the ranks do not wait for it.
+A run that is continued appends to the same log: every life begins with a start line.
+`rayrec.watch.schema` has the lines, `rayrec.watch.event_file` says where they go. A window costs
+one short write in the driver's process; the ranks do not wait for it.
 """
 
 from __future__ import annotations
@@ -115,13 +112,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def with_event_log(callbacks: Sequence[Callback], run_path: str | None) -> tuple[Callback, ...]:
-    """The callbacks of a run, and before them the log of its folder unless one of them writes it.
-
-    Args:
-        run_path: absolute folder or URI of the run; None has no log.
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
+    """The callbacks of a run, after the log of its folder unless one of them writes it."""
     logs = [callback.path for callback in callbacks if isinstance(callback, EventLog)]
     if run_path is None or run_path in logs:
         return tuple(callbacks)

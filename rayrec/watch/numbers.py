@@ -16,10 +16,6 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
 
     Ranks are told by their largest and their mean value, so that a thousand of them are no thousand
     curves. Numbers that are not finite are left out.
-
-    Args:
-        kind: of the event; windows, evaluations, checkpoints and windows of streams have numbers.
-        values: its fields.
     """
     named: dict[str, Any] = {}
     if kind == "window":

@@ -93,14 +93,11 @@ _IN_JSON: dict[Any, Any] = {
 
 
 def read_line(data: Any, where: str) -> tuple[LineHead, dict[str, Any] | None]:
-    """Return the event of a line that was read as JSON, and its other fields.
+    """Return the event of a line that was read as JSON, and its other fields; `where` is its place.
 
-    Fields that an older version did not write have their defaults.
+    Fields that an older version did not write have their defaults. An event of a kind that is not
+    known has no fields: a later version may write more kinds.
 
-    Args:
-        where: place of the line, for errors.
-    Returns:
-        No fields for an event of a kind that is not known: a later version may write more kinds.
     Raises:
         InputError: a field is unknown, missing or of another type; names its path.
     """

@@ -205,11 +205,7 @@ class WandbCallback(Tracker):
 
 
 def _needed(module: str, extra: str, what: str) -> Any:
-    """A module of a package that an extra of rayrec installs.
-
-    Raises:
-        ConfigError: it cannot be imported; names the extra.
-    """
+    """A module of a package that an extra of rayrec installs."""
     try:
         return import_module(module)
     except ImportError as error:
