@@ -16,7 +16,7 @@ from rayrec.chaos.digests import digests
 from rayrec.chaos.job import Job
 from rayrec.chaos.moments import AtHand, Moments, doing
 from rayrec.chaos.schedule import DRIVER, GCS, NODE, SIGNALS, Campaign, Fault
-from rayrec.chaos.stillness import NewestStep, Stillness
+from rayrec.chaos.stillness import Stillness
 from rayrec.machine.signals import Signals
 from rayrec.watch import read_events
 from rayrec.watch.event_file import NAME
@@ -54,7 +54,6 @@ class FaultRun:
         self._command = job.command(folder, waits=cluster.nodes > 1)
         self.output = cluster.folder / f"{folder.name}.log"
         self._blows: list[InjectedFault] = []
-        self._steps = NewestStep(folder / NAME)
         self._moments = Moments(campaign.moments, campaign.faults)
         self._gcs_until: float | None = None
         self._ranks: tuple[float, list[int]] = 0.0, []
@@ -67,16 +66,16 @@ class FaultRun:
             ConfigError: the run left no checkpoint.
         """
         started = time.monotonic()
+        self._stillness = stillness = Stillness(self._folder / NAME, started)
         process = self._start()
         try:
             fault, due = self._next(started)
-            stillness = Stillness(self._steps, started)
             while (code := process.poll()) is None:
                 self._signals.check()
                 now = time.monotonic()
                 still_s = stillness.look(now)
                 if still_s > self._campaign.hang_s:
-                    words = f"no new step for {still_s:.0f} s, after step {self._steps.newest}"
+                    words = f"no new step for {still_s:.0f} s, after step {stillness.newest}"
                     return self._told(seed, started, "hung", words)
                 if self._gcs_until is not None and now >= self._gcs_until:
                     self._go_on_with_gcs()
@@ -126,12 +125,12 @@ class FaultRun:
             # a signal waits for a rank
             return AtHand("", tuple(ranks)) if ranks or fault.kind not in SIGNALS else None
         # While the run trains, a process that starts is a spare.
-        begun = self._steps.newest and not self._steps.recovers
+        begun = self._stillness.newest and not self._stillness.recovers
         there = {
             rank: doing(self._cluster.shown, rank) - ({"start"} if begun else set())
             for rank in ranks
         }
-        return self._moments.at_hand(there, recovers=self._steps.recovers)
+        return self._moments.at_hand(there, recovers=self._stillness.recovers)
 
     def _go_on_with_gcs(self) -> None:
         if self._gcs_until is not None:
@@ -167,7 +166,7 @@ class FaultRun:
             self._blows.append(InjectedFault(at=at, kind=fault.kind, pids=struck, moment=moment))
             who = " and ".join(map(str, struck))
             what = WHAT.get(fault.kind, f"SIG{fault.kind}")
-            when = f"after step {self._steps.newest}" + (f", at {moment}" if moment else "")
+            when = f"after step {self._stillness.newest}" + (f", at {moment}" if moment else "")
             self._say(f"  +{since_s:6.1f} s  {what}, process {who}, {when}")
         return bool(struck)
 

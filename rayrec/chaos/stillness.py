@@ -14,20 +14,38 @@ from pathlib import Path
 MOST_WITHOUT_STEP = 10
 
 
-class NewestStep:
-    """Newest step in a run's file of events, followed while the file grows.
+class Stillness:
+    """Time in which a run made no step, was not struck, and did not wait as announced.
 
+    It follows the run's file of events while the file grows.
+
+    Args:
+        now: seconds of a steady clock at the start of the run.
     Attributes:
+        newest: newest step.
         recovers: the run recovers from a failure.
-        paused_s: seconds of pauses that the driver has announced since the step.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now: float) -> None:
         self._path, self._read, self._rest = path, 0, b""
+        self._since, self._struck, self._told, self._paused_s = now, 0, 0, 0.0
         self.newest = 0
         self.recovers = False
-        self.paused_s = 0.0
-        self._told = 0
+
+    def look(self, now: float) -> float:
+        """Read new events, and return the seconds for which the run has stood still."""
+        if self.moved():
+            self._since, self._struck, self._paused_s = now, 0, 0.0
+        return max(0.0, now - self._since - self._paused_s)
+
+    def struck(self, now: float) -> None:
+        """Count a fault that struck the run."""
+        self._since, self._struck = now, self._struck + 1
+
+    @property
+    def is_spared(self) -> bool:
+        """True while the run has to make a step before the next fault strikes."""
+        return self._struck >= MOST_WITHOUT_STEP
 
     def moved(self) -> bool:
         """Read new events; return True for a later step, or a score or checkpoint of the last."""
@@ -46,10 +64,7 @@ class NewestStep:
             # A killed driver leaves its last line cut; the next one begins a line of its own.
             with suppress(ValueError):
                 self._take(json.loads(line))
-        if (self.newest, self._told) == before:
-            return False
-        self.paused_s = 0.0
-        return True
+        return (self.newest, self._told) != before
 
     def _take(self, event: dict[str, object]) -> None:
         step = event.get("step")
@@ -58,34 +73,8 @@ class NewestStep:
         if event.get("event") in ("failure", "recovery"):
             self.recovers = event["event"] == "failure"
             pause_s = event.get("pause_s")
-            self.paused_s += pause_s if isinstance(pause_s, int | float) else 0.0
+            self._paused_s += pause_s if isinstance(pause_s, int | float) else 0.0
         if event.get("event") == "window":
             self.newest = max(self.newest, step)
         elif event.get("event") in ("evaluation", "checkpoint", "end") and step >= self.newest:
             self._told += 1
-
-
-class Stillness:
-    """Time in which a run made no step, was not struck, and did not wait as announced.
-
-    Args:
-        now: seconds of a steady clock at the start of the run.
-    """
-
-    def __init__(self, steps: NewestStep, now: float) -> None:
-        self._steps, self._since, self._struck = steps, now, 0
-
-    def look(self, now: float) -> float:
-        """Read new events, and return the seconds for which the run has stood still."""
-        if self._steps.moved():
-            self._since, self._struck = now, 0
-        return max(0.0, now - self._since - self._steps.paused_s)
-
-    def struck(self, now: float) -> None:
-        """Count a fault that struck the run."""
-        self._since, self._struck = now, self._struck + 1
-
-    @property
-    def is_spared(self) -> bool:
-        """True while the run has to make a step before the next fault strikes."""
-        return self._struck >= MOST_WITHOUT_STEP

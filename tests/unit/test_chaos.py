@@ -15,7 +15,7 @@ from rayrec.chaos.account import Account, InjectedFault, RunRecord, account, tab
 from rayrec.chaos.campaign import Outcome
 from rayrec.chaos.moments import DOING, Moments, doing, moment_words
 from rayrec.chaos.schedule import LONGEST_GAP, Fault, schedule, signal_words
-from rayrec.chaos.stillness import MOST_WITHOUT_STEP, NewestStep, Stillness
+from rayrec.chaos.stillness import MOST_WITHOUT_STEP, Stillness
 from rayrec.cli.main import main
 from rayrec.driver.blame import Blame
 from rayrec.driver.recovery import Recovery
@@ -169,7 +169,7 @@ def test_an_outcome_is_written_and_read() -> None:
 
 def test_only_later_steps_and_what_follows_them_are_progress(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    steps = NewestStep(path)
+    steps = Stillness(path, 0.0)
     assert not steps.moved()
 
     def write(event: str, step: int, end: str = "\n") -> None:
@@ -221,7 +221,7 @@ def test_ports_of_a_head_are_free_and_none_that_connections_take(
 
 def test_a_run_that_is_struck_or_waits_as_announced_does_not_stand_still(tmp_path: Path) -> None:
     path = tmp_path / NAME
-    stillness = Stillness(NewestStep(path), 100.0)
+    stillness = Stillness(path, 100.0)
 
     def tell(event: str, step: int, **values: object) -> None:
         with path.open("ab") as file:
