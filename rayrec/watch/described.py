@@ -22,14 +22,9 @@ from rayrec.watch.story import facts_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """The summary of a run's folder.
+    """The summary of a run's folder: how it went, and the steps of its complete checkpoints.
 
-    Attributes:
-        path: the run's folder.
-        facts: how the run went, by name; empty where it left no events.
-        settings: of its newest life.
-        checkpoints: the steps with a complete checkpoint, ascending.
-        best_step: of the best evaluation; None where none were compared.
+    Facts and settings, those of the newest life, are empty where the run left no events.
     """
 
     path: str
