@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import time
 from pathlib import Path
 
 import pytest
 
+from rayrec.cli.main import main
+from rayrec.data import Feature, FeatureSchema
 from tests.unit.documents import ROOT, run
 from tests.warm import Warm
 
@@ -54,6 +59,25 @@ def test_the_tables_of_mlperf_are_planned_at_full_size(tmp_path: Path, warm: War
     assert "store all tables as FP16" in small
     for fits in (large, halved):
         assert "Plan: 11 tables on 8 ranks (1 host x 8 cuda)" in fits
+
+
+def test_rayrec_plan_makes_the_page_of_that_plan_in_seconds(tmp_path: Path):
+    example = runpy.run_path(str(ROOT / "examples" / "plan_mlperf.py"))
+    tables, limits = tuple(example["TABLES"]), example["CONSTRAINTS"]
+    features = tuple(Feature(name=table.name, column=table.name) for table in tables)
+    schema, constraints, page = (tmp_path / name for name in ("s.json", "c.json", "plan.html"))
+    FeatureSchema(label="liked", features=features, tables=tables).save(schema)
+    factors = {name: {"pooling_factor": one.pooling_factor} for name, one in limits.items()}
+    constraints.write_text(json.dumps(factors))
+    words = ["plan", "--schema", str(schema), "--constraints", str(constraints)]
+    words += ["--topology", "b200", "--hosts", "1", "--batch", "512", "--reserve", "0.05"]
+    started = time.process_time()
+    assert main([*words, "--html", str(page)]) == 0
+    # CPU time, which other processes do not lengthen
+    assert time.process_time() - started < 10
+    drawn = page.read_text()
+    assert len(tables) == 11 and all(f"<td>{table.name}</td>" in drawn for table in tables)
+    assert "Predicted time" in drawn and all(f"rank {rank}: " in drawn for rank in range(8))
 
 
 @pytest.mark.slow
