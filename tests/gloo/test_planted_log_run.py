@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli.main import main
@@ -80,6 +84,57 @@ def test_each_day_is_told_beside_its_best_score(
     for changes in (["data.windows.size=2"], ["data.where=item < 10"]):
         told = trained(plays, "schema.json", *DIN, *days, *changes)["windows"]
         assert not any("regret" in one for one in told)
+
+
+def test_gauc_of_each_window_is_told_and_drawn(plays: Path, tmp_path: Path) -> None:
+    words = [*DIN, "run.tasks=[{name='engaged',metrics=['gauc@user']}]", "run.name=days"]
+    words += ["data.windows.column=day", "data.windows.start=8", f"run.storage_path={tmp_path}"]
+    told = trained(plays, "schema.json", *words, "run.checkpoint.every_n_steps=1")["windows"]
+    scored = windows_of(tmp_path / "days")
+    assert [event["window"] for event in scored] == [8, 9]
+    found = [event["scores"]["gauc@user"] for event in scored]
+    assert [one["gauc@user"] for one in told] == found
+    # that of the model before it trained on the window
+    checkpoint = f"{tmp_path}/days/step-{scored[1]['step']:08}"
+    rows = predicted(checkpoint, plays / "log", 9, tmp_path / "out")
+    # a pair may change where two scores are equal up to their rounding
+    assert found[1] == pytest.approx(gauc_of(rows), abs=1e-4)
+
+    assert main(["report", str(tmp_path / "days"), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    chart = r'<figcaption>Score: gauc@user</figcaption>.*?json">(.*?)</script>'
+    (drawn,) = (json.loads(one) for one in re.findall(chart, page))
+    assert [one["name"] for one in drawn] == ["days, training", "days, windows before training"]
+    assert drawn[1]["steps"] == [event["step"] for event in scored]
+    assert drawn[1]["values"] == pytest.approx(found, rel=1e-5)
+    assert "mean of 2 windows, the first left out" in page and f"gauc@user {found[1]:.4f}" in page
+
+
+def windows_of(folder: Path) -> list[dict[str, Any]]:
+    """The events of a run that tell of its windows."""
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [one for one in events if one["event"] == "evaluation" and one["window"] is not None]
+
+
+def predicted(checkpoint: str, log: Path, day: int, out: Path) -> pa.Table:
+    """Scores of the events of a day by a checkpoint, beside their users and labels."""
+    words = ["predict", checkpoint, "--data", str(log), "--where", f"day == {day}", "--local"]
+    assert main([*words, "--columns", "user,engaged", "--out", str(out)]) == 0
+    return pq.read_table(out)
+
+
+def gauc_of(rows: pa.Table) -> float:
+    """The share of the pairs of a user that are in order, its mean over users by their rows."""
+    own: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for row in rows.to_pylist():
+        own[row["user"]].append((row["score"], row["engaged"]))
+    weights, shares = [], []
+    for scored in own.values():
+        pairs = [(a > b) + (a == b) / 2 for a, yes in scored if yes for b, no in scored if not no]
+        if pairs:
+            weights.append(len(scored))
+            shares.append(sum(pairs) / len(pairs))
+    return float(np.average(shares, weights=weights))
 
 
 def test_a_next_item_model_reads_the_log(plays: Path) -> None:
