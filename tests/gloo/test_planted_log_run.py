@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rayrec.cli.main import main
 from rayrec.data import PlantedLogConfig, write_planted_log
-from rayrec.metrics import PlantedScores
+from rayrec.metrics import BinaryMetrics, PlantedScores
+from rayrec.serve import Predictor
 from tests.words import sets
 
 CONFIG = PlantedLogConfig(
@@ -135,6 +138,80 @@ def gauc_of(rows: pa.Table) -> float:
             weights.append(len(scored))
             shares.append(sum(pairs) / len(pairs))
     return float(np.average(shares, weights=weights))
+
+
+RUN = """
+[model]
+model = "hstu_ranking"
+[model.hstu]
+width = 8
+layers = 1
+times = "history_time"
+candidate_time = "event_time"
+[data]
+train = "{plays}/log"
+schema = "{plays}/next_item.json"
+windows = {{ column = "day", start = 7, stop = 9 }}
+[scaling]
+num_workers = 0
+[run]
+global_batch_size = 256
+sparse_optimizer = {{ lr = 0.1 }}
+storage_path = "{out}"
+name = "run"
+progress = "off"
+"""
+
+
+def test_hstu_of_a_run_file_is_scored_exported_and_predicts(plays: Path, tmp_path: Path) -> None:
+    """Over windows, with times; lists in place of the log lead to the scores of the checkpoint."""
+    told, file = tmp_path / "result.json", tmp_path / "run.toml"
+    file.write_text(RUN.format(plays=plays, out=tmp_path))
+    assert main(["train", str(file), "--result", str(told)]) == 0
+    result = json.loads(told.read_text())
+    checkpoint, windows = result["checkpoint"], result["windows"]
+    assert [one["window"] for one in windows] == [7, 8]
+    assert [event["scores"]["auc"] for event in windows_of(tmp_path / "run")] == [
+        one["auc"] for one in windows
+    ]
+
+    day = ["--data", f"{plays}/log", "--where", "day == 9", "--local"]
+    assert main(["evaluate", checkpoint, *day, "--result", str(told)]) == 0
+    scores = json.loads(told.read_text())["eval"]
+    assert scores["auc"] > windows[0]["auc"] + 0.05
+    of_log = predicted(checkpoint, plays / "log", 9, tmp_path / "of_log")
+    assert of_log.num_rows == scores["rows"]
+    metrics = BinaryMetrics()
+    chances, labels = (torch.tensor(of_log[name].to_pylist()) for name in ("score", "engaged"))
+    metrics.update(chances.double().logit(), labels.double())
+    assert metrics.compute().auc == pytest.approx(scores["auc"], abs=1e-4)
+    assert metrics.compute().ne == pytest.approx(scores["ne"], rel=1e-4)
+
+    served = str(tmp_path / "served")
+    words = ["export", checkpoint, served, "--dtype", "fp32", "--data", f"{plays}/log"]
+    assert main(words) == 0
+    pq.write_table(with_lists(plays / "log", 9), tmp_path / "lists.parquet")
+    words = ["predict", served, "--data", str(tmp_path / "lists.parquet"), "--workers", "1"]
+    assert main([*words, "--out", str(tmp_path / "of_lists")]) == 0
+    of_lists = pq.read_table(tmp_path / "of_lists")["score"].to_numpy()
+    # float32 sums of batches of other sizes
+    np.testing.assert_allclose(of_lists, of_log["score"].to_numpy(), rtol=1e-4, atol=1e-5)
+    asked = Predictor.load(served).predict(pq.read_table(tmp_path / "lists.parquet"))
+    np.testing.assert_allclose(asked.numpy(), of_lists, rtol=1e-4, atol=1e-5)
+
+
+def with_lists(log: Path, day: int) -> pa.Table:
+    """The events of a day with their histories as lists, by a dict of lists."""
+    past: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    rows = []
+    names = {"history": "item", "actions": "action", "history_time": "time"}
+    for event in ds.dataset(log).to_table().to_pylist():
+        before = past[event["user"]][-CONFIG.history :]
+        if event["day"] == day:
+            lists = {name: [one[column] for one in before] for name, column in names.items()}
+            rows.append({"item": event["item"], "time": event["time"], **lists})
+        past[event["user"]].append(event)
+    return pa.Table.from_pylist(rows)
 
 
 def test_a_next_item_model_reads_the_log(plays: Path) -> None:
