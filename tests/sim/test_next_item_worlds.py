@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rayrec.comm import SimulatedWorld
 from rayrec.data import ItemSlices, SharedNegatives
-from rayrec.distributed import shard_embeddings
-from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import EmbeddingConfig, ShardingPlan, Topology
 from rayrec.models import FullSoftmax, NextItem, NextItemTrain, SampledSoftmax
 from rayrec.modules import EmbeddingCollection, GRUEncoder, HSTUEncoder, SASRecEncoder
-from rayrec.optim import SGD
 from rayrec.planner import manual_plan
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.sim.whole_models import check_equals_plain, train
 from tests.unit.sequence_reference import plain_states
-from tests.worlds import part_of
 
 WIDTH, LONGEST, STEPS, LR = 8, 7, 2, 0.5
+ENCODERS: dict[str, Callable[[int], nn.Module]] = {
+    "sasrec": lambda layers: SASRecEncoder(WIDTH, LONGEST, layers, 2, 0.0),
+    "hstu": lambda layers: HSTUEncoder(WIDTH, LONGEST, layers, 2, 0.0),
+    "gru4rec": lambda layers: GRUEncoder(WIDTH, layers, 0.0),
+}
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
-# float32 sums in another order, through two layers and two steps
-CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 class Row(NamedTuple):
@@ -38,16 +38,12 @@ class Row(NamedTuple):
 class World:
     """Rows of some ranks by step, and a model of random sizes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, encoder: str, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         torch.manual_seed(seed)
         self.ranks, self.kind = rng.randint(1, 4), rng.choice(KINDS)
         self.items = rng.randint(self.ranks, 30)
-        self.encoder = (
-            SASRecEncoder(WIDTH, LONGEST, 1 + seed % 2, 2, 0.0),
-            HSTUEncoder(WIDTH, LONGEST, 1 + seed % 2, 2, 0.0),
-            GRUEncoder(WIDTH, 1 + seed % 2, 0.0),
-        )[seed % 3]
+        self.encoder = ENCODERS[encoder](rng.randint(1, 2))
         for parameter in self.encoder.parameters():
             nn.init.normal_(parameter, std=0.3)
         self.table, self.bias = torch.randn(self.items, WIDTH), torch.randn(self.items)
@@ -108,52 +104,6 @@ class Part:
         self.sequences = {"times": JaggedTensor(times, lengths=own)}
 
 
-def descend(parameters: list[Tensor], grads: list[Tensor]) -> None:
-    with torch.no_grad():
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter -= LR * grad
-
-
-def train(world: World, in_place: bool) -> list[tuple[list[float], dict[str, Tensor], Any]]:
-    """What each rank leaves: its parts of the losses, the dense part, its shards."""
-
-    def rank_main(exchange: Any) -> tuple[list[float], dict[str, Tensor], Any]:
-        torch.set_num_threads(1)
-        model = world.model()
-        sharded, engine = shard_embeddings(
-            model.model.items,
-            world.plan(),
-            exchange,
-            SGD(lr=LR),
-            torch.device("cpu"),
-            0,
-            EngineOptions(share_tables=in_place),
-        )
-        model.model.items = sharded
-        # a collection without parameters has none of the tables either
-        dense = {n: p for n, p in model.named_parameters() if ".items." not in n}
-        losses = []
-        for step in range(STEPS):
-            batch = Part(world, step, exchange.rank)
-            value, _ = model(batch)
-            share = value * model.loss_count(batch) / world.tokens(step)
-            # the engine divides the sum over ranks by their number
-            (share * world.ranks).backward()
-            losses.append(float(share.detach()))
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in dense.values()]
-            flat = torch.cat([grad.flatten() for grad in grads]) / world.ranks
-            whole = sum(exchange.all_gather(flat, [len(flat)] * world.ranks).wait())
-            parts = whole.split([p.numel() for p in dense.values()])
-            means = [part.view_as(p) for part, p in zip(parts, dense.values(), strict=True)]
-            descend(list(dense.values()), means)
-            for p in dense.values():
-                p.grad = None
-        shards = [(s.shard, s.weight.detach().clone()) for s in engine.shard_states()]
-        return losses, {n: p.detach() for n, p in dense.items()}, shards
-
-    return SimulatedWorld(world.ranks).run(rank_main)
-
-
 def plain_loss(world: World, model: NextItem, step: int) -> Tensor:
     """The mean over the tokens of the global batch."""
     weight, bias = model.items.embeddings["song"].weight, model.bias
@@ -175,26 +125,17 @@ def plain_loss(world: World, model: NextItem, step: int) -> Tensor:
     return torch.stack(losses).sum() / world.tokens(step)
 
 
+@pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.seeds(range(100))
-def test_ranks_equal_plain_torch(seed: int) -> None:
-    world = World(seed)
-    found = train(world, in_place=bool(seed % 2))
-    reference = world.model().model
-    parameters = dict(reference.named_parameters())
-    for step in range(STEPS):
-        loss = plain_loss(world, reference, step)
-        told = sum(losses[step] for losses, _, _ in found)
-        assert told == pytest.approx(float(loss), rel=1e-4, abs=1e-5)
-        grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        whole = [
-            torch.zeros_like(p) if grad is None else grad
-            for p, grad in zip(parameters.values(), grads, strict=True)
-        ]
-        descend(list(parameters.values()), whole)
-    table = parameters.pop("items.embeddings.song.weight").detach()
-    for _, dense, shards in found:
-        for name, value in parameters.items():
-            torch.testing.assert_close(dense[f"model.{name}"], value.detach(), **CLOSE)
-        for shard, rows in shards:
-            torch.testing.assert_close(rows, part_of(table, shard), **CLOSE)
-    assert sum(rows.numel() for _, _, shards in found for _, rows in shards) >= table.numel()
+def test_ranks_equal_plain_torch(encoder: str, seed: int) -> None:
+    world = World(encoder, seed)
+
+    def share_of(model: nn.Module, step: int, rank: int) -> tuple[Tensor, None]:
+        assert isinstance(model, NextItemTrain)
+        batch = Part(world, step, rank)
+        value, _ = model(batch)
+        return value * model.loss_count(batch) / world.tokens(step), None
+
+    reference = world.model()
+    found = train(reference, world.plan(), share_of, STEPS, LR, in_place=bool(seed % 2))
+    check_equals_plain(found, reference, lambda step: plain_loss(world, reference.model, step), LR)
