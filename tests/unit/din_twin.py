@@ -33,10 +33,10 @@ def din(seed: int) -> DIN:
     return DIN(sequences, HISTORIES, *sizes, beside=beside)
 
 
-def ids(seed: int) -> KeyedJaggedTensor:
-    """One candidate per row, or two or none now and then; histories of random lengths."""
+def ids(seed: int, lengths: list[int] | None = None) -> KeyedJaggedTensor:
+    """One candidate per row, or two or none now and then; histories of random or given lengths."""
     rng = np.random.default_rng(seed)
-    lengths = random_offsets(seed).diff().numpy()
+    lengths = random_offsets(seed).diff().numpy() if lengths is None else np.array(lengths)
     rows = len(lengths)
     counts = rng.choice([1, 1, 1, 0, 2], rows) if seed % 3 == 0 else np.ones(rows, np.int64)
     per_key = [counts, lengths, counts, np.minimum(lengths, 3), rng.integers(0, 3, rows), lengths]

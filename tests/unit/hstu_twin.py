@@ -54,12 +54,16 @@ def ranking(seed: int) -> HSTURanking:
 
 
 class Rows:
-    """Rows of a world: one candidate each, none or two now and then; any number of events."""
+    """Rows of a world: one candidate each, none or two now and then; any number of events, or the
+    given ones.
+    """
 
     place: BatchPlace | None = None
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, lengths: list[int] | None = None) -> None:
         rng, offsets = np.random.default_rng(seed), random_offsets(seed)
+        if lengths is not None:
+            offsets = torch.tensor([0, *lengths]).cumsum(0)
         lengths = offsets.diff().numpy()
         rows = len(lengths)
         counts = rng.choice([1, 1, 1, 0, 2], rows) if seed % 5 == 0 else np.ones(rows, np.int64)
