@@ -24,7 +24,7 @@ from rayrec.dynamic.first_values import first_values
 from rayrec.errors import ConfigError, InputError, PlanError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.optim import SGD
+from rayrec.optim import SGD, Adagrad, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.sim.dynamic_worlds import (
     KEYS,
@@ -169,6 +169,34 @@ def test_evaluation_admits_no_id_with_gradients_or_without() -> None:
         assert engine.id_clocks == {"t": Instant(1)}
 
     alone(TWO_ROWS, act)
+
+
+@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(lr=0.1), Adagrad(lr=0.1)])
+def test_a_reused_row_begins_as_a_fresh_one(optimizer: SparseOptimizer) -> None:
+    plan = plan_for(1, {"t": table_wise(TWO_ROWS, 0)})
+
+    def trained(steps: list[list[int]]) -> dict[int, dict[str, list[float]]]:
+        """Values and state of the optimizer of every id that has a row after the steps."""
+
+        def rank_main(exchange: Any) -> Any:
+            module = EmbeddingBagCollection([TWO_ROWS], device="meta")
+            parts = exchange, optimizer, torch.device("cpu"), SEED
+            module, engine = shard_embeddings(module, plan, *parts)
+            for ids in steps:
+                module(kjt_of({"f": [ids], "g": [[]]})).values().sum().backward()
+            (state,) = engine.shard_states()
+            columns = {"weight": state.weight, **state.optimizer}
+            return {
+                one: {name: column[row].tolist() for name, column in columns.items()}
+                for row, one in enumerate(state.ids["id_key"].tolist())
+            }
+
+        (found,) = SimulatedWorld(1).run(rank_main)
+        return found
+
+    reused, fresh = trained([[10, 11], [12, 12]]), trained([[12, 12]])
+    assert len(reused) == 2 and 12 in reused, "the row was that of 10 or 11"
+    assert reused[12] == fresh[12] and len(fresh[12]) == 2
 
 
 def test_a_copy_of_a_model_has_ids_and_rows_of_its_own() -> None:
