@@ -142,7 +142,8 @@ def steps(args: Namespace) -> tuple[dict[str, Any], list[str]]:
                     f"({ms['p25']:.2f} to {ms['p75']:.2f}) | {one['cpu_ms']:.2f} | "
                     f"{ratio['median']:.2f}x ({ratio['p25']:.2f} to {ratio['p75']:.2f}) | "
                     f"{cpu:.2f}x | "
-                    f"{f'{STEP}x' if 'dynamic' in name else ''} |"
+                    # the mark is of exchanged ones and those in place, which one rank has not
+                    f"{f'{STEP}x' if ranks == 2 and 'dynamic' in name else ''} |"
                 )
     lines.append(
         f"\n{work.tables} tables of at most {work.cap:,} rows, {work.dim} columns, batch "
