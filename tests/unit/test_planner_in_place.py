@@ -8,6 +8,7 @@ import pytest
 
 from rayrec.layout import (
     DataType,
+    DynamicConfig,
     EmbeddingBagConfig,
     EmbeddingConfig,
     Layout,
@@ -73,6 +74,23 @@ def test_no_row_travels_and_every_rank_looks_up_its_own_bags(layout: Layout) -> 
         assert amounts.update == model.amounts(away, layout)[rank].update
         # all bags, where compact ones left some out
         assert amounts.input.near >= model.amounts(away, layout)[rank].input.near
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: type(layout).__name__)
+def test_a_dynamic_table_takes_longer_than_a_static_one(layout: Layout, in_place: bool) -> None:
+    dynamic = replace(TABLE, feature_names=["f", "g"], dynamic=DynamicConfig(blocks=4))
+    model, given = CostModel(HOST), ParameterConstraints(pooling_factor=3)
+    static_s, dynamic_s = (
+        model.price(table_work(table, given, 512, 4, share_tables=in_place), layout)
+        for table in (TABLE, dynamic)
+    )
+    assert static_s.keys() == dynamic_s.keys()
+    for rank, cost in dynamic_s.items():
+        assert cost.total_s > static_s[rank].total_s
+        # an owner finds the row of every id that it gets
+        ids = model.amounts(table_work(TABLE, given, 512, 4), layout)[rank].update.items
+        assert 20e-9 < (cost.input_s - static_s[rank].input_s) / ids < 100e-9
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: type(layout).__name__)
