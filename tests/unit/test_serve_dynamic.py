@@ -109,3 +109,20 @@ def test_a_server_counts_ids_without_a_row(folder: Path) -> None:
         told = server.numbers()
     assert told[f"rayrec_serve_missed_ids_total{of_table}"] == 3
     assert told[f"rayrec_serve_ids{of_table}"] == ids.known()
+
+
+def test_text_where_ids_are_numbers_is_unknown_and_changes_nothing_else(folder: Path) -> None:
+    predictor = Predictor.load(served(folder, "texts"))
+    (ids,) = predictor.weights.ids().values()
+    known = ids.keys[ids.keys != -1][:3].tolist()
+    numbers, texts = ([{"d": 0.5, "user": kind(one)} for one in known] for kind in (int, str))
+    of_table = '{table="t_user"}'
+    missed, held = f"rayrec_serve_missed_ids_total{of_table}", f"rayrec_serve_ids{of_table}"
+    with running(predictor) as server, server.client() as client:
+        wanted, before = client.predict(numbers), server.numbers()
+        (unknown,) = client.predict([{"d": 0.5, "user": 12345}])
+        assert np.array_equal(client.predict(texts), [unknown] * 3)
+        assert np.array_equal(client.predict(numbers), wanted) and unknown not in wanted
+        told = server.numbers()
+    assert (before[missed], told[missed]) == (0, 1 + 3)
+    assert told[held] == before[held] == ids.known()
