@@ -46,6 +46,14 @@ def state_of(follower: Follower) -> State:
     return (*tables, repr(version.powers).encode(), version.dense)
 
 
+def known_of(follower: Follower) -> set[int]:
+    """The ids that have a row."""
+    version = follower.version
+    packed = follower.copies.tables(version.copy, version.powers)
+    found = [packed.ids_of(number) for number in range(len(packed.tables))]
+    return {key for ids in found if ids is not None for key in ids.keys.tolist()} - {-1}
+
+
 class Chains(NamedTuple):
     """Folders of whole chains, and the state of every version of them."""
 
@@ -111,10 +119,15 @@ def dynamic(folder: Path) -> Chains:
         shutil.copytree(path / names[0], folder / "so-far" / names[0])
         follower = Follower(folder / "so-far")
         states[follower.version.name] = state_of(follower)
+        known, left, back = known_of(follower), set[int](), set[int]()
         for name in names[1:]:
             shutil.copytree(path / name, folder / "so-far" / name)
             assert follower.look() is not None
             states[follower.version.name] = state_of(follower)
+            left |= known - known_of(follower)
+            known = known_of(follower)
+            back |= left & known
+        assert back and left - back, "ids leave for ever, and some come back"
         shutil.rmtree(folder / "so-far")
     return Chains(own, fork, states)
 
