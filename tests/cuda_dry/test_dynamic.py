@@ -33,7 +33,6 @@ from tests.cuda_dry.worlds import run_ranks
 from tests.sim.dynamic_worlds import (
     KEYS,
     SEED,
-    check_equal,
     drifting,
     growing,
     kjt_of,
@@ -43,6 +42,7 @@ from tests.sim.dynamic_worlds import (
     random_times,
     train,
 )
+from tests.sim.known_ids import check_equal
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums in another order
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -28,11 +27,13 @@ from rayrec.layout import (
     data_parallel,
     grid_shard,
     row_wise,
+    table_row_wise,
     table_wise,
 )
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
+from tests.sim.known_ids import Known, known_ids
 from tests.worlds import plan_for
 
 SEED = 3
@@ -64,12 +65,15 @@ class Model:
         return EmbeddingBagCollection(list(self.tables), self.weighted, device=device)
 
 
-def kjt_of(bags: Bags, time: int | None = None) -> KeyedJaggedTensor:
+def kjt_of(bags: Bags, time: int | None = None, weighted: bool = False) -> KeyedJaggedTensor:
+    """A batch of bags; its weights, if any, are halves, by id and place in the bag."""
     lengths = [len(bag) for key in KEYS for bag in bags[key]]
     ids = [one for key in KEYS for bag in bags[key] for one in bag]
+    halves = [1 + (one + i) % 4 for key in KEYS for bag in bags[key] for i, one in enumerate(bag)]
     return KeyedJaggedTensor(
         list(KEYS),
         torch.tensor(ids, dtype=torch.int64),
+        torch.tensor(halves) / 2 if weighted else None,
         lengths=torch.tensor(lengths, dtype=torch.int32),
         stride=len(bags["f"]),
         time=time,
@@ -89,10 +93,20 @@ def rows_of(
     device: torch.device = CPU,
 ) -> Tensor:
     """Outputs of all bags or ids as (rows, width), rows of a rank one after the other."""
-    output = module(kjt_of(bags, time).to(device))
+    output = module(kjt_of(bags, time, model.weighted).to(device))
     if isinstance(output, dict):
         return torch.cat([part.values() for part in output.values()])
     return output.values()
+
+
+def bent(output: Tensor) -> Tensor:
+    """A loss whose gradients hang on the output, and so on the order of its sums."""
+    return (output * output).sum() / 8 + output.sum() / 4
+
+
+def straight(output: Tensor) -> Tensor:
+    """A loss whose gradients are quarters, so that float32 adds them up exactly in any order."""
+    return output.sum() / 4
 
 
 def train(
@@ -105,7 +119,8 @@ def train(
     in_place: bool = False,
     track_rows: bool = False,
     run_ranks: Callable[[int, Callable[[Any, torch.device], Any]], list[Any]] | None = None,
-) -> tuple[list[list[Tensor]], dict[str, dict[int, Any]]]:
+    loss: Callable[[Tensor], Tensor] = bent,
+) -> tuple[list[list[Tensor]], Known]:
     """Outputs by step and rank, and per table what is known of every id.
 
     Args:
@@ -116,6 +131,7 @@ def train(
         in_place: ranks read the rows of each other where they lie.
         track_rows: rows that training touches are noted, as for publications.
         run_ranks: runs ranks on devices of their own; CPU ranks where it is left out.
+        loss: of the output of a rank.
     """
 
     def rank_main(exchange: Any, device: torch.device = CPU) -> Any:
@@ -144,8 +160,7 @@ def train(
             output = rows_of(model, module, bags, time, device)
             clocks.append(engine.id_clocks)
             # the engine divides the sum over ranks by their number
-            loss = (output * output).sum() / 8 + output.sum() / 4
-            (exchange.world_size * loss).backward()
+            (exchange.world_size * loss(output)).backward()
             with torch.no_grad():
                 after = rows_of(model, module, bags, device=device)
                 outputs.append((output.detach().cpu().clone(), after.cpu().clone()))
@@ -154,37 +169,10 @@ def train(
     torch.manual_seed(0)
     size = model.plan.world_size
     ranks = SimulatedWorld(size).run(rank_main) if run_ranks is None else run_ranks(size, rank_main)
-    known: dict[str, dict[int, Any]] = {}
-    for _, states, clocks in ranks:
+    for _, _, clocks in ranks:
         assert clocks == ranks[0][2], "all ranks have one clock, with rows or without"
-        for state in states:
-            part = known.setdefault(state.shard.table, {})
-            keys = state.ids["id_key"] if state.ids else torch.tensor(state.shard.rows)
-            for row, key in enumerate(keys.tolist()):
-                if key != -1:
-                    told = part.setdefault(key, {})
-                    told |= {c: state.weight[row, i].item() for i, c in enumerate(state.shard.cols)}
-                    for name, tensor in state.optimizer.items():
-                        values = tensor[row].view(-1).tolist()
-                        of_columns = len(values) == len(state.shard.cols)
-                        where = state.shard.cols if of_columns else range(len(values))
-                        told |= {(name, c): v for c, v in zip(where, values, strict=True)}
-                    for name, column in state.ids.items():
-                        told[name] = column[row].item() if name.startswith("id") else 0
-    return [list(outputs) for outputs, *_ in ranks], known
-
-
-def check_equal(found: dict[str, dict[int, Any]], wanted: dict[str, dict[int, Any]]) -> None:
-    assert found.keys() == wanted.keys()
-    for table, rows in wanted.items():
-        assert found[table].keys() == rows.keys()
-        for key, told in rows.items():
-            other = found[table][key]
-            assert other.keys() == told.keys()
-            for name, value in told.items():
-                assert other[name] == (
-                    value if isinstance(value, int) else pytest.approx(value, rel=1e-4, abs=1e-5)
-                )
+    states = [state for _, of_rank, _ in ranks for state in of_rank]
+    return [list(outputs) for outputs, *_ in ranks], known_ids(states)
 
 
 def random_plan(
@@ -192,6 +180,7 @@ def random_plan(
     ranks: int,
     rng: random.Random,
     optimizer: SparseOptimizer,
+    hosts: tuple[tuple[int, ...], ...] = (),
 ) -> ShardingPlan:
     everyone = list(range(ranks))
     kinds: list[Callable[[BaseEmbeddingConfig], Layout]] = [
@@ -202,8 +191,10 @@ def random_plan(
     # its sums of squares are one value per row and column block: columns stay whole
     if optimizer.name != "rowwise_adagrad":
         kinds.append(lambda t: column_wise(t, everyone))
-        kinds.append(lambda t: grid_shard(t, [everyone]))
-    return plan_for(ranks, {table.name: rng.choice(kinds)(table) for table in tables})
+        kinds.append(lambda t: grid_shard(t, hosts or [everyone]))
+    if hosts:
+        kinds.append(lambda t: table_row_wise(t, rng.choice(hosts)))
+    return plan_for(ranks, {table.name: rng.choice(kinds)(table) for table in tables}, hosts)
 
 
 def random_model(

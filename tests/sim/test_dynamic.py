@@ -33,7 +33,6 @@ from tests.sim.dynamic_worlds import (
     TWO_ROWS,
     Model,
     alone,
-    check_equal,
     drifting,
     joined,
     kjt_of,
@@ -45,6 +44,7 @@ from tests.sim.dynamic_worlds import (
     random_times,
     train,
 )
+from tests.sim.known_ids import check_equal
 from tests.worlds import plan_for
 
 

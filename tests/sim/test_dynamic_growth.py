@@ -31,7 +31,6 @@ from tests.sim.dynamic_worlds import (
     SEED,
     Bags,
     Model,
-    check_equal,
     drifting,
     growing,
     joined,
@@ -44,6 +43,7 @@ from tests.sim.dynamic_worlds import (
     rows_of,
     train,
 )
+from tests.sim.known_ids import check_equal
 from tests.unit.checkpoint_worlds import Ranks
 from tests.unit.dynamic_twin import Twin
 from tests.worlds import plan_for

@@ -10,7 +10,7 @@ import numpy as np
 
 from rayrec.data.hashing import mix, mix_int
 from rayrec.dynamic.key_blocks import blocks_of
-from rayrec.layout import DynamicConfig, EmbeddingBagConfig
+from rayrec.layout import BaseEmbeddingConfig, DynamicConfig
 
 SEED = 5
 
@@ -83,11 +83,15 @@ class Place:
 
 
 class Twin:
-    """A whole dynamic table in plain Python."""
+    """A whole dynamic table in plain Python.
 
-    def __init__(self, table: EmbeddingBagConfig) -> None:
+    Args:
+        seed: of the hash that admits a share of ids.
+    """
+
+    def __init__(self, table: BaseEmbeddingConfig, seed: int = SEED) -> None:
         assert table.dynamic is not None
-        self.rule, self.size = table.dynamic, table.row_multiple
+        self.rule, self.size, self.seed = table.dynamic, table.row_multiple, seed
         self.blocks = table.num_embeddings // self.size
         rule = self.rule
         self.rows = [Place(self.size, rule.eviction, rule) for _ in range(self.blocks)]
@@ -198,7 +202,7 @@ class Twin:
                 waiting.ids[one] = Known(-(2**31), 0, -(2**31), end)
 
     def _may_enter(self, one: int) -> bool:
-        salted = (one & (2**64 - 1)) ^ mix_int(SEED, 1)
+        salted = (one & (2**64 - 1)) ^ mix_int(self.seed, 1)
         drawn = int(mix(np.array([salted], np.uint64))[0]) >> 11
         return drawn < int(self.rule.admission_probability * 2**53)
 
