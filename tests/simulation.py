@@ -11,12 +11,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.comm import SimulatedWorld
+from rayrec.comm.exchange import Exchange
 from rayrec.distributed import shard_embeddings
+from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions
-from rayrec.layout import EmbeddingConfig, Shard
+from rayrec.layout import EmbeddingConfig, Shard, ShardingPlan
+from rayrec.optim import SGD, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.worlds import Reference, World, build_collections, output_of, part_of, whole_tables
 
@@ -25,6 +28,8 @@ from tests.worlds import Reference, World, build_collections, output_of, part_of
 Close = dict[str, float]
 TOLERANCE: Close = {"rtol": 2e-5, "atol": 2e-6}
 STEPS = 3
+CPU = torch.device("cpu")
+PLAIN = SGD(lr=0.1)
 
 
 def batches_of(world: World, steps: int) -> list[list[KeyedJaggedTensor]]:
@@ -59,6 +64,35 @@ def targets_of(
     ]
 
 
+def sharded(
+    model: nn.Module,
+    plan: ShardingPlan,
+    exchange: Exchange,
+    optimizer: SparseOptimizer | dict[str, SparseOptimizer] = PLAIN,
+    seed: int = 0,
+    options: EngineOptions | None = None,
+) -> tuple[Any, ShardedEmbeddings]:
+    """`shard_embeddings` of a CPU rank: the model, and its engine."""
+    return shard_embeddings(model, plan, exchange, optimizer, CPU, seed, options)
+
+
+def sharded_world(
+    world: World, exchange: Exchange, options: EngineOptions | None = None, device: str = "meta"
+) -> tuple[Any, ShardedEmbeddings]:
+    """The collections of a world on a CPU rank, and their engine."""
+    collections = build_collections(world, device)
+    return sharded(collections, world.plan, exchange, world.optimizer, world.seed, options)
+
+
+def train_step(
+    modules: Iterable[nn.Module], kjt: KeyedJaggedTensor, targets: Iterable[Tensor]
+) -> list[Tensor]:
+    """Outputs of all collections, which train by these gradients of them."""
+    outputs = [output_of(module, kjt) for module in modules]
+    sum((o * t).sum() for o, t in zip(outputs, targets, strict=True)).backward()
+    return [output.detach() for output in outputs]
+
+
 def run_sharded(
     world: World,
     batches,
@@ -78,23 +112,11 @@ def run_sharded(
         # a thread that is new to torch takes over the number that was set last
         torch.get_num_threads()
         torch.set_num_threads(threads)
-        modules, engine = shard_embeddings(
-            build_collections(world, "meta" if meta else "cpu"),
-            world.plan,
-            exchange,
-            world.optimizer,
-            torch.device("cpu"),
-            world.seed,
-            options,
-        )
+        modules, engine = sharded_world(world, exchange, options, "meta" if meta else "cpu")
         outputs = []
-        for step in range(len(batches)):
-            kjt = batches[step][exchange.rank]
-            out = [output_of(module, kjt) for module in modules]
-            sum(
-                (o * t).sum() for o, t in zip(out, targets[step][exchange.rank], strict=True)
-            ).backward()
-            outputs.append([o.detach().clone() for o in out])
+        for kjts, wanted in zip(batches, targets, strict=True):
+            out = train_step(modules, kjts[exchange.rank], wanted[exchange.rank])
+            outputs.append([o.clone() for o in out])
         return outputs, [
             (s.shard, s.weight.detach().clone(), dict(s.optimizer)) for s in engine.shard_states()
         ]
@@ -106,6 +128,29 @@ def run_sharded(
         [results[rank][0][step] for rank in range(world.world_size)] for step in range(len(batches))
     ]
     return outputs, [state for _, states in results for state in states], simulated.collectives
+
+
+def check_weight_gradients(world: World) -> None:
+    """The gradients of learned weights of ids are those of the unsharded collections."""
+    world.weighted = [True] * len(world.collections)
+    batches = batches_of(world, 1)
+    (targets,) = targets_of(world, batches)
+
+    def grad_of(modules: nn.Module, rank: int) -> Tensor:
+        kjt = batches[0][rank]
+        weights = kjt.weights().clone().requires_grad_()
+        sizes = kjt.lengths()
+        learnable = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights, sizes, stride=kjt.stride())
+        train_step(modules, learnable, targets[rank])
+        return torch.zeros_like(weights) if weights.grad is None else weights.grad
+
+    def rank_main(exchange: Exchange) -> Tensor:
+        torch.set_num_threads(1)
+        return grad_of(sharded_world(world, exchange)[0], exchange.rank)
+
+    for rank, got in enumerate(SimulatedWorld(world.world_size).run(rank_main)):
+        # the dense part averages it over ranks, so here it is whole
+        torch.testing.assert_close(got, grad_of(build_collections(world), rank), **TOLERANCE)
 
 
 def check_same(found: tuple, wanted: tuple) -> None:

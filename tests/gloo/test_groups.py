@@ -32,16 +32,16 @@ from rayrec.sparse import KeyedJaggedTensor
 from tests import draws
 from tests.draws import RowReference, draw
 from tests.ranks import RankPool
-from tests.simulation import TOLERANCE, Close, batches_of, check_outputs, check_rows, targets_of
-from tests.worlds import (
-    OPTIMIZERS,
-    Reference,
-    World,
-    build_collections,
-    output_of,
-    plan_for,
-    random_world,
+from tests.simulation import (
+    TOLERANCE,
+    Close,
+    batches_of,
+    check_outputs,
+    check_rows,
+    targets_of,
+    train_step,
 )
+from tests.worlds import OPTIMIZERS, Reference, World, build_collections, plan_for, random_world
 
 STEPS = 3
 TRANSPORTS = {
@@ -106,9 +106,7 @@ def train_world(
     assert type(model._engine.exchange) is TRANSPORTS[transport]
     outputs = []
     for step in range(STEPS):
-        out = [output_of(module, batches[step][rank]) for module in model.module]
-        sum((o * t).sum() for o, t in zip(out, targets[step][rank], strict=True)).backward()
-        outputs.append([o.detach() for o in out])
+        outputs.append(train_step(model.module, batches[step][rank], targets[step][rank]))
     return outputs, [(s.shard, s.weight.detach().clone()) for s in model.shard_states()]
 
 
@@ -219,8 +217,7 @@ def count_waits(rank: int, world_size: int, world: World, share_tables: bool) ->
     counts = []
     for step in range(STEPS):
         before = exchange.collectives
-        out = [output_of(module, batches[step][rank]) for module in model.module]
-        sum((o * t).sum() for o, t in zip(out, targets[step][rank], strict=True)).backward()
+        train_step(model.module, batches[step][rank], targets[step][rank])
         counts.append(exchange.collectives - before)
     return counts
 

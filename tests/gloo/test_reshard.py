@@ -14,8 +14,8 @@ from rayrec.layout import ShardingPlan
 from rayrec.optim import SPARSE_OPTIMIZERS
 from tests.draws import Draw, options_of, other_plan
 from tests.ranks import RankPool
-from tests.simulation import batches_of, targets_of
-from tests.worlds import build_collections, output_of, random_world, whole_tables
+from tests.simulation import batches_of, targets_of, train_step
+from tests.worlds import build_collections, random_world, whole_tables
 
 TWO_BY_TWO = ((0, 1), (2, 3))
 STEPS = 5
@@ -40,8 +40,7 @@ def train_resharding(rank: int, world_size: int, drawn: Draw, plans: list[Shardi
     for step in range(STEPS):
         if plans[step] is not model.plan:
             sent += model.reshard(plans[step])
-        out = [output_of(module, batches[step][rank]) for module in model.module]
-        sum((o * t).sum() for o, t in zip(out, targets[step][rank], strict=True)).backward()
+        train_step(model.module, batches[step][rank], targets[step][rank])
     return [(s.shard, s.weight.detach().clone()) for s in model.shard_states()], sent
 
 

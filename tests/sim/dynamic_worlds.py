@@ -140,15 +140,9 @@ def train(
         for name, rows in (start or {}).items():
             weight = dict(module.named_parameters())
             next(w for n, w in weight.items() if n.endswith(f"{name}.weight")).data.copy_(rows)
-        module, engine = shard_embeddings(
-            module,
-            model.plan,
-            exchange,
-            model.optimizer,
-            device,
-            SEED,
-            EngineOptions(share_tables=in_place, track_rows=track_rows),
-        )
+        options = EngineOptions(share_tables=in_place, track_rows=track_rows)
+        parts = model.plan, exchange, model.optimizer, device, SEED, options
+        module, engine = shard_embeddings(module, *parts)
         outputs, clocks = [], []
         for number, step in enumerate(steps):
             if number in grows:
@@ -279,13 +273,14 @@ def alone(
     table: BaseEmbeddingConfig,
     act: Callable[[torch.nn.Module, ShardedEmbeddings], None],
     weighted: bool = False,
+    options: EngineOptions | None = None,
 ) -> None:
     """Call `act` with a collection of one table on one rank."""
     plan = plan_for(1, {"t": table_wise(table, 0)})
     model = Model((table,), plan, SGD(lr=1.0), weighted)
 
     def rank_main(exchange: Any) -> None:
-        parts = model.optimizer, torch.device("cpu"), SEED
+        parts = model.optimizer, CPU, SEED, options
         act(*shard_embeddings(model.collection("meta"), plan, exchange, *parts))
 
     SimulatedWorld(1).run(rank_main)

@@ -11,15 +11,14 @@ import torch
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
-from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.steps import bucketize
 from rayrec.distributed.ways import exchanged
 from rayrec.layout import EmbeddingBagConfig, TableLayout, even_cuts, row_wise, table_wise
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.optim import SGD, RowWiseAdagrad
+from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
-from tests.simulation import batches_of, check_same, run_sharded, targets_of
+from tests.simulation import batches_of, check_same, run_sharded, sharded, targets_of
 from tests.worlds import plan_for, random_world
 
 ALWAYS, NEVER = 2.0, 0.0
@@ -98,16 +97,13 @@ def train(ranks: int, kinds: str, lengths: list[int], options: EngineOptions | N
         monkey.setattr(exchange, "views", views)
         collection = EmbeddingBagCollection(tables)
         optimizer = RowWiseAdagrad(lr=0.1)
-        model, _ = shard_embeddings(
-            collection, plan, exchange, optimizer, torch.device("cpu"), 0, options or EXCHANGED
-        )
+        model, _ = sharded(collection, plan, exchange, optimizer, options=options or EXCHANGED)
         outputs = []
         for _ in range(2):
             counts = torch.tensor([rng.choice(lengths) for _ in range(BATCH * len(tables))])
             ids = torch.tensor([rng.randrange(ROWS) for _ in range(int(counts.sum()))])
-            out = model(
-                KeyedJaggedTensor([f"f{i}" for i in range(len(tables))], ids, lengths=counts)
-            ).values()
+            keys = [f"f{i}" for i in range(len(tables))]
+            out = model(KeyedJaggedTensor(keys, ids, lengths=counts)).values()
             (out * torch.arange(out.numel()).view_as(out).remainder(7)).sum().backward()
             outputs.append(out.detach().clone())
         monkey.undo()
@@ -172,20 +168,10 @@ def test_narrow_tables_keep_full_matrices(monkeypatch: pytest.MonkeyPatch) -> No
     plan = plan_for(2, {"t": row_wise(table, range(2))})
 
     def rank_main(exchange: LocalExchange):
-        model, _ = shard_embeddings(
-            EmbeddingBagCollection([table]),
-            plan,
-            exchange,
-            SGD(lr=0.1),
-            torch.device("cpu"),
-            0,
-            EXCHANGED,
-        )
-        model(
-            KeyedJaggedTensor(
-                ["f"], torch.arange(BATCH), lengths=torch.ones(BATCH, dtype=torch.int64)
-            )
-        ).values().sum().backward()
+        collection, ids = EmbeddingBagCollection([table]), torch.arange(BATCH)
+        model, _ = sharded(collection, plan, exchange, options=EXCHANGED)
+        kjt = KeyedJaggedTensor(["f"], ids, lengths=torch.ones_like(ids))
+        model(kjt).values().sum().backward()
 
     SimulatedWorld(2).run(rank_main)
     assert not done

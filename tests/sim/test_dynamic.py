@@ -8,14 +8,12 @@ import copy
 import random
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rayrec.comm import SimulatedWorld
-from rayrec.distributed import DistributedModelParallel, shard_embeddings
+from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions, check_dynamic
 from rayrec.distributed.program.groups import CollectionSpec
@@ -117,16 +115,8 @@ def test_ids_come_and_go_alike_on_any_ranks_and_plans(seed: int) -> None:
 
 
 def test_what_does_not_go_with_dynamic_tables_is_refused() -> None:
-    table = EmbeddingBagConfig(8, 8, "t", feature_names=["f"], dynamic=DynamicConfig())
-    plan = plan_for(1, {"t": table_wise(table, 0)})
-
-    def rank_main(exchange: Any) -> None:
-        module = EmbeddingBagCollection(tables=[table], device="meta")
-        given = EngineOptions(dedup_sequences=True)
-        shard_embeddings(module, plan, exchange, SGD(0.1), torch.device("cpu"), SEED, given)
-
     with pytest.raises(ConfigError, match=r"table 't' is dynamic, and .*dedup_sequences"):
-        SimulatedWorld(1).run(rank_main)
+        alone(TWO_ROWS, lambda *_: None, options=EngineOptions(dedup_sequences=True))
 
 
 def test_rows_that_are_averaged_by_number_are_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.comm import SimulatedWorld
-from rayrec.distributed import DistributedModelParallel, shard_embeddings
+from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.dynamic.clock import NO_TIME, Instant, clock_extras, clocks_in
 from rayrec.errors import InputError
@@ -19,6 +19,7 @@ from rayrec.layout import DynamicConfig, EmbeddingBagConfig, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD
 from tests.sim.dynamic_worlds import SEED, alone, kjt_of
+from tests.simulation import sharded
 from tests.worlds import plan_for
 
 RULE = DynamicConfig(blocks=1, ttl_s=60)
@@ -79,9 +80,8 @@ def test_the_largest_time_of_any_rank_is_that_of_all(ranks: int) -> None:
     plan = plan_for(ranks, {"t": table_wise(TABLE, 0)})
 
     def rank_main(exchange: Any) -> Any:
-        parts = plan, exchange, SGD(lr=1.0), torch.device("cpu"), SEED
-        module = EmbeddingBagCollection([TABLE], device="meta")
-        module, engine = shard_embeddings(module, *parts)
+        collection = EmbeddingBagCollection([TABLE], device="meta")
+        module, engine = sharded(collection, plan, exchange, SGD(lr=1.0), SEED)
         clocks = []
         for times in ([START, None, START + 5], [START + 1, START + 9, START + 2], [None] * 3):
             time = times[exchange.rank] if ranks > 1 else max(t or -1 for t in times)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rayrec.comm import LocalExchange, SimulatedWorld
-from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import (
     DataType,
@@ -27,28 +26,27 @@ from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.simulation import (
-    TOLERANCE,
     batches_of,
     check_equals_unsharded,
     check_same,
+    check_weight_gradients,
     place_of,
     run_sharded,
+    sharded,
+    sharded_world,
     targets_of,
 )
-from tests.worlds import OPTIMIZERS, World, build_collections, output_of, random_world
+from tests.worlds import OPTIMIZERS, World, build_collections, output_of, plan_for, random_world
 
 IN_PLACE = EngineOptions(share_tables=True)
 OPTIMIZER = RowWiseAdagrad(lr=0.1, eps=1e-6)
-CPU = torch.device("cpu")
 
 
 def shares(world: World) -> bool:
     """Whether any collection is read in place."""
 
     def rank_main(exchange) -> bool:
-        return shard_embeddings(
-            build_collections(world, "meta"), world.plan, exchange, world.optimizer, CPU, 0
-        )[1].deployed.shares_tables
+        return sharded_world(world, exchange)[1].deployed.shares_tables
 
     return all(SimulatedWorld(world.world_size).run(rank_main))
 
@@ -217,31 +215,7 @@ def test_any_plan_on_some_ranks_equals_one_rank_bit_for_bit(seed: int) -> None:
 
 @pytest.mark.seeds(range(10_400, 10_430))
 def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
-    world = random_world(seed, optimizer=OPTIMIZER)
-    world.weighted = [True] * len(world.collections)
-    batches = batches_of(world, 1)[0]
-    targets = targets_of(world, [batches])[0]
-
-    def grad_of(modules, rank: int) -> Tensor:
-        kjt = batches[rank]
-        weights = kjt.weights().clone().requires_grad_()
-        learnable = KeyedJaggedTensor(
-            kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride()
-        )
-        sum(
-            (output_of(m, learnable) * t).sum() for m, t in zip(modules, targets[rank], strict=True)
-        ).backward()
-        return torch.zeros_like(weights) if weights.grad is None else weights.grad
-
-    def rank_main(exchange) -> Tensor:
-        torch.set_num_threads(1)
-        model, _ = shard_embeddings(
-            build_collections(world, "meta"), world.plan, exchange, OPTIMIZER, CPU, world.seed
-        )
-        return grad_of(model, exchange.rank)
-
-    for rank, got in enumerate(SimulatedWorld(world.world_size).run(rank_main)):
-        torch.testing.assert_close(got, grad_of(build_collections(world), rank), **TOLERANCE)
+    check_weight_gradients(random_world(seed, optimizer=OPTIMIZER))
 
 
 def test_two_forwards_before_their_backwards() -> None:
@@ -251,18 +225,11 @@ def test_two_forwards_before_their_backwards() -> None:
     ids = torch.randint(50, (4, 2, 6, 8), generator=torch.Generator().manual_seed(3))
 
     def train(exchange) -> list[Tensor]:
-        owners = {
-            t.name: TablePlacement(table_wise(t, i % exchange.world_size))
-            for i, t in enumerate(tables)
-        }
-        plan = ShardingPlan(
-            world_size=exchange.world_size,
-            tables=owners,
-            hosts=(tuple(range(exchange.world_size)),),
-        )
-        model, engine = shard_embeddings(
-            EmbeddingBagCollection(tables, device="meta"), plan, exchange, OPTIMIZER, CPU, 0
-        )
+        size = exchange.world_size
+        owners = {t.name: table_wise(t, i % size) for i, t in enumerate(tables)}
+        plan = plan_for(size, owners, (tuple(range(size)),))
+        collection = EmbeddingBagCollection(tables, device="meta")
+        model, engine = sharded(collection, plan, exchange, OPTIMIZER)
         for step in ids:
             mine = [part.chunk(exchange.world_size, 1)[exchange.rank].reshape(-1) for part in step]
             kjts = [

@@ -11,24 +11,14 @@ import pytest
 import torch
 
 from rayrec.comm import SimulatedWorld
-from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.errors import PlanError
 from rayrec.layout import EmbeddingBagConfig, ShardingPlan, TableLayout, TablePlacement, table_wise
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.optim import SGD, Adam, FusedOptimizer
 from tests.draws import other_plan
-from tests.simulation import TOLERANCE, batches_of, targets_of
-from tests.worlds import (
-    EPS,
-    OPTIMIZERS,
-    World,
-    build_collections,
-    output_of,
-    plan_for,
-    random_world,
-    whole_tables,
-)
+from tests.simulation import TOLERANCE, batches_of, sharded, sharded_world, targets_of, train_step
+from tests.worlds import EPS, OPTIMIZERS, World, plan_for, random_world, whole_tables
 
 STEPS = 4
 
@@ -40,24 +30,14 @@ def train(world: World, plans: list[ShardingPlan]) -> dict[str, torch.Tensor]:
 
     def rank_main(exchange):
         torch.set_num_threads(1)
-        modules, engine = shard_embeddings(
-            build_collections(world, "meta"),
-            plans[0],
-            exchange,
-            world.optimizer,
-            torch.device("cpu"),
-            world.seed,
-            EngineOptions(share_tables=world.seed % 2 == 0),
-        )
+        options = EngineOptions(share_tables=world.seed % 2 == 0)
+        planned = replace(world, plan=plans[0])
+        modules, engine = sharded_world(planned, exchange, options)
         engine.set_learning_rate(0.07)
         for step in range(STEPS):
             if plans[step] is not engine.plan:
                 engine.reshard(plans[step])
-            kjt = batches[step][exchange.rank]
-            sum(
-                (output_of(m, kjt) * t).sum()
-                for m, t in zip(modules, targets[step][exchange.rank], strict=True)
-            ).backward()
+            train_step(modules, batches[step][exchange.rank], targets[step][exchange.rank])
         return [(s.shard, s.weight.detach().clone()) for s in engine.shard_states()]
 
     states = SimulatedWorld(world.world_size).run(rank_main)
@@ -82,14 +62,7 @@ def test_only_rectangles_whose_owner_changes_travel() -> None:
     world = random_world(1, hosts=[[0, 1]], optimizer=SGD(lr=0.1))
 
     def rank_main(exchange):
-        _, engine = shard_embeddings(
-            build_collections(world, "meta"),
-            world.plan,
-            exchange,
-            SGD(lr=0.1),
-            torch.device("cpu"),
-            0,
-        )
+        _, engine = sharded_world(world, exchange)
         nothing = engine.reshard(replace(world.plan))
         swapped = {}
         for name, placement in world.plan.tables.items():
@@ -116,14 +89,7 @@ def test_resharding_to_a_plan_for_other_ranks_is_refused() -> None:
     world = random_world(1, hosts=[[0, 1]])
 
     def rank_main(exchange):
-        _, engine = shard_embeddings(
-            build_collections(world, "meta"),
-            world.plan,
-            exchange,
-            world.optimizer,
-            torch.device("cpu"),
-            0,
-        )
+        _, engine = sharded_world(world, exchange)
         with pytest.raises(PlanError, match="for 1 rank"):
             engine.reshard(random_world(1, hosts=[[0]]).plan)
 
@@ -135,25 +101,14 @@ def test_tables_keep_the_learning_rates_that_were_written() -> None:
     rates = {"a": 0.3, "b": 0.03}
     tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in rates]
     first, second = (
-        plan_for(
-            2,
-            {
-                table.name: table_wise(table, rank)
-                for table, rank in zip(tables, ranks, strict=True)
-            },
-        )
+        plan_for(2, {t.name: table_wise(t, rank) for t, rank in zip(tables, ranks, strict=True)})
         for ranks in ((0, 1), (1, 1))
     )
 
     def rank_main(exchange):
-        _, engine = shard_embeddings(
-            EmbeddingBagCollection(tables, device="meta"),
-            first,
-            exchange,
-            {"a": SGD(lr=0.1), "b": SGD(lr=0.2)},
-            torch.device("cpu"),
-            0,
-        )
+        collection = EmbeddingBagCollection(tables, device="meta")
+        optimizers = {"a": SGD(lr=0.1), "b": SGD(lr=0.2)}
+        _, engine = sharded(collection, first, exchange, optimizers)
         for lookup in engine.lookups.values():
             for group in FusedOptimizer([lookup]).param_groups:
                 group["lr"] = rates[lookup.group.shards[0].table]

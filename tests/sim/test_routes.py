@@ -11,7 +11,6 @@ import torch
 
 from rayrec.comm import SimulatedWorld
 from rayrec.comm.codec import CastCodec, Codecs, CommType, Int8Codec, QCommsConfig
-from rayrec.distributed import shard_embeddings
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import (
     EmbeddingBagConfig,
@@ -27,7 +26,7 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from tests.simulation import batches_of, check_equals_unsharded, run_sharded, targets_of
+from tests.simulation import batches_of, check_equals_unsharded, run_sharded, sharded, targets_of
 from tests.worlds import World, plan_for, random_world
 
 
@@ -61,17 +60,9 @@ def test_two_hops_send_one_lth_of_the_bytes_between_hosts() -> None:
     plan = plan_for(4, {"t": row_wise(table, range(4))}, hosts)
 
     def rank_main(exchange):
-        model, engine = shard_embeddings(
-            EmbeddingBagCollection([table], device="meta"),
-            plan,
-            exchange,
-            SGD(lr=0.1),
-            torch.device("cpu"),
-            0,
-        )
-        model(
-            KeyedJaggedTensor(["f"], torch.arange(16), lengths=torch.full((8,), 2))
-        ).values().sum().backward()
+        model, engine = sharded(EmbeddingBagCollection([table], device="meta"), plan, exchange)
+        kjt = KeyedJaggedTensor(["f"], torch.arange(16), lengths=torch.full((8,), 2))
+        model(kjt).values().sum().backward()
         exchange.world.meet()
         return engine.deployed.way_of[0].hops.peers.world.sent_bytes
 
@@ -148,19 +139,11 @@ def test_distinct_ids_cross_once() -> None:
 
         def rank_main(exchange, dedup=dedup):
             options = EngineOptions(dedup_sequences=dedup, share_tables=False)
-            model, _ = shard_embeddings(
-                EmbeddingCollection([table], device="meta"),
-                plan,
-                exchange,
-                SGD(lr=0.1),
-                torch.device("cpu"),
-                0,
-                options,
-            )
+            collection = EmbeddingCollection([table], device="meta")
+            model, _ = sharded(collection, plan, exchange, options=options)
             ids = torch.tensor([1, 40]).repeat(50)
-            model(KeyedJaggedTensor(["f"], ids, lengths=torch.full((10,), 10)))[
-                "f"
-            ].values().sum().backward()
+            kjt = KeyedJaggedTensor(["f"], ids, lengths=torch.full((10,), 10))
+            model(kjt)["f"].values().sum().backward()
 
         world.run(rank_main)
         sent[dedup] = world.sent_bytes
@@ -172,15 +155,9 @@ def test_a_clipped_gradient_of_distinct_ids_is_that_of_each_id() -> None:
     plan = plan_for(2, {"t": row_wise(table, [0, 1])})
 
     def rank_main(exchange):
-        model, engine = shard_embeddings(
-            EmbeddingCollection([table], device="meta"),
-            plan,
-            exchange,
-            SGD(lr=1.0, max_gradient=0.5),
-            torch.device("cpu"),
-            0,
-            EngineOptions(dedup_sequences=True),
-        )
+        collection = EmbeddingCollection([table], device="meta")
+        optimizer, options = SGD(1.0, max_gradient=0.5), EngineOptions(dedup_sequences=True)
+        model, engine = sharded(collection, plan, exchange, optimizer, options=options)
         ids = KeyedJaggedTensor(["f"], torch.tensor([3, 3, 3]), lengths=torch.tensor([3]))
         (0.8 * model(ids)["f"].values()).sum().backward()
         return torch.cat([state.weight[-1] for state in engine.shard_states()]).tolist()
@@ -200,20 +177,11 @@ def test_int8_exchange_moves_three_and_a_half_times_fewer_bytes() -> None:
             options = EngineOptions(
                 codecs=Codecs.from_config(QCommsConfig(precision, precision)), share_tables=False
             )
-            model, _ = shard_embeddings(
-                EmbeddingBagCollection([table], device="meta"),
-                plan,
-                exchange,
-                SGD(lr=0.1),
-                torch.device("cpu"),
-                0,
-                options,
-            )
-            model(
-                KeyedJaggedTensor(
-                    ["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)
-                )
-            ).values().sum().backward()
+            collection = EmbeddingBagCollection([table], device="meta")
+            model, _ = sharded(collection, plan, exchange, options=options)
+            ids = torch.arange(64)
+            kjt = KeyedJaggedTensor(["f"], ids, lengths=torch.ones_like(ids))
+            model(kjt).values().sum().backward()
 
         world.run(rank_main)
         sent[precision] = world.sent_bytes
@@ -227,23 +195,15 @@ def test_ids_of_a_feature_cross_once_however_many_column_blocks_read_them() -> N
     table = EmbeddingBagConfig(64, 32, name="t", feature_names=["f"])
     sent = {}
     for blocks in (1, 4):
-        layout = column_wise(table, [1] * blocks)
-        plan = plan_for(2, {"t": layout})
+        plan = plan_for(2, {"t": column_wise(table, [1] * blocks)})
         world = SimulatedWorld(2)
 
         def rank_main(exchange, plan=plan):
-            collection, options = (
-                EmbeddingBagCollection([table], device="meta"),
-                EngineOptions(share_tables=False),
-            )
-            model, _ = shard_embeddings(
-                collection, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
-            )
-            model(
-                KeyedJaggedTensor(
-                    ["f"], torch.arange(64), lengths=torch.ones(64, dtype=torch.int64)
-                )
-            )
+            collection = EmbeddingBagCollection([table], device="meta")
+            options = EngineOptions(share_tables=False)
+            model, _ = sharded(collection, plan, exchange, options=options)
+            ids = torch.arange(64)
+            model(KeyedJaggedTensor(["f"], ids, lengths=torch.ones_like(ids)))
 
         world.run(rank_main)
         sent[blocks] = world.sent_bytes

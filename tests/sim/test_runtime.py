@@ -11,7 +11,7 @@ import torch
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import Codecs, CommType, QCommsConfig
-from rayrec.distributed import DistributedModelParallel, shard_embeddings, table_configs
+from rayrec.distributed import DistributedModelParallel, table_configs
 from rayrec.distributed.kernels import parts
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.errors import ConfigError, InputError, ShapeError
@@ -33,7 +33,9 @@ from tests.simulation import (
     batches_of,
     check_equals_unsharded,
     check_same,
+    check_weight_gradients,
     run_sharded,
+    sharded,
     targets_of,
 )
 from tests.worlds import Reference, build_collections, output_of, part_of, plan_for, random_world
@@ -134,16 +136,11 @@ def test_collections_on_one_kjt_share_one_exchange(
             EmbeddingBagCollection(tables=[t], device=torch.device("meta")) for t in tables
         )
         options = EngineOptions(share_tables=share_tables)
-        model, _ = shard_embeddings(
-            model, plan, exchange, SGD(lr=0.1), torch.device("cpu"), 0, options
-        )
+        model, _ = sharded(model, plan, exchange, options=options)
         counts = []
         for _ in range(4):
-            kjt = KeyedJaggedTensor(
-                ["f0", "f1", "f2"],
-                torch.tensor([1, 2, 3]),
-                lengths=torch.ones(3, dtype=torch.int64),
-            )
+            ids = torch.tensor([1, 2, 3])
+            kjt = KeyedJaggedTensor(["f0", "f1", "f2"], ids, lengths=torch.ones_like(ids))
             before = exchange.world.collectives
             out = [m(kjt).values() for m in model]
             exchange.world.meet()
@@ -161,14 +158,7 @@ def test_collections_on_one_kjt_share_one_exchange(
 def test_a_batch_of_empty_numpy_arrays_is_a_batch() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
     plan = plan_for(1, {"t": table_wise(table, 0)}, ((0,),))
-    model, _ = shard_embeddings(
-        EmbeddingBagCollection(tables=[table]),
-        plan,
-        LocalExchange(),
-        SGD(lr=0.1),
-        torch.device("cpu"),
-        0,
-    )
+    model, _ = sharded(EmbeddingBagCollection(tables=[table]), plan, LocalExchange())
     ids, lengths = torch.from_numpy(np.empty(0, np.int64)), torch.from_numpy(np.empty(0, np.int32))
     assert model(KeyedJaggedTensor(["f"], ids, lengths=lengths, stride=0)).values().shape == (0, 8)
 
@@ -177,26 +167,19 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
     plan = plan_for(1, {"t": table_wise(table, 0)}, ((0,),))
 
-    def rank_main(exchange, kjt):
-        model, _ = shard_embeddings(
-            EmbeddingBagCollection(tables=[table]),
-            plan,
-            exchange,
-            SGD(lr=0.1),
-            torch.device("cpu"),
-            0,
-        )
-        return model(kjt)
-
     one = torch.ones(1, dtype=torch.int64)
-    with pytest.raises(InputError, match=r"'f'.*'g'"):
-        SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["g"], one, lengths=one)))
-    with pytest.raises(InputError, match=r"id 10 of key 'f', row 0"):
-        SimulatedWorld(1).run(
-            lambda e: rank_main(e, KeyedJaggedTensor(["f"], one * 10, lengths=one))
-        )
-    with pytest.raises(InputError, match="-1"):
-        SimulatedWorld(1).run(lambda e: rank_main(e, KeyedJaggedTensor(["f"], -one, lengths=one)))
+    for key, value, says in (
+        ("g", 1, r"'f'.*'g'"),
+        ("f", 10, r"id 10 of key 'f', row 0"),
+        ("f", -1, "-1"),
+    ):
+        kjt = KeyedJaggedTensor([key], one * value, lengths=one)
+
+        def rank_main(exchange, kjt=kjt):
+            return sharded(EmbeddingBagCollection(tables=[table]), plan, exchange)[0](kjt)
+
+        with pytest.raises(InputError, match=says):
+            SimulatedWorld(1).run(rank_main)
 
 
 def test_a_collection_without_tables_is_named() -> None:
@@ -219,15 +202,9 @@ def test_negative_lengths_are_never_looked_up(
         plan = plan_for(ranks, {"t": layout}, (tuple(range(ranks)),))
 
         def rank_main(exchange, plan=plan):
-            model, _ = shard_embeddings(
-                EmbeddingBagCollection(tables=[table]),
-                plan,
-                exchange,
-                SGD(lr=0.1),
-                torch.device("cpu"),
-                0,
-                EngineOptions(check_ids=check_ids),
-            )
+            options = EngineOptions(check_ids=check_ids)
+            collection = EmbeddingBagCollection(tables=[table])
+            model, _ = sharded(collection, plan, exchange, options=options)
             sizes = torch.tensor([2, 1] if exchange.rank else lengths)
             return model(KeyedJaggedTensor(["f"], torch.arange(3), lengths=sizes))
 
@@ -237,46 +214,7 @@ def test_negative_lengths_are_never_looked_up(
 
 @pytest.mark.seeds(range(5000, 5040))
 def test_gradients_of_learned_weights_equal_unsharded(seed: int) -> None:
-    world = random_world(seed, optimizer=SGD(lr=0.1))
-    world.weighted = [True] * len(world.collections)
-    batches = batches_of(world, 1)[0]
-    targets = targets_of(world, [batches])[0]
-
-    def learnable(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        weights = kjt.weights().clone().requires_grad_()
-        return KeyedJaggedTensor(
-            kjt.keys(), kjt.values(), weights, kjt.lengths(), stride=kjt.stride()
-        )
-
-    def rank_main(exchange):
-        torch.set_num_threads(1)
-        model, _ = shard_embeddings(
-            build_collections(world, "meta"),
-            world.plan,
-            exchange,
-            world.optimizer,
-            torch.device("cpu"),
-            world.seed,
-        )
-        kjt = learnable(batches[exchange.rank])
-        sum(
-            (output_of(m, kjt) * t).sum()
-            for m, t in zip(model, targets[exchange.rank], strict=True)
-        ).backward()
-        return grad_of(kjt)
-
-    def grad_of(kjt: KeyedJaggedTensor) -> torch.Tensor:
-        return torch.zeros_like(kjt.weights()) if kjt.weights().grad is None else kjt.weights().grad
-
-    got = SimulatedWorld(world.world_size).run(rank_main)
-    modules = build_collections(world)
-    for rank in range(world.world_size):
-        kjt = learnable(batches[rank])
-        sum(
-            (output_of(m, kjt) * t).sum() for m, t in zip(modules, targets[rank], strict=True)
-        ).backward()
-        # the dense part averages it over ranks, so here it is whole
-        torch.testing.assert_close(got[rank], grad_of(kjt), **TOLERANCE)
+    check_weight_gradients(random_world(seed, optimizer=SGD(lr=0.1)))
 
 
 @pytest.mark.parametrize(

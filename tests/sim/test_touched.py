@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from rayrec.distributed.program.engine_options import EngineOptions
-from rayrec.distributed.sharding import shard_embeddings
 from rayrec.layout import Replicated, ShardingPlan, TablePlacement, row_wise, takes_two_hops
 from tests.draws import STEPS, draw
-from tests.simulation import SimulatedWorld, batches_of, targets_of
-from tests.worlds import World, build_collections, output_of
+from tests.simulation import SimulatedWorld, batches_of, sharded_world, targets_of, train_step
+from tests.worlds import World
 
 
 def rows_looked_up(world: World, batches) -> dict[str, set[int]]:
@@ -32,22 +31,12 @@ def run(world: World, share: bool, steps: int = STEPS):
 
     def rank_main(exchange):
         options = EngineOptions(share_tables=share, track_rows=True)
-        modules, engine = shard_embeddings(
-            build_collections(world),
-            world.plan,
-            exchange,
-            world.optimizer,
-            torch.device("cpu"),
-            world.seed,
-            options,
-        )
+        modules, engine = sharded_world(world, exchange, options, "cpu")
         seen = []
         for step in range(steps):
             before = [copy.deepcopy(state.tensors()) for state in engine.shard_states()]
             mark = engine.touched.mark()
-            outputs = [output_of(module, batches[step][exchange.rank]) for module in modules]
-            wanted = targets[step][exchange.rank]
-            sum((o * t).sum() for o, t in zip(outputs, wanted, strict=True)).backward()
+            train_step(modules, batches[step][exchange.rank], targets[step][exchange.rank])
             after = [copy.deepcopy(state.tensors()) for state in engine.shard_states()]
             seen.append((engine.touched.since(mark), before, after))
         shards = [state.shard for state in engine.shard_states()]
@@ -87,8 +76,7 @@ def test_rows_that_are_only_read_are_not_touched() -> None:
 
     def rank_main(exchange):
         options = EngineOptions(share_tables=False, track_rows=True)
-        parts = (world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed, options)
-        modules, engine = shard_embeddings(build_collections(world), *parts)
+        modules, engine = sharded_world(world, exchange, options, "cpu")
         with torch.no_grad():
             for module in modules:
                 module(batches[0][exchange.rank])
@@ -106,8 +94,7 @@ def test_every_row_counts_as_touched_after_a_reshard() -> None:
 
     def rank_main(exchange):
         options = EngineOptions(share_tables=False, track_rows=True)
-        parts = (world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed, options)
-        _, engine = shard_embeddings(build_collections(world), *parts)
+        _, engine = sharded_world(world, exchange, options, "cpu")
         mark = engine.touched.mark()
         engine.reshard(other)
         return {shard: rows.tolist() for shard, rows in engine.touched.since(mark).items()}
@@ -120,8 +107,7 @@ def test_nothing_is_kept_unless_it_is_asked_for() -> None:
     world = draw(3).world
 
     def rank_main(exchange):
-        parts = (world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed)
-        _, engine = shard_embeddings(build_collections(world), *parts)
+        _, engine = sharded_world(world, exchange, device="cpu")
         return engine.touched, [lookup.stamps for lookup in engine.lookups.values()]
 
     for touched, stamps in SimulatedWorld(world.world_size).run(rank_main):

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from rayrec.distributed.program.engine_options import EngineOptions
-from rayrec.distributed.sharding import shard_embeddings
 from rayrec.shards.undo import Point
 from tests.draws import draw
 from tests.memory import MemoryHere
-from tests.simulation import SimulatedWorld, batches_of, targets_of
-from tests.worlds import World, build_collections, output_of
+from tests.simulation import SimulatedWorld, batches_of, sharded_world, targets_of, train_step
+from tests.worlds import World
 
 STEPS = 4
 
@@ -41,13 +40,10 @@ class Trainer:
         share = world.seed % 2 == 0
         options = EngineOptions(share_tables=share, memory=memory, adopt=adopt, track_rows=True)
         self.rank = exchange.rank
-        parts = (world.plan, exchange, world.optimizer, torch.device("cpu"), world.seed, options)
-        self.modules, self.engine = shard_embeddings(build_collections(world), *parts)
+        self.modules, self.engine = sharded_world(world, exchange, options, "cpu")
 
     def step(self, batches, targets, number: int) -> None:
-        outputs = [output_of(module, batches[number][self.rank]) for module in self.modules]
-        wanted = targets[number][self.rank]
-        sum((o * t).sum() for o, t in zip(outputs, wanted, strict=True)).backward()
+        train_step(self.modules, batches[number][self.rank], targets[number][self.rank])
 
 
 def undisturbed(world: World, batches, targets) -> list[list[list]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayrec.comm import SimulatedWorld
-from rayrec.distributed import shard_embeddings, ways
+from rayrec.distributed import ways
 from rayrec.distributed.ways.exchanged import Exchanged
 from rayrec.distributed.ways.in_place import InPlace
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig, column_wise, row_wise, table_wise
@@ -14,6 +14,7 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse import KeyedJaggedTensor
 from tests.sim.plain_way import Plain
+from tests.simulation import sharded
 from tests.worlds import plan_for
 
 RANKS = 3
@@ -46,25 +47,15 @@ def train():
                 EmbeddingCollection([sequence], device="meta"),
             ]
         )
-        optimizer = RowWiseAdagrad(lr=0.1)
-        model, engine = shard_embeddings(
-            model, plan, exchange, optimizer, torch.device("cpu"), seed=5
-        )
+        model, engine = sharded(model, plan, exchange, RowWiseAdagrad(lr=0.1), seed=5)
         outputs = []
         for step in range(3):
             lengths = torch.randint(0, 4, (3 * (4 + exchange.rank),), generator=random)
             ids = torch.randint(40, (int(lengths.sum()),), generator=random)
             kjt = KeyedJaggedTensor(FEATURES, ids, lengths=lengths)
-            bags, blocks, rows = (
-                model[0](kjt).values(),
-                model[1](kjt).values(),
-                model[2](kjt)["f1"].values(),
-            )
-            for output in (bags, blocks, rows):
-                outputs.append(output.detach().clone())
-            torch.cat(
-                [(o * (step + 1)).reshape(-1).sin() for o in (bags, blocks, rows)]
-            ).sum().backward()
+            found = [model[0](kjt).values(), model[1](kjt).values(), model[2](kjt)["f1"].values()]
+            outputs += [output.detach().clone() for output in found]
+            torch.cat([(o * (step + 1)).reshape(-1).sin() for o in found]).sum().backward()
         rows = {str(state.shard): state.weight.clone() for state in engine.shard_states()}
         return outputs, rows, [type(way) for way in engine.deployed.way_of]
 

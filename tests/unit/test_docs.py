@@ -17,7 +17,6 @@ import torch
 import rayrec.layout
 from rayrec.comm import SimulatedWorld
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed import shard_embeddings
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -32,8 +31,8 @@ from rayrec.layout import (
     table_wise,
 )
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
+from tests.simulation import sharded
 from tests.unit.documents import BLOCKS, ROOT
 from tests.worlds import plan_for
 
@@ -133,9 +132,7 @@ def sent_bytes(
         else:
             table = EmbeddingBagConfig(64, D, name="t", feature_names=["f"])
             collection = EmbeddingBagCollection([table], is_weighted=weighted, device="meta")
-        model, _ = shard_embeddings(
-            collection, plan, recording, SGD(lr=0.1), torch.device("cpu"), 0
-        )
+        model, _ = sharded(collection, plan, recording)
         output = model(kjt)
         (output["f"] if sequence else output).values().sum().backward()
         return recording.calls, {name: part.calls for name, part in recording.parts.items()}
