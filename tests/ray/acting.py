@@ -1,16 +1,22 @@
-"""A tiny model that acts before every forward, and knows in which life of its rank it is."""
+"""A tiny model that acts before every forward, and knows in which life of its rank it is; and runs
+of it, to be compared bit for bit.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rayrec.data.synthetic import SyntheticPaths
+from rayrec.driver import FailureConfig, Result
+from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
 
 Act = Callable[[int, int, int], None]
+STEPS, BATCH = 24, 256
 
 
 def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]:
@@ -43,6 +49,41 @@ def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]
         return module
 
     return model
+
+
+def run(
+    clicks: SyntheticPaths, folder: Path, act: Act | None = None, ranks: int = 2, **options: Any
+) -> tuple[Result, dict[str, str]]:
+    """Train a tiny model; `act(rank, life, step)` is called before every forward.
+
+    The lives of a rank are counted by files in `folder`, since a killed process forgets.
+    """
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    chosen: dict[str, Any] = {
+        "steps": STEPS,
+        "batch": BATCH,
+        "storage_path": str(folder),
+        "checkpoint": CheckpointConfig(every_n_steps=5),
+        "failure": FailureConfig(max_failures=3),
+        "plan": "row_wise",
+        "timeout_s": 120.0,
+    }
+    if act is not None:
+        chosen["model"] = acting(clicks, scratch, act)
+    result = worlds.driver(clicks, ranks, **{**chosen, **options}).fit()
+    assert result.checkpoint is not None
+    return result, worlds.digests(result.checkpoint)
+
+
+def at(rank: int, moments: dict[int, int], number: int = signal.SIGKILL) -> Act:
+    """Sends a signal to a rank before the forward of a step, by life: {life: step}."""
+
+    def act(own: int, life: int, now: int) -> None:
+        if own == rank and moments.get(life) == now:
+            os.kill(os.getpid(), number)
+
+    return act
 
 
 def pids(folder: Path, rank: int) -> list[int]:

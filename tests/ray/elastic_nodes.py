@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rayrec.data.synthetic import SyntheticPaths
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import Resized
 from tests.clicks import write_clicks
 from tests.ray.lost_node import HEALTH, Moment
-from tests.ray.preempted_nodes import paced
+from tests.ray.preempted_nodes import train
 
-STEPS = 600
+# a node may be lost at any time
+OFTEN: dict[str, Any] = {"failures": 3, "every": 20, "wait_s": None}
 
 
 class Changes(Moment):
@@ -32,34 +32,6 @@ class Changes(Moment):
     def on_resize(self, resized: Resized) -> None:
         """The run goes on with other ranks."""
         self.told.append(resized)
-
-
-def train(clicks: SyntheticPaths, folder: Path, callback: Callback, ranks: Any) -> Any:
-    """One run; a range of ranks looks for room every second."""
-    from rayrec.driver import Driver, FailureConfig, OptimizerConfig, RunConfig, ScalingConfig
-    from rayrec.runs.inputs import open_data
-    from rayrec.train.checkpoint_config import CheckpointConfig
-
-    more = {} if isinstance(ranks, int) else {"grow_after_s": 1.0}
-    return Driver(
-        paced(clicks, folder.parent),
-        open_data(str(clicks.train), clicks.schema.read_text()),
-        ScalingConfig(num_workers=ranks, **more),
-        RunConfig(
-            global_batch_size=128,
-            steps=STEPS,
-            storage_path=str(folder),
-            checkpoint=CheckpointConfig(every_n_steps=20),
-            failure=FailureConfig(max_failures=3),
-            sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.05),
-            dense_optimizer=OptimizerConfig(name="adagrad", lr=0.01),
-            callbacks=(callback,),
-            progress="plain",
-            report_every_s=0.5,
-            timeout_s=120.0,
-        ),
-        plan="row_wise",
-    ).fit()
 
 
 def main(folder: Path) -> None:
@@ -76,13 +48,13 @@ def main(folder: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    calm = train(clicks, folder / "calm", Callback(), 2)
+    calm = train(clicks, folder / "calm", Callback(), 2, **OFTEN)
     # Ray adds a node in the main thread alone, so training takes another one.
     with ThreadPoolExecutor(1) as pool:
         # steps take their time until the run has grown
         (folder / "slow").touch()
         moment = Changes(25)
-        shaken = pool.submit(train, clicks, folder / "shaken", moment, (1, 2))
+        shaken = pool.submit(train, clicks, folder / "shaken", moment, (1, 2), **OFTEN)
         assert moment.reached.wait(150)
         cluster.remove_node(node, allow_graceful=False)
         deadline = time.monotonic() + 100

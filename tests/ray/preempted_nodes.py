@@ -77,25 +77,29 @@ class Heard(Moment):
 
 
 def train(
-    clicks: SyntheticPaths, folder: Path, callback: Callback, ranks: Any, failures: int = 0
+    clicks: SyntheticPaths,
+    folder: Path,
+    callback: Callback,
+    ranks: Any,
+    failures: int = 0,
+    every: int = EVERY,
+    wait_s: float | None = 90.0,
 ) -> Any:
     """One run; a range of ranks looks for room every second."""
     from rayrec.driver import Driver, FailureConfig, OptimizerConfig, RunConfig, ScalingConfig
     from rayrec.runs.inputs import open_data
     from rayrec.train.checkpoint_config import CheckpointConfig
 
-    more: dict[str, Any] = {"placement_timeout_s": 90.0}
-    if not isinstance(ranks, int):
-        more["grow_after_s"] = 1.0
+    more = {} if isinstance(ranks, int) else {"grow_after_s": 1.0}
     return Driver(
         paced(clicks, folder.parent),
         open_data(str(clicks.train), clicks.schema.read_text()),
-        ScalingConfig(num_workers=ranks, **more),
+        ScalingConfig(num_workers=ranks, placement_timeout_s=wait_s, **more),
         RunConfig(
             global_batch_size=128,
             steps=STEPS,
             storage_path=str(folder),
-            checkpoint=CheckpointConfig(every_n_steps=EVERY),
+            checkpoint=CheckpointConfig(every_n_steps=every),
             failure=FailureConfig(max_failures=failures),
             sparse_optimizer=OptimizerConfig(name="rowwise_adagrad", lr=0.05),
             dense_optimizer=OptimizerConfig(name="adagrad", lr=0.01),

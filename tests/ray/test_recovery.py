@@ -23,49 +23,20 @@ import pytest
 from rayrec.checkpoint import CheckpointManager
 from rayrec.comm import kept_memory
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.driver import FailureConfig, Result
+from rayrec.driver import FailureConfig
 from rayrec.driver.commands import Begin, Command
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.replay import timelines
 from rayrec.errors import InputError, TrainingFailed
 from rayrec.train.callbacks import Callback
-from rayrec.train.checkpoint_config import CheckpointConfig
 from rayrec.train.events import Failure, Recovered
 from rayrec.train.shaping import EvaluationConfig
 from rayrec.watch import EventLog, read_events
 from tests.ray import worlds
-from tests.ray.acting import Act, acting, pids
+from tests.ray.acting import BATCH, STEPS, Act, acting, at, pids, run
 from tests.ray.heads import ROOT
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-STEPS = 24
-BATCH = 256
-
-
-def run(
-    clicks: SyntheticPaths, folder: Path, act: Act | None = None, ranks: int = 2, **options: Any
-) -> tuple[Result, dict[str, str]]:
-    """Train a tiny model; `act(rank, life, step)` is called before every forward.
-
-    The lives of a rank are counted by files in `folder`, since a killed process forgets.
-    """
-    scratch = folder / "scratch"
-    scratch.mkdir(parents=True)
-    chosen: dict[str, Any] = {
-        "steps": STEPS,
-        "batch": BATCH,
-        "storage_path": str(folder),
-        "checkpoint": CheckpointConfig(every_n_steps=5),
-        "failure": FailureConfig(max_failures=3),
-        "plan": "row_wise",
-        "timeout_s": 120.0,
-    }
-    if act is not None:
-        chosen["model"] = acting(clicks, scratch, act)
-    result = worlds.driver(clicks, ranks, **{**chosen, **options}).fit()
-    assert result.checkpoint is not None
-    return result, worlds.digests(result.checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +74,6 @@ def test_a_killed_rank_is_replaced_and_the_tables_are_those_of_an_undisturbed_ru
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
     assert result.rows == result.reports[-1].rows == 6007, "an epoch, and no row counted twice"
     assert len({mark.name for mark in result.milestones}) == len(result.milestones)
-
-
-def at(rank: int, moments: dict[int, int], number: int = signal.SIGKILL) -> Act:
-    """Sends a signal to a rank before the forward of a step, by life: {life: step}."""
-
-    def act(own: int, life: int, now: int) -> None:
-        if own == rank and moments.get(life) == now:
-            os.kill(os.getpid(), number)
-
-    return act
 
 
 class Heard(Callback):

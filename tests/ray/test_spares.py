@@ -19,36 +19,19 @@ from rayrec.driver import FailureConfig, Result
 from rayrec.driver.ray_cluster import RayCluster
 from rayrec.driver.roster import Role, Stage
 from rayrec.driver.views import View
-from rayrec.train.checkpoint_config import CheckpointConfig
-from tests.ray import worlds
-from tests.ray.acting import Act, acting, pids
+from tests.ray import acting, worlds
+from tests.ray.acting import STEPS, Act, pids
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.slow]
 
-STEPS = 24
 WAIT_S = 90.0
 
 
 def run(
     clicks: SyntheticPaths, folder: Path, act: Act, **options: Any
 ) -> tuple[Result, dict[str, str]]:
-    """Train a tiny model on two ranks; `act(rank, life, step)` is called before every forward."""
-    scratch = folder / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
-    chosen: dict[str, Any] = {
-        "model": acting(clicks, scratch, act),
-        "steps": STEPS,
-        "batch": 256,
-        "storage_path": str(folder),
-        "checkpoint": CheckpointConfig(every_n_steps=5),
-        "failure": FailureConfig(max_failures=3),
-        "plan": "row_wise",
-        "timeout_s": 2 * WAIT_S,
-        "progress": "plain",
-    }
-    result = worlds.driver(clicks, 2, **{**chosen, **options}).fit()
-    assert result.checkpoint is not None
-    return result, worlds.digests(result.checkpoint)
+    """Train a tiny model on two ranks, which may wait for long."""
+    return acting.run(clicks, folder, act, timeout_s=2 * WAIT_S, progress="plain", **options)
 
 
 @pytest.fixture(scope="module")

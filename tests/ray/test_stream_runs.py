@@ -25,7 +25,7 @@ from rayrec.streams import StreamConfig, StreamDataset
 from rayrec.streams.kept import WindowFolder
 from rayrec.train.checkpoint_config import CheckpointConfig
 from tests.ray import worlds
-from tests.ray.acting import Act, acting
+from tests.ray.acting import Act, acting, at
 from tests.ray.heads import ROOT, started_head
 
 pytestmark = pytest.mark.slow
@@ -73,19 +73,6 @@ def run(
     return result.failures, worlds.digests(result.checkpoint)
 
 
-def dies(rank: int, step: int) -> Act:
-    """The rank dies in a step of its first life."""
-
-    def act(own: int, life: int, now: int) -> None:
-        import os
-        import signal
-
-        if own == rank and life == 0 and now == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return act
-
-
 @pytest.fixture(scope="module")
 def calm(
     cluster: None, clicks: SyntheticPaths, incoming: Path, tmp_path_factory: pytest.TempPathFactory
@@ -116,7 +103,7 @@ def test_a_killed_rank_changes_no_bit(
     step: int,
     options: dict[str, Any],
 ) -> None:
-    failures, told = run(clicks, incoming, tmp_path, dies(rank, step), **options)
+    failures, told = run(clicks, incoming, tmp_path, at(rank, {0: step}), **options)
     assert failures == 1
     assert told == calm
 
