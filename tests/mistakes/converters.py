@@ -18,29 +18,16 @@ LONG = "x" * 300
 
 COMMON = [
     ("--dim 0", "--dim|x>=1"),
-    ("--dim=-4", "--dim|x>=1"),
-    ("--dim 2.5", "--dim|integer"),
-    ("--dim x", "--dim|integer"),
     ("--dynamic 0", "--dynamic|x>=1"),
-    ("--dynamic x", "--dynamic|integer"),
     ("--eval-fraction 1", "--eval-fraction|x<1"),
-    ("--eval-fraction 2", "--eval-fraction|x<1"),
     ("--eval-fraction=-0.1", "--eval-fraction|0<=x"),
-    ("--eval-fraction nan", "--eval-fraction"),
-    ("--eval-fraction inf", "--eval-fraction"),
-    ("--eval-fraction x", "--eval-fraction|float"),
     ("--seed=-1", "--seed|0<=x"),
-    ("--seed x", "--seed|integer"),
-    ("--seed 18446744073709551616", "--seed|0<=x"),
     ("--nothing", "No such option '--nothing'"),
 ]
 
 OF_CRITEO = [
     ("--num-buckets 0", "--num-buckets|1<=x"),
-    ("--num-buckets=-1", "--num-buckets|1<=x"),
-    ("--num-buckets x", "--num-buckets|integer"),
     ("--num-buckets 3000000000", "--num-buckets|2147483647"),
-    ("--num-buckets 1" + "0" * 30, "--num-buckets|2147483647"),
     ("--dynamic 64", "num_buckets=100 and dynamic=64"),
     ("--eval-fraction 0.9999999", "no row to train on"),
 ]
