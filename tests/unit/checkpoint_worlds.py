@@ -71,9 +71,7 @@ def make_truth(
 ) -> Truth:
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     weight = torch.randn(rows, dim, generator=generator).to(DTYPES[data_type])
-    config = EmbeddingBagConfig(
-        num_embeddings=rows, embedding_dim=dim, name=name, data_type=data_type, feature_names=[name]
-    )
+    config = EmbeddingBagConfig(rows, dim, name, data_type=data_type, feature_names=[name])
     return Truth(
         config, state, weight, torch.rand(rows, dim, generator=generator, dtype=torch.float64)
     )

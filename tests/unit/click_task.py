@@ -35,10 +35,5 @@ def batch(rows: int, seed: int, columns: int = COLUMNS) -> PlainBatch:
 
 def tables(dim: int = DIM) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(
-                name=f"t{i}", num_embeddings=20, embedding_dim=dim, feature_names=[f"f{i}"]
-            )
-            for i in range(FEATURES)
-        ]
+        [EmbeddingBagConfig(20, dim, f"t{i}", feature_names=[f"f{i}"]) for i in range(FEATURES)]
     )

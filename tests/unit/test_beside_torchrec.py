@@ -94,6 +94,16 @@ def test_schedules_are_those_of_torchrec() -> None:
         assert run(rayrec.optim, specs) == run(torchrec.optim, specs), f"seed {seed}: {specs}"
 
 
+def two_tables(package, width: int):
+    """Two tables of 9 rows, t0 of feature f0 and t1 of f1, by the configs of a package."""
+    return [
+        package.EmbeddingBagConfig(
+            name=f"t{i}", num_embeddings=9, embedding_dim=width, feature_names=[f"f{i}"]
+        )
+        for i in range(2)
+    ]
+
+
 def like(mine: nn.Module, theirs: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Both with the same parameters, by name."""
     theirs.load_state_dict(mine.state_dict())
@@ -139,13 +149,7 @@ def test_the_projection_model_is_that_of_torchrec():
     torch.manual_seed(0)
 
     def build(package, configs):
-        tables = [
-            configs.EmbeddingBagConfig(
-                name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]
-            )
-            for i in range(2)
-        ]
-        collection = configs.EmbeddingBagCollection(tables=tables)
+        collection = configs.EmbeddingBagCollection(tables=two_tables(configs, 8))
         return package.DLRM_Projection(collection, 3, [8], [5, 1], [10, 16], [24])
 
     mine, theirs = like(build(rayrec.models, rayrec.modules), build(torchrec.models.dlrm, torchrec))
@@ -161,13 +165,8 @@ def test_the_projection_model_is_that_of_torchrec():
 
 
 def deepfm_of(models, package):
-    tables = [
-        package.EmbeddingBagConfig(
-            name=f"t{i}", num_embeddings=9, embedding_dim=4, feature_names=[f"f{i}"]
-        )
-        for i in range(2)
-    ]
-    return models.SimpleDeepFMNN(3, package.EmbeddingBagCollection(tables=tables), 6, 5)
+    tables = package.EmbeddingBagCollection(tables=two_tables(package, 4))
+    return models.SimpleDeepFMNN(3, tables, 6, 5)
 
 
 def test_the_sigmoid_of_our_deepfm_is_torchrecs_output():
@@ -282,13 +281,7 @@ def test_fused_collections_are_those_of_torchrec(name):
         kwargs["eps"] = 1e-6
 
     def build(configs, collection):
-        tables = [
-            configs.EmbeddingBagConfig(
-                name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]
-            )
-            for i in range(2)
-        ]
-        return collection(tables, optimizer, kwargs, device=torch.device("cpu"))
+        return collection(two_tables(configs, 8), optimizer, kwargs, device=torch.device("cpu"))
 
     mine = build(rayrec.modules, rayrec.FusedEmbeddingBagCollection)
     theirs = build(torchrec, torchrec.modules.fused_embedding_modules.FusedEmbeddingBagCollection)
@@ -319,12 +312,7 @@ def test_fused_collections_are_those_of_torchrec(name):
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
 def test_the_state_of_torchrecs_sharded_model_is_taken(kind, tmp_path):
     def module(package):
-        tables = [
-            package.EmbeddingBagConfig(
-                name=f"t{i}", num_embeddings=9, embedding_dim=8, feature_names=[f"f{i}"]
-            )
-            for i in range(2)
-        ]
+        tables = two_tables(package, 8)
         collection = package.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
         return nn.ModuleDict({"ebc": collection})
 

@@ -26,10 +26,7 @@ from tests.worlds import plan_for
 
 KILLS = 10
 ROWS, DIM = 4000, 16
-TABLES = [
-    EmbeddingBagConfig(num_embeddings=ROWS, embedding_dim=DIM, name=name, feature_names=[name])
-    for name in ("a", "b")
-]
+TABLES = [EmbeddingBagConfig(ROWS, DIM, name, feature_names=[name]) for name in ("a", "b")]
 # six files per table, all written by rank 0
 LAYOUT = TableLayout((0, 1000, 2500, ROWS), (0, 4, DIM), ((0, 0), (0, 0), (0, 0)))
 PLAN = plan_for(1, {table.name: LAYOUT for table in TABLES})

@@ -98,10 +98,7 @@ def test_one_feature_alone_equals_the_collection(seed: int) -> None:
 
 def collection(is_weighted: bool = True) -> EmbeddingBagCollection:
     torch.manual_seed(1)
-    tables = [
-        EmbeddingBagConfig(name=f"t_{k}", num_embeddings=10, embedding_dim=4, feature_names=[k])
-        for k in KEYS
-    ]
+    tables = [EmbeddingBagConfig(10, 4, f"t_{k}", feature_names=[k]) for k in KEYS]
     return EmbeddingBagCollection(tables, is_weighted=is_weighted)
 
 

@@ -143,13 +143,7 @@ def test_what_an_unfinished_save_has_left_goes_too(run: Path) -> None:
 
 
 def schema(feature: Feature, dynamic: DynamicConfig | None) -> FeatureSchema:
-    table = EmbeddingBagConfig(
-        num_embeddings=100,
-        embedding_dim=4,
-        name="t_user",
-        feature_names=[feature.name],
-        dynamic=dynamic,
-    )
+    table = EmbeddingBagConfig(100, 4, "t_user", feature_names=[feature.name], dynamic=dynamic)
     return FeatureSchema(label="label", features=(feature,), tables=(table,))
 
 

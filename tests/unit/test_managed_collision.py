@@ -149,11 +149,7 @@ def torchrec() -> SimpleNamespace:
     from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 
     def model_of(module: nn.Module) -> nn.Module:
-        configs = [
-            EmbeddingBagConfig(
-                name="t", embedding_dim=WIDTH, num_embeddings=ROWS, feature_names=["f"]
-            )
-        ]
+        configs = [EmbeddingBagConfig(ROWS, WIDTH, "t", feature_names=["f"])]
         modules = mc_modules.ManagedCollisionCollection({"t": module}, configs)
         return ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(configs), modules)
 

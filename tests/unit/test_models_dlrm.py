@@ -81,10 +81,7 @@ def test_widths_that_do_not_fit_are_refused():
         DLRM_DCN(tables(), COLUMNS, [], [1], 1, 1)
     with pytest.raises(ConfigError, match="over_arch_layer_sizes is empty"):
         DLRM(tables(), COLUMNS, [DIM], [])
-    uneven = [
-        EmbeddingBagConfig(name=n, num_embeddings=3, embedding_dim=d, feature_names=[n])
-        for n, d in (("a", 4), ("b", 8))
-    ]
+    uneven = [EmbeddingBagConfig(3, d, n, feature_names=[n]) for n, d in (("a", 4), ("b", 8))]
     with pytest.raises(ConfigError, match="need one embedding_dim"):
         DLRM(EmbeddingBagCollection(uneven), COLUMNS, [8], [1])
 

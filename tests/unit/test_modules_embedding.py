@@ -100,39 +100,6 @@ def test_pooled_outputs_and_gradients_equal_a_lookup_per_bag(seed, variable):
         torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_one_table_equals_torch_embedding_bag(mode):
-    table = EmbeddingBagConfig(
-        name="t",
-        num_embeddings=50,
-        embedding_dim=8,
-        feature_names=["f"],
-        pooling=PoolingType[mode.upper()],
-    )
-    collection = EmbeddingBagCollection([table])
-    bag = nn.EmbeddingBag.from_pretrained(
-        collection.embedding_bags["t"].weight.detach(), mode=mode, include_last_offset=True
-    )
-    kjt = KeyedJaggedTensor(
-        ["f"],
-        torch.randint(0, 50, (9,), generator=torch.Generator().manual_seed(0)),
-        lengths=torch.tensor([4, 0, 5]),
-    )
-    torch.testing.assert_close(collection(kjt).values(), bag(kjt.values(), kjt.offsets()))
-
-
-def test_mean_of_a_weighted_bag_divides_by_its_ids_not_by_its_weights():
-    table = EmbeddingBagConfig(
-        name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"], pooling=PoolingType.MEAN
-    )
-    collection = EmbeddingBagCollection([table], is_weighted=True)
-    nn.init.ones_(collection.embedding_bags["t"].weight)
-    kjt = KeyedJaggedTensor(
-        ["f"], torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), torch.tensor([2])
-    )
-    assert collection(kjt).values().tolist() == [[4.0] * 4]
-
-
 def test_gradients_reach_the_weights_of_ids():
     table = EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f"])
     collection = EmbeddingBagCollection([table], is_weighted=True)
@@ -150,12 +117,7 @@ def test_gradients_reach_the_weights_of_ids():
 def test_a_batch_of_no_rows_gives_zero_gradients(weighted, kind):
     tables = [
         EmbeddingBagConfig(
-            name="t",
-            num_embeddings=3,
-            embedding_dim=4,
-            feature_names=["f", "g"],
-            data_type=kind,
-            pooling=PoolingType.MEAN,
+            3, 4, "t", feature_names=["f", "g"], data_type=kind, pooling=PoolingType.MEAN
         )
     ]
     collection = EmbeddingBagCollection(tables, is_weighted=weighted)
@@ -200,9 +162,7 @@ def test_initial_values_depend_on_the_seed_and_the_table_alone():
 
 def test_mistakes_raise_typed_errors():
     def table(name="t", dim=4):
-        return EmbeddingBagConfig(
-            name=name, num_embeddings=3, embedding_dim=dim, feature_names=["f"]
-        )
+        return EmbeddingBagConfig(3, dim, name, feature_names=["f"])
 
     with pytest.raises(ConfigError, match="named twice"):
         EmbeddingBagCollection([table(), table()])
@@ -217,9 +177,7 @@ def test_mistakes_raise_typed_errors():
         collection(KeyedJaggedTensor(["g"], torch.tensor([0]), torch.ones(1), torch.tensor([1])))
     with pytest.raises(InputError, match="no weights"):
         collection(KeyedJaggedTensor(["f"], torch.tensor([0]), None, torch.tensor([1])))
-    two = EmbeddingBagCollection(
-        [EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["f", "g"])]
-    )
+    two = EmbeddingBagCollection([EmbeddingBagConfig(3, 4, "t", feature_names=["f", "g"])])
     with pytest.raises(InputError, match="needs inverse_indices"):
         two(
             KeyedJaggedTensor(
@@ -320,10 +278,7 @@ def test_ids_that_are_fractions_are_refused(sequence):
 
 
 def test_pooled_rows_regroup_for_an_interaction():
-    tables = [
-        EmbeddingBagConfig(name=n, num_embeddings=3, embedding_dim=4, feature_names=[n])
-        for n in ("x", "y")
-    ]
+    tables = [EmbeddingBagConfig(3, 4, n, feature_names=[n]) for n in ("x", "y")]
     kt = EmbeddingBagCollection(tables)(
         KeyedJaggedTensor(["x", "y"], torch.tensor([0, 1]), lengths=torch.tensor([1, 1]))
     )

@@ -119,9 +119,7 @@ def test_fp16_keeps_eleven_bits_of_small_rows():
     ],
 )
 def test_a_row_that_cannot_be_packed_is_named(value, says):
-    collection = EmbeddingBagCollection(
-        [EmbeddingBagConfig(num_embeddings=20, embedding_dim=4, name="user", feature_names=["u"])]
-    )
+    collection = EmbeddingBagCollection([EmbeddingBagConfig(20, 4, "user", feature_names=["u"])])
     with torch.no_grad():
         collection.embedding_bags["user"].weight[17, 2] = value
     with pytest.raises(InputError, match=says):
@@ -248,9 +246,7 @@ def test_keys_with_different_numbers_of_bags():
         inverse_indices=(["x", "y"], torch.tensor([[0, 1, 2, 1], [0, 1, 1, 0]])),
     )
     torch.testing.assert_close(packed(batch).values(), collection(batch).values())
-    sequences = EmbeddingCollection(
-        [EmbeddingConfig(num_embeddings=10, embedding_dim=5, name="s", feature_names=["x", "y"])]
-    )
+    sequences = EmbeddingCollection([EmbeddingConfig(10, 5, "s", feature_names=["x", "y"])])
     wanted, got = sequences(batch), quantize(sequences, "fp32")(batch)
     assert all(torch.equal(got[name].values(), wanted[name].values()) for name in ("x", "y"))
 

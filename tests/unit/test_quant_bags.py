@@ -17,9 +17,7 @@ KEYS, ROWS = ["x", "y", "z"], [10, 5, 7]
 
 def packed(is_weighted=False):
     tables = [
-        EmbeddingBagConfig(
-            num_embeddings=rows, embedding_dim=8, name=f"t_{key}", feature_names=[key]
-        )
+        EmbeddingBagConfig(rows, 8, f"t_{key}", feature_names=[key])
         for key, rows in zip(KEYS, ROWS, strict=True)
     ]
     return quantize(EmbeddingBagCollection(tables, is_weighted=is_weighted))

@@ -323,10 +323,7 @@ def test_a_model_with_sequences_and_tasks(tmp_path):
         dense=(DenseColumn(column="age"),),
         features=(Feature(name="seen", column="seen"), Feature(name="item", column="item")),
         tables=tuple(
-            EmbeddingBagConfig(
-                num_embeddings=40, embedding_dim=WIDTH, name=name, feature_names=[name]
-            )
-            for name in ("seen", "item")
+            EmbeddingBagConfig(40, WIDTH, name, feature_names=[name]) for name in ("seen", "item")
         ),
     )
     module = Sequences().eval()

@@ -30,10 +30,7 @@ class IdsAlone(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         tables = [
-            EmbeddingBagConfig(
-                num_embeddings=40, embedding_dim=WIDTH, name=name, feature_names=[name]
-            )
-            for name in ("user", "item")
+            EmbeddingBagConfig(40, WIDTH, name, feature_names=[name]) for name in ("user", "item")
         ]
         self.bags = EmbeddingBagCollection(tables, device="meta")
         self.top = nn.Linear(2 * WIDTH, 1)

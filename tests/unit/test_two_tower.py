@@ -53,12 +53,7 @@ def pairs(rows: int, seed: int, positive: float = 1.0) -> Pairs:
 def tables(*names: str) -> EmbeddingBagCollection:
     sizes = {"user": USERS, "item": ITEMS, "age": 3}
     return EmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(
-                name=f"t_{n}", num_embeddings=sizes[n], embedding_dim=8, feature_names=[n]
-            )
-            for n in names
-        ]
+        [EmbeddingBagConfig(sizes[n], 8, f"t_{n}", feature_names=[n]) for n in names]
     )
 
 
@@ -237,9 +232,7 @@ def test_a_run_tells_no_score_of_a_probability_that_no_model_gives(tmp_path: Pat
         label="label",
         features=features,
         tables=tuple(
-            EmbeddingBagConfig(
-                name=f"t_{name}", num_embeddings=size, embedding_dim=8, feature_names=[name]
-            )
+            EmbeddingBagConfig(size, 8, f"t_{name}", feature_names=[name])
             for name, size in sizes.items()
         ),
     )
