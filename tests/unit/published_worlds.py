@@ -14,17 +14,16 @@ import pytest
 import torch
 
 from rayrec.checkpoint import Gather
-from rayrec.layout import DataType, EmbeddingBagConfig, ShardingPlan
+from rayrec.layout import ShardingPlan
 from rayrec.quant import PackedTables
 from rayrec.quant.ids import PackedIds
-from rayrec.recipe import ModelRecipe
 from rayrec.serve import Manifest, ParityBounds, Predictor, export, exporting
 from rayrec.serve.chain.folder import ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
 from rayrec.serve.signing import SigningKey
 from tests.unit.chain_worlds import touched_states
 from tests.unit.checkpoint_worlds import Ranks, Truth, random_plan, save_world, shard_states
-from tests.unit.serve_worlds import WIDTH, a_model, a_schema
+from tests.unit.serve_worlds import WIDTH, a_model, a_schema, config_of, dense_of, recipe_of
 
 BOUNDS = ParityBounds(logit=1e9, auc=1.0, ne=1e9)
 TYPES = ("fp32", "fp16", "int8", "int4")
@@ -130,31 +129,16 @@ def published_world(folder: Path, seed: int, scale: float = 1.0, ranks: int = 0)
     module = a_model(schema).eval()
     truths = []
     for table in schema.tables:
-        rows = table.num_embeddings
-        config = EmbeddingBagConfig(
-            num_embeddings=rows,
-            embedding_dim=WIDTH,
-            name=table.name,
-            data_type=DataType.FP32,
-            feature_names=list(table.feature_names),
-        )
-        weight = torch.randn(rows, WIDTH) * scale
-        truths.append(Truth(config, "row", weight, torch.rand(rows, WIDTH, dtype=torch.float64)))
-    dense = {
-        name: p.detach().clone()
-        for name, p in module.named_parameters()
-        if "embedding_bags" not in name
-    }
-    recipe = ModelRecipe(
-        model="dlrm", schema=schema.to_json(), dense_layers=(16,), over_layers=(16,)
-    )
+        weight = torch.randn(table.num_embeddings, WIDTH) * scale
+        squares = torch.rand(weight.shape, dtype=torch.float64)
+        truths.append(Truth(config_of(table), "row", weight, squares))
     return PublishedWorld(
         folder=folder,
         plan=random_plan(rng, truths, ranks or rng.randint(1, 4)),
         types={truth.config.name: rng.choice(TYPES) for truth in truths},
-        extras=dict(recipe.to_extras()),
+        extras=dict(recipe_of(schema).to_extras()),
         truths=truths,
-        dense=dense,
+        dense=dense_of(module),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.data import DenseColumn, Feature, FeatureSchema, ParquetDataset, to_batch
-from rayrec.layout import DataType, EmbeddingBagConfig, PoolingType
+from rayrec.layout import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, PoolingType
 from rayrec.models import DLRM, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.recipe import ModelRecipe
@@ -92,6 +92,24 @@ def a_model(schema: FeatureSchema, device: str | None = None) -> nn.Module:
     return DLRMTrain(DLRM(collection, len(schema.dense), [16, WIDTH], [16, 1]))
 
 
+def config_of(table: BaseEmbeddingConfig) -> EmbeddingBagConfig:
+    """A table of a schema, as a checkpoint has it."""
+    names, rows = list(table.feature_names), table.num_embeddings
+    return EmbeddingBagConfig(rows, WIDTH, table.name, DataType.FP32, names)
+
+
+def dense_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of the dense part of a model."""
+    parameters = module.named_parameters()
+    return {name: p.detach().clone() for name, p in parameters if "embedding_bags" not in name}
+
+
+def recipe_of(schema: FeatureSchema) -> ModelRecipe:
+    """The recipe of `a_model`."""
+    text = schema.to_json()
+    return ModelRecipe(model="dlrm", schema=text, dense_layers=(16,), over_layers=(16,))
+
+
 def a_world(
     folder: Path,
     seed: int = 0,
@@ -113,30 +131,15 @@ def a_world(
         with torch.no_grad():
             weight.copy_(torch.randn(weight.shape) * scale)
         squares = torch.rand(weight.shape, dtype=torch.float64)
-        config = EmbeddingBagConfig(
-            num_embeddings=table.num_embeddings,
-            embedding_dim=WIDTH,
-            name=table.name,
-            data_type=DataType.FP32,
-            feature_names=list(table.feature_names),
-        )
         state = rng.choice(["none", "row", "element"])
-        truths.append(Truth(config, state, weight.detach().clone(), squares))
-    dense = {
-        name: p.detach().clone()
-        for name, p in module.named_parameters()
-        if "embedding_bags" not in name
-    }
-    recipe = ModelRecipe(
-        model="dlrm", schema=schema.to_json(), dense_layers=(16,), over_layers=(16,)
-    )
+        truths.append(Truth(config_of(table), state, weight.detach().clone(), squares))
     checkpoint = str(folder / "step-00000007")
     save_world(
         checkpoint,
         truths,
         random_plan(rng if plan_seed is None else random.Random(plan_seed), truths, ranks),
-        dense=dense,
-        extras=recipe.to_extras() if with_recipe else {},
+        dense=dense_of(module),
+        extras=recipe_of(schema).to_extras() if with_recipe else {},
         batch_bytes=rng.choice([200, 1000, 1 << 20]),
     )
     (folder / "eval").mkdir()

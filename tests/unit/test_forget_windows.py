@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +79,22 @@ def read(folder: Path, name: str) -> tuple[pa.Table, list[int]]:
         return file.read_all(), [file.get_batch(g).num_rows for g in groups]
 
 
+def of_users(**more: Any) -> FeatureSchema:
+    """A schema of one dynamic table, whose ids lie in the column user_id."""
+    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
+    feature = Feature(name="user", column="user_id")
+    return FeatureSchema(label="label", features=(feature,), tables=(table,), **more)
+
+
+def forget(folder: Path, keys: dict[str, Any], schema: FeatureSchema) -> dict[str, int]:
+    """Write the windows below "stream" without some keys below "out"; rows that change, by file."""
+    pq.write_table(pa.table(keys), folder / "keys.parquet")
+    file, stored = KeyFile(str(folder / "keys.parquet")), StoredWindows(folder / "stream")
+    found = stored.find(file, [schema])
+    stored.rewrite(folder / "out", file, [schema], found)
+    return found
+
+
 @pytest.mark.seeds(range(60))
 def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -136,9 +153,6 @@ def test_rows_lose_keys_and_nothing_else(seed: int, tmp_path: Path) -> None:
     ],
 )
 def test_no_byte_of_a_key_is_left_below_a_null(column: pa.Array, tmp_path: Path) -> None:
-    feature = Feature(name="user", column="user_id")
-    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
-    schema = FeatureSchema(label="label", features=(feature,), tables=(table,))
     key = pa.array([2**62 + 5 if "int64" in str(column.type) else "a key of many bytes"])
     told = (
         b"a key of many bytes"
@@ -147,9 +161,7 @@ def test_no_byte_of_a_key_is_left_below_a_null(column: pa.Array, tmp_path: Path)
     )
     name = put(tmp_path / "stream", pa.table({"user_id": column}), ARROW)
     assert told in (tmp_path / "stream" / name).read_bytes()
-    pq.write_table(pa.table({"user": key}), tmp_path / "keys.parquet")
-    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
-    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    forget(tmp_path, {"user": key}, of_users())
     assert told not in (tmp_path / "out" / name).read_bytes()
 
 
@@ -179,16 +191,10 @@ def test_keys_are_found_in_all_types_of_columns(
     column: pa.Array, keys: pa.Array, left: object, suffix: str, tmp_path: Path
 ) -> None:
     left = {"edges": [None, None, [], None], "first": [["a"], None]}.get(str(left), left)
-    feature = Feature(name="user", column="user_id")
-    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
-    schema = FeatureSchema(label="label", features=(feature,), tables=(table,))
     # producers may say that a column has no nulls
     field = pa.field("user_id", column.type, nullable=bool(column.null_count))
     name = put(tmp_path / "stream", pa.table([column], pa.schema([field])), suffix)
-    pq.write_table(pa.table({"user": keys}), tmp_path / "keys.parquet")
-    file, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
-    found = stored.find(file, [schema])
-    stored.rewrite(tmp_path / "out", file, [schema], found)
+    found = forget(tmp_path, {"user": keys}, of_users())
     assert read(tmp_path / "out", name)[0]["user_id"].to_pylist() == left
     assert sum(found.values()) == sum(a != b for a, b in zip(column.to_pylist(), left, strict=True))
 
@@ -198,9 +204,7 @@ def test_a_key_goes_from_all_features_of_its_table(name: str, tmp_path: Path) ->
     (tmp_path / "stream").mkdir()
     rows = random_rows(random.Random(0), 40)
     pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
-    pq.write_table(pa.table({name: [3]}), tmp_path / "keys.parquet")
-    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
-    stored.rewrite(tmp_path / "out", keys, [SCHEMA], stored.find(keys, [SCHEMA]))
+    forget(tmp_path, {name: [3]}, SCHEMA)
     now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
     assert 3 in rows["item"].to_pylist() and 3 not in now["item"].to_pylist()
     assert any(3 in one for one in rows["items"].to_pylist())
@@ -231,9 +235,7 @@ def test_what_reads_a_forgotten_column_beside_lists_of_its_own_loses_them_too(
     )
     (tmp_path / "stream").mkdir()
     pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
-    pq.write_table(pa.table({"key": [2]}), tmp_path / "keys.parquet")
-    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
-    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    forget(tmp_path, {"key": [2]}, schema)
     now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
     assert now.to_pylist()[0] == {"label": 0, "items": None, "weights": None, "times": None}
     assert now.to_pylist()[1] == rows.to_pylist()[1]
@@ -257,15 +259,11 @@ def test_a_key_of_a_feature_is_none_of_a_table_that_has_its_name(tmp_path: Path)
 
 @pytest.mark.parametrize("users", [[7, 8, 9], ["7", "8", "9"]])
 def test_rows_whose_group_is_forgotten_are_one_group(users: list[object], tmp_path: Path) -> None:
-    feature = Feature(name="user", column="user_id")
-    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
-    schema = FeatureSchema(label="label", features=(feature,), tables=(table,), groups=("user_id",))
+    schema = of_users(groups=("user_id",))
     rows = pa.table({"label": [0, 1, 1, 0], "user_id": [*users, users[0]]})
     (tmp_path / "stream").mkdir()
     pq.write_table(rows, tmp_path / "stream" / "window-00000000-x.parquet")
-    pq.write_table(pa.table({"user": users[:1]}), tmp_path / "keys.parquet")
-    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
-    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    forget(tmp_path, {"user": users[:1]}, schema)
     now = pq.read_table(tmp_path / "out" / "window-00000000-x.parquet")
     groups, before = (to_batch(one, schema).groups["user_id"].tolist() for one in (now, rows))
     assert groups[1:3] == before[1:3] and groups[0] == groups[3] not in before
@@ -279,15 +277,11 @@ def test_windows_that_are_read_together_keep_what_was_forgotten(
     marked: int, tmp_path: Path
 ) -> None:
     """By hand, as no run reads them; the mark of one window is that of the rows of both."""
-    feature = Feature(name="user", column="user_id")
-    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
-    schema = FeatureSchema(label="label", features=(feature,), tables=(table,), groups=("user_id",))
+    schema = of_users(groups=("user_id",))
     rows = pa.table({"label": [0, 1], "user_id": [7 + marked, 8 + marked]})
     put(tmp_path / "stream", rows, ARROW, marked)
     put(tmp_path / "stream", pa.table({"label": [0], "user_id": [10]}), ARROW, 1 - marked)
-    pq.write_table(pa.table({"user": [7 + marked]}), tmp_path / "keys.parquet")
-    keys, stored = KeyFile(str(tmp_path / "keys.parquet")), StoredWindows(tmp_path / "stream")
-    stored.rewrite(tmp_path / "out", keys, [schema], stored.find(keys, [schema]))
+    forget(tmp_path, {"user": [7 + marked]}, schema)
     both = ArrowDataset(str(tmp_path / "out"), schema, num_streams=1)
     with both.loader(0, 1, 3, shuffle=False, threaded=False) as batches:
         (batch,) = list(batches)
@@ -303,11 +297,7 @@ def test_a_stream_forgets_a_user_and_goes_on(
     (tmp_path / "in").mkdir()
     for k in range(3):
         pq.write_table(rows.slice(300 * k, 300), tmp_path / "in" / f"{k}.parquet")
-    table = EmbeddingBagConfig(64, 4, "t_user", feature_names=["user"], dynamic=DynamicConfig())
-    feature = Feature(name="user", column="user_id")
-    FeatureSchema(label="label", features=(feature,), tables=(table,)).save(
-        tmp_path / "schema.json"
-    )
+    of_users().save(tmp_path / "schema.json")
     keys = {
         "model.dense_layers": "[8]",
         "data.schema": tmp_path / "schema.json",
