@@ -42,6 +42,16 @@ def real_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `write_shaped` writes; no test writes to it."""
+    from tests.gloo.shaped import write_shaped
+
+    folder = tmp_path_factory.mktemp("shaped")
+    write_shaped(folder)
+    return folder
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One worker process per core, of which each may have four ranks of its own."""

@@ -23,6 +23,7 @@ from rayrec.planner import manual_plan
 from rayrec.runs.inputs import open_data
 from rayrec.spec.task import Task
 from rayrec.train import RankTrainer, TrainSpec
+from rayrec.train.events import Event
 from rayrec.train.window import gather_objects
 from tests.clicks import write_clicks
 
@@ -97,3 +98,14 @@ def whole_numbers(trainer: RankTrainer) -> dict[str, torch.Tensor]:
             parts[f"{table}.{name}"][row] = tensor
     joined = {name: torch.cat([rows[at] for at in sorted(rows)]) for name, rows in parts.items()}
     return joined | {name: p.detach().clone() for name, p in trainer.model.dense_parameters()}
+
+
+def trained(
+    spec: TrainSpec, notes: list[str] | None = None
+) -> tuple[dict[str, torch.Tensor], list[Event]]:
+    """The numbers after training, and what was told on the way."""
+    events: list[Event] = []
+    with RankTrainer(spec) as trainer:
+        trainer.begin((notes if notes is not None else []).append)
+        trainer.run(on_event=events.append)
+        return whole_numbers(trainer), events

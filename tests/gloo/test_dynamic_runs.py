@@ -26,7 +26,7 @@ from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, RankTrainer
 from rayrec.train.config import SyncPoints
 from tests.dynamic_clicks import RULE, TABLE, TIMED, write
-from tests.gloo.dynamic_spec import HALF, STEPS, spec
+from tests.gloo.dynamic_spec import HALF, STEPS, check_same, known, spec, table_of
 from tests.ranks import RankPool
 from tests.worlds import plan_for
 
@@ -94,33 +94,10 @@ def scores(rank: int, world_size: int, data: Path, folder: Path) -> dict[str, fl
         return found
 
 
-def known(folder: Path, step: int = STEPS) -> dict[int, tuple[Any, ...]]:
-    """What a step of a run says of its ids; see `table_of`."""
-    return table_of(CheckpointManager(str(folder)).path(step))
-
-
-def table_of(path: str | Path) -> dict[int, tuple[Any, ...]]:
-    """What a checkpoint says of every id that has a row: step, count, row, state, maybe time."""
-    columns = load_table(str(path), "t_user").to_pydict()
-    names = ("id_key", "id_seen", "id_hits", "weight", "momentum1", "id_time")
-    rows = zip(*(columns[name] for name in names if name in columns), strict=True)
-    return {key: rest for key, *rest in rows if key != -1}  # type: ignore[misc]
-
-
 def places_of(folder: Path) -> list[list[Any]]:
     """Whose every row is, and whose every place of a candidate, after a run."""
     columns = load_table(CheckpointManager(str(folder)).path(STEPS), "t_user")
     return [columns[name].to_pylist() for name in columns.column_names if name.endswith("_key")]
-
-
-def check_same(
-    found: dict[int, tuple[Any, ...]], wanted: dict[int, tuple[Any, ...]], least: int = 20
-) -> None:
-    assert found.keys() == wanted.keys() and len(wanted) > least
-    for key, (seen, count, row, state, *time) in wanted.items():
-        assert found[key][:2] == [seen, count] and found[key][4:] == time
-        assert found[key][2] == pytest.approx(row, rel=1e-4, abs=1e-6)
-        assert found[key][3] == pytest.approx(state, rel=1e-3, abs=1e-9)
 
 
 def test_a_run_is_the_same_on_any_ranks_and_goes_on_on_others(

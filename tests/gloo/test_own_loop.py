@@ -19,7 +19,7 @@ from rayrec.train import CheckpointConfig, LoopContext, RankTrainer, TrainSpec
 from rayrec.train.events import Evaluation, ProgressReport, Saved
 from rayrec.train.own_loop import LoopTask
 from rayrec.train.shaping import EvaluationConfig
-from tests.gloo.shaped import many_of, whole_numbers, write_shaped
+from tests.gloo.shaped import many_of, whole_numbers
 from tests.gloo.trainers import context_of, spec_of
 from tests.ranks import RankPool
 
@@ -89,23 +89,16 @@ def both(rank: int, world_size: int, folder: Path, out: Path) -> None:
         assert last.auc is not None and outcome.rows == trainer.rows
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shaped")
-    write_shaped(folder)
-    return folder
-
-
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_own_loop_equals_the_ready_made_one(
-    ranks: RankPool, data: Path, tmp_path: Path, world_size: int
+    ranks: RankPool, shaped: Path, tmp_path: Path, world_size: int
 ) -> None:
-    ranks.run(world_size, both, data, tmp_path)
+    ranks.run(world_size, both, shaped, tmp_path)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_increments_after_a_new_plan_add_to_a_checkpoint_of_that_plan(
-    data: Path, tmp_path: Path, asynchronous: bool
+    shaped: Path, tmp_path: Path, asynchronous: bool
 ) -> None:
     def replanning(context: LoopContext) -> None:
         model = context.shard(context.build())
@@ -121,7 +114,7 @@ def test_increments_after_a_new_plan_add_to_a_checkpoint_of_that_plan(
             (loss * context.loss_weight(batch)).backward()
 
     config = CheckpointConfig(every_n_steps=2, incremental=True, asynchronous=asynchronous)
-    spec = replace(spec_of(data, 1), steps=8, run_path=str(tmp_path), checkpoint=config)
+    spec = replace(spec_of(shaped, 1), steps=8, run_path=str(tmp_path), checkpoint=config)
     run(0, 1, spec, replanning)
     manager, added = CheckpointManager(str(tmp_path)), {}
     for step in manager.steps():
@@ -131,9 +124,9 @@ def test_increments_after_a_new_plan_add_to_a_checkpoint_of_that_plan(
     assert added == {2: False, 4: True, 6: False, 8: True}
 
 
-def test_an_own_loop_evaluates_and_gives_scores(data: Path) -> None:
+def test_an_own_loop_evaluates_and_gives_scores(shaped: Path) -> None:
     evaluation = EvaluationConfig(every_n_steps=5, rows=128)
-    outcome, events = run(0, 1, many_of(data, 1, evaluation=evaluation))
+    outcome, events = run(0, 1, many_of(shaped, 1, evaluation=evaluation))
     scored = [(e.step, e.final) for e in events if isinstance(e, Evaluation)]
     assert scored == [(5, False), (10, False), (13, True)]
     assert outcome.metrics["click/rows"] == 301
@@ -142,11 +135,11 @@ def test_an_own_loop_evaluates_and_gives_scores(data: Path) -> None:
         loop(context)
         return {"custom": 0.25}
 
-    outcome, _ = run(0, 1, many_of(data, 1), own)
+    outcome, _ = run(0, 1, many_of(shaped, 1), own)
     assert outcome.metrics == {"custom": 0.25}
 
 
-def test_an_own_loop_stops_when_it_is_asked_to(data: Path, tmp_path: Path) -> None:
+def test_an_own_loop_stops_when_it_is_asked_to(shaped: Path, tmp_path: Path) -> None:
     steps: list[int] = []
 
     def own(context: LoopContext) -> None:
@@ -155,13 +148,13 @@ def test_an_own_loop_stops_when_it_is_asked_to(data: Path, tmp_path: Path) -> No
         for _ in context.batches():
             steps.append(context.step)
 
-    spec = replace(spec_of(data, 1), steps=10_000, run_path=str(tmp_path))
+    spec = replace(spec_of(shaped, 1), steps=10_000, run_path=str(tmp_path))
     outcome, _ = run(0, 1, spec, own, should_stop=lambda: len(steps) >= 4)
     assert outcome.stopped and 4 <= outcome.steps < 10_000
     assert outcome.checkpoint is not None and outcome.checkpoint.endswith(f"{outcome.steps:08d}")
 
 
-def test_an_own_loop_saves_when_it_is_asked_to_and_goes_on(data: Path, tmp_path: Path) -> None:
+def test_an_own_loop_saves_when_it_is_asked_to_and_goes_on(shaped: Path, tmp_path: Path) -> None:
     steps: list[int] = []
     wishes = [True]
 
@@ -172,7 +165,7 @@ def test_an_own_loop_saves_when_it_is_asked_to_and_goes_on(data: Path, tmp_path:
             steps.append(context.step)
 
     config = CheckpointConfig(at_end=False)
-    spec = replace(spec_of(data, 1), run_path=str(tmp_path), checkpoint=config)
+    spec = replace(spec_of(shaped, 1), run_path=str(tmp_path), checkpoint=config)
     outcome, events = run(
         0, 1, spec, own, save_asked=lambda: len(steps) >= 2 and bool(wishes) and wishes.pop()
     )
@@ -180,8 +173,8 @@ def test_an_own_loop_saves_when_it_is_asked_to_and_goes_on(data: Path, tmp_path:
     assert not outcome.stopped and 2 <= saved.step < outcome.steps == spec.steps
 
 
-def test_mistakes_in_an_own_loop_are_named(data: Path, tmp_path: Path) -> None:
-    spec = replace(spec_of(data, 1), run_path=str(tmp_path))
+def test_mistakes_in_an_own_loop_are_named(shaped: Path, tmp_path: Path) -> None:
+    spec = replace(spec_of(shaped, 1), run_path=str(tmp_path))
 
     def untracked(context: LoopContext) -> None:
         context.shard(context.build())

@@ -14,10 +14,10 @@ import torch
 from rayrec.checkpoint import read_manifest
 from rayrec.optim import Adam, schedule
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
-from rayrec.train.events import Evaluation, Event
+from rayrec.train.events import Evaluation
 from rayrec.train.optimizer_config import OptimizerConfig
 from rayrec.train.shaping import EvaluationConfig
-from tests.gloo.shaped import many_of, whole_numbers, write_shaped
+from tests.gloo.shaped import many_of, trained, whole_numbers
 from tests.gloo.trainers import spec_of
 from tests.ranks import RankPool
 
@@ -54,15 +54,6 @@ def spec_with(name: str, folder: Path, world_size: int) -> TrainSpec:
     return replace(make(folder, world_size), steps=STEPS, **OPTIONS[name])
 
 
-def trained(spec: TrainSpec) -> tuple[dict[str, torch.Tensor], list[Event]]:
-    """The numbers after training, and what was told on the way."""
-    events: list[Event] = []
-    with RankTrainer(spec) as trainer:
-        trainer.begin()
-        trainer.run(on_event=events.append)
-        return whole_numbers(trainer), events
-
-
 def halves(rank: int, world_size: int, name: str, folder: Path, out: Path) -> Any:
     """The run in one go, and in two."""
     spec = spec_with(name, folder, world_size)
@@ -78,22 +69,15 @@ def halves(rank: int, world_size: int, name: str, folder: Path, out: Path) -> An
     return whole, scored
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shaped")
-    write_shaped(folder)
-    return folder
-
-
 ALL = pytest.param((1, 2, 4), marks=pytest.mark.slow, id="all")
 
 
 @pytest.mark.parametrize("worlds", [pytest.param((1, 2), id="two"), ALL])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_resuming_changes_nothing_and_ranks_agree(
-    ranks: RankPool, data: Path, tmp_path: Path, name: str, worlds: tuple[int, ...]
+    ranks: RankPool, shaped: Path, tmp_path: Path, name: str, worlds: tuple[int, ...]
 ) -> None:
-    results = {w: ranks.run(w, halves, name, data, tmp_path)[0] for w in worlds}
+    results = {w: ranks.run(w, halves, name, shaped, tmp_path)[0] for w in worlds}
     plain = {"bfloat16": 2e-2}
     one, scores = results[1]
     for world_size in worlds[1:]:
@@ -133,9 +117,9 @@ def grouped(rank: int, world_size: int, sync_every: int, folder: Path, out: Path
     "sync_every", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
 )
 def test_groups_of_ranks_are_saved_once_and_resume(
-    ranks: RankPool, data: Path, tmp_path: Path, sync_every: int
+    ranks: RankPool, shaped: Path, tmp_path: Path, sync_every: int
 ) -> None:
-    assert ranks.run(4, grouped, sync_every, data, tmp_path) == [2] * 4
+    assert ranks.run(4, grouped, sync_every, shaped, tmp_path) == [2] * 4
 
 
 def one_world(rank: int, world_size: int, folder: Path, size: int | None) -> Any:
@@ -148,9 +132,9 @@ def one_world(rank: int, world_size: int, folder: Path, size: int | None) -> Any
 
 
 @pytest.mark.slow
-def test_two_groups_that_sync_in_every_step_are_one_world(ranks: RankPool, data: Path) -> None:
-    one = ranks.run(2, one_world, data, None)[0]
-    two = ranks.run(4, one_world, data, 2)[0]
+def test_two_groups_that_sync_in_every_step_are_one_world(ranks: RankPool, shaped: Path) -> None:
+    one = ranks.run(2, one_world, shaped, None)[0]
+    two = ranks.run(4, one_world, shaped, 2)[0]
     for name, wanted in one.items():
         # `whole_numbers` joins the shards of both groups where they lie at the same rows
         torch.testing.assert_close(two[name], wanted, atol=2e-5, rtol=1e-4)

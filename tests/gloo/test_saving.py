@@ -20,9 +20,9 @@ from rayrec.checkpoint import CheckpointManager, check_whole, load_table, read_m
 from rayrec.errors import SaveError
 from rayrec.train import CheckpointConfig, RankTrainer, TrainSpec
 from rayrec.train.callbacks import Callback
-from rayrec.train.events import Event, Saved
+from rayrec.train.events import Saved
 from rayrec.train.save_thread import SaveThread
-from tests.gloo.shaped import whole_numbers, write_shaped
+from tests.gloo.shaped import trained
 from tests.gloo.trainers import WithDropout, spec_of
 from tests.ranks import RankPool
 
@@ -30,22 +30,6 @@ STEPS, EVERY = 12, 2
 BEHIND = CheckpointConfig(
     every_n_steps=EVERY, asynchronous=True, incremental=True, full_every=3, num_to_keep=2
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shaped")
-    write_shaped(folder)
-    return folder
-
-
-def trained(spec: TrainSpec, notes: list[str] | None = None) -> tuple[dict[str, Any], list[Event]]:
-    """The numbers after training, and what was told on the way."""
-    events: list[Event] = []
-    with RankTrainer(spec) as trainer:
-        trainer.begin((notes if notes is not None else []).append)
-        trainer.run(on_event=events.append)
-        return whole_numbers(trainer), events
 
 
 def spec_with(folder: Path, world_size: int, run: Path, checkpoint: CheckpointConfig) -> TrainSpec:
@@ -87,18 +71,18 @@ def both_ways(rank: int, world_size: int, folder: Path, out: Path, group: int | 
 
 
 def test_increments_behind_the_training_hold_what_plain_saves_hold(
-    data: Path, tmp_path: Path
+    shaped: Path, tmp_path: Path
 ) -> None:
-    both_ways(0, 1, data, tmp_path, None)
+    both_ways(0, 1, shaped, tmp_path, None)
 
 
 @pytest.mark.parametrize(
     ("world_size", "group"), [(2, None), pytest.param(4, 2, marks=pytest.mark.slow)]
 )
 def test_increments_of_several_ranks_hold_what_plain_saves_hold(
-    ranks: RankPool, data: Path, tmp_path: Path, world_size: int, group: int | None
+    ranks: RankPool, shaped: Path, tmp_path: Path, world_size: int, group: int | None
 ) -> None:
-    ranks.run(world_size, both_ways, data, tmp_path, group)
+    ranks.run(world_size, both_ways, shaped, tmp_path, group)
 
 
 def resumed(rank: int, world_size: int, folder: Path, run: Path, step: int) -> dict[str, Any]:
@@ -109,10 +93,10 @@ def resumed(rank: int, world_size: int, folder: Path, run: Path, step: int) -> d
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_an_increment_and_pruning_leaves_its_chain(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, shaped: Path, tmp_path: Path
 ) -> None:
     def run(rank: int, world_size: int) -> dict[str, Any]:
-        return trained(spec_with(data, world_size, tmp_path, BEHIND))[0]
+        return trained(spec_with(shaped, world_size, tmp_path, BEHIND))[0]
 
     run(0, 1)
     manager = CheckpointManager(str(tmp_path))
@@ -123,18 +107,18 @@ def test_a_run_goes_on_from_an_increment_and_pruning_leaves_its_chain(
         False,
         False,
     ]
-    alone = resumed(0, 1, data, tmp_path, 10)
-    for numbers in ranks.run(2, resumed, data, tmp_path, 10):
+    alone = resumed(0, 1, shaped, tmp_path, 10)
+    for numbers in ranks.run(2, resumed, shaped, tmp_path, 10):
         for key, tensor in numbers.items():
             torch.testing.assert_close(tensor, alone[key], rtol=1e-4, atol=1e-5)
 
 
 def test_the_checkpoint_after_another_was_restored_holds_its_rows(
-    data: Path, tmp_path: Path
+    shaped: Path, tmp_path: Path
 ) -> None:
-    other = spec_with(data, 1, tmp_path / "other", CheckpointConfig())
+    other = spec_with(shaped, 1, tmp_path / "other", CheckpointConfig())
     trained(other)
-    spec = spec_with(data, 1, tmp_path / "mine", replace(BEHIND, asynchronous=False))
+    spec = spec_with(shaped, 1, tmp_path / "mine", replace(BEHIND, asynchronous=False))
     with RankTrainer(replace(spec, steps=4)) as trainer:
         trainer.begin()
         trainer.run()
@@ -154,9 +138,9 @@ class Mirror(Callback):
             trainer.save(str(self.folder / str(saved.step)))
 
 
-def test_a_checkpoint_elsewhere_is_not_the_newest_of_the_run(data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_elsewhere_is_not_the_newest_of_the_run(shaped: Path, tmp_path: Path) -> None:
     config = CheckpointConfig(every_n_steps=STEPS // 2)
-    spec = spec_with(data, 1, tmp_path / "mine", config)
+    spec = spec_with(shaped, 1, tmp_path / "mine", config)
     spec = replace(spec, rank_callbacks=(Mirror(tmp_path / "mirror"),))
     with RankTrainer(spec) as trainer:
         trainer.begin()
@@ -178,15 +162,15 @@ def dropped(rank: int, world_size: int, folder: Path, run: Path) -> None:
     assert not [key for key in whole if not torch.equal(whole[key], rest[key])]
 
 
-def test_dropout_goes_on_with_the_same_numbers(data: Path, tmp_path: Path) -> None:
-    dropped(0, 1, data, tmp_path)
+def test_dropout_goes_on_with_the_same_numbers(shaped: Path, tmp_path: Path) -> None:
+    dropped(0, 1, shaped, tmp_path)
 
 
 @pytest.mark.slow
 def test_dropout_goes_on_with_the_numbers_of_each_rank(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, shaped: Path, tmp_path: Path
 ) -> None:
-    ranks.run(2, dropped, data, tmp_path)
+    ranks.run(2, dropped, shaped, tmp_path)
 
 
 def reseeded(rank: int, world_size: int, folder: Path, run: Path) -> list[float]:
@@ -203,10 +187,10 @@ def reseeded(rank: int, world_size: int, folder: Path, run: Path) -> list[float]
 
 
 def test_another_number_of_ranks_is_seeded_anew_and_alike_each_time(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, shaped: Path, tmp_path: Path
 ) -> None:
-    trained(spec_with(data, 1, tmp_path, CheckpointConfig()))
-    one, other = ranks.run(2, reseeded, data, tmp_path)
+    trained(spec_with(shaped, 1, tmp_path, CheckpointConfig()))
+    one, other = ranks.run(2, reseeded, shaped, tmp_path)
     assert one != other
 
 
@@ -234,9 +218,9 @@ def full(rank: int, world_size: int, folder: Path, run: Path) -> str:
 
 
 def test_a_full_storage_is_heard_by_all_ranks_and_what_was_whole_stays(
-    ranks: RankPool, data: Path, tmp_path: Path
+    ranks: RankPool, shaped: Path, tmp_path: Path
 ) -> None:
-    errors = ranks.run(2, full, data, tmp_path)
+    errors = ranks.run(2, full, shaped, tmp_path)
     assert len(set(errors)) == 1 and "File too large" in errors[0]
     manager = CheckpointManager(str(tmp_path))
     assert manager.steps() == (EVERY, 2 * EVERY)
@@ -245,7 +229,7 @@ def test_a_full_storage_is_heard_by_all_ranks_and_what_was_whole_stays(
 
 
 def test_training_waits_for_slow_storage_and_says_so(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shaped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, at_once, most = saver.save_checkpoint, [0], [0]
 
@@ -259,7 +243,7 @@ def test_training_waits_for_slow_storage_and_says_so(
 
     monkeypatch.setattr(saver, "save_checkpoint", slow)
     notes: list[str] = []
-    spec = replace(spec_with(data, 1, tmp_path, BEHIND), report_every_s=0.01)
+    spec = replace(spec_with(shaped, 1, tmp_path, BEHIND), report_every_s=0.01)
     _, events = trained(spec, notes)
     waits = [note for note in notes if "still being written" in note]
     assert most[0] == 1 and any("storage is slower" in note for note in waits)
@@ -268,9 +252,9 @@ def test_training_waits_for_slow_storage_and_says_so(
     assert CheckpointManager(str(tmp_path)).steps()[-1] == STEPS
 
 
-def test_seconds_of_training_say_when_to_save(data: Path, tmp_path: Path) -> None:
+def test_seconds_of_training_say_when_to_save(shaped: Path, tmp_path: Path) -> None:
     config = CheckpointConfig(every_s=1e-4, at_end=False)
-    spec = replace(spec_with(data, 1, tmp_path, config), report_every_s=1e-6)
+    spec = replace(spec_with(shaped, 1, tmp_path, config), report_every_s=1e-6)
     _, events = trained(spec)
     assert [event.step for event in events if isinstance(event, Saved)] == list(range(1, STEPS + 1))
 

@@ -17,13 +17,6 @@ from rayrec.spec.task import Task
 from tests.gloo.shaped import TASKS, ManyTasks, write_shaped
 
 
-@pytest.fixture(scope="module")
-def shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shaped")
-    write_shaped(folder)
-    return folder
-
-
 def driver_of(folder: Path) -> Driver:
     schema = (folder / "many.json").read_text()
     run = RunConfig(global_batch_size=128, steps=3, tasks=TASKS, progress="off")

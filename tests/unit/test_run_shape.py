@@ -24,15 +24,8 @@ from rayrec.train.callbacks import Callback
 from rayrec.train.events import Evaluation, Event, ProgressReport, Saved
 from rayrec.train.scoring import check_tasks
 from rayrec.train.shaping import Best, EarlyStopping, EvaluationConfig
-from tests.gloo.shaped import TASKS, many_of, write_shaped
+from tests.gloo.shaped import TASKS, many_of
 from tests.gloo.trainers import spec_of
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shaped")
-    write_shaped(folder)
-    return folder
 
 
 class Seen(Callback):
@@ -59,10 +52,10 @@ def rates(trainer: Any) -> tuple[float, float]:
     return tables, trainer._dense.param_groups[0]["lr"]
 
 
-def test_learning_rates_follow_their_schedules(data: Path) -> None:
+def test_learning_rates_follow_their_schedules(shaped: Path) -> None:
     sparse = schedule(10, warmup=3, decay="cosine", floor=0.1)
     dense = schedule(12, warmup=4, decay="step", floor=0.5, every=5)
-    spec = replace(spec_of(data, 1), sparse_schedule=sparse, dense_schedule=dense)
+    spec = replace(spec_of(shaped, 1), sparse_schedule=sparse, dense_schedule=dense)
     events, seen, _ = run(spec, rates)
     for step, (tables, others) in enumerate(seen):
         assert tables == pytest.approx(learning_rate_at(step, spec.sparse_optimizer.lr, sparse))
@@ -73,9 +66,9 @@ def test_learning_rates_follow_their_schedules(data: Path) -> None:
     assert seen[0][0] == 0.0 and seen[3][0] > seen[9][0]
 
 
-def test_a_schedule_in_words_covers_the_steps_of_the_run(data: Path) -> None:
+def test_a_schedule_in_words_covers_the_steps_of_the_run(shaped: Path) -> None:
     said = ScheduleConfig(decay="linear", warmup=3, floor=0.1)
-    spec = replace(spec_of(data, 1), sparse_schedule=said, dense_schedule=said)
+    spec = replace(spec_of(shaped, 1), sparse_schedule=said, dense_schedule=said)
     stages = schedule(spec.steps, decay="linear", warmup=3, floor=0.1)
     _, seen, _ = run(spec, rates)
     factors = [learning_rate_at(step, 1.0, stages) for step in range(spec.steps)]
@@ -90,8 +83,8 @@ def test_a_schedule_in_words_covers_the_steps_of_the_run(data: Path) -> None:
             ScheduleConfig(**{"decay": "linear", **wrong})
 
 
-def test_a_schedule_of_zero_moves_no_table(data: Path) -> None:
-    frozen = replace(spec_of(data, 1), sparse_schedule=schedule(20, warmup=19))
+def test_a_schedule_of_zero_moves_no_table(shaped: Path) -> None:
+    frozen = replace(spec_of(shaped, 1), sparse_schedule=schedule(20, warmup=19))
     _, _, trainer = run(replace(frozen, steps=1))
     with RankTrainer(frozen) as untrained:
         for one, other in zip(
@@ -101,7 +94,7 @@ def test_a_schedule_of_zero_moves_no_table(data: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["clip_norm", "clip_value"])
-def test_dense_gradients_are_clipped(data: Path, option: str) -> None:
+def test_dense_gradients_are_clipped(shaped: Path, option: str) -> None:
     limit = 0.01
 
     def largest(trainer: Any) -> float:
@@ -110,26 +103,28 @@ def test_dense_gradients_are_clipped(data: Path, option: str) -> None:
             return float(torch.nn.utils.get_total_norm(grads))
         return max(float(grad.abs().max()) for grad in grads)
 
-    _, unclipped, _ = run(spec_of(data, 1), largest)
-    _, clipped, _ = run(replace(spec_of(data, 1), **{option: limit}), largest)
+    _, unclipped, _ = run(spec_of(shaped, 1), largest)
+    _, clipped, _ = run(replace(spec_of(shaped, 1), **{option: limit}), largest)
     assert max(unclipped) > 2 * limit and max(clipped) <= limit * 1.001
 
 
-def test_accumulation_updates_the_dense_layers_at_multiples_and_at_the_end(data: Path) -> None:
+def test_accumulation_updates_the_dense_layers_at_multiples_and_at_the_end(shaped: Path) -> None:
     def dense(trainer: Any) -> Tensor:
         return torch.cat([p.detach().flatten() for _, p in trainer.model.dense_parameters()])
 
-    spec = replace(spec_of(data, 1), accumulate=3)
+    spec = replace(spec_of(shaped, 1), accumulate=3)
     _, seen, _ = run(spec, dense)
     changed = [n for n in range(2, 14) if not torch.equal(seen[n - 1], seen[n - 2])]
     assert changed == [3, 6, 9, 12, 13]
 
 
-def test_an_accumulated_gradient_is_the_mean_of_its_steps(data: Path) -> None:
+def test_an_accumulated_gradient_is_the_mean_of_its_steps(shaped: Path) -> None:
     """With tables that stand still, three steps of accumulation are one of the mean gradient."""
     still = OptimizerConfig(name="sgd", lr=0.0)
     moving = OptimizerConfig(name="sgd", lr=0.5)
-    spec = replace(spec_of(data, 1), sparse_optimizer=still, dense_optimizer=moving, shuffle=False)
+    spec = replace(
+        spec_of(shaped, 1), sparse_optimizer=still, dense_optimizer=moving, shuffle=False
+    )
     _, _, joined = run(replace(spec, steps=3, accumulate=3))
     _, _, whole = run(replace(spec, steps=1, global_batch_size=384))
     for (_, one), (_, other) in zip(
@@ -138,11 +133,11 @@ def test_an_accumulated_gradient_is_the_mean_of_its_steps(data: Path) -> None:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
-def test_dense_layers_compute_in_bfloat16(data: Path) -> None:
+def test_dense_layers_compute_in_bfloat16(shaped: Path) -> None:
     dtypes: dict[str, set[torch.dtype]] = {}
     for dtype in ("float32", "bfloat16"):
         kept = dtypes.setdefault(dtype, set())
-        with RankTrainer(replace(spec_of(data, 1), dense_dtype=dtype, steps=2)) as trainer:
+        with RankTrainer(replace(spec_of(shaped, 1), dense_dtype=dtype, steps=2)) as trainer:
             for module in trainer.model.modules():
                 if isinstance(module, nn.Linear):
                     module.register_forward_hook(lambda m, i, out, kept=kept: kept.add(out.dtype))
@@ -151,23 +146,23 @@ def test_dense_layers_compute_in_bfloat16(data: Path) -> None:
     assert dtypes == {"float32": {torch.float32}, "bfloat16": {torch.bfloat16}}
 
 
-def test_tables_have_their_own_optimizers(data: Path) -> None:
+def test_tables_have_their_own_optimizers(shaped: Path) -> None:
     own = {"t_cat_0": Adam(lr=0.02, eps=1e-6), "t_cat_1": OptimizerConfig(name="sgd", lr=0.3)}
-    with RankTrainer(replace(spec_of(data, 1), table_optimizers=own)) as trainer:
+    with RankTrainer(replace(spec_of(shaped, 1), table_optimizers=own)) as trainer:
         used = trainer.model.sparse_optimizers
         assert used["t_cat_0"] == own["t_cat_0"] and used["t_cat_1"] == SGD(lr=0.3)
         assert used["t_cat_2"] == trainer.spec.tables_optimizer
     with pytest.raises(ConfigError, match=r"table 'cat_9'; the model's tables are t_cat_0, "):
-        RankTrainer(replace(spec_of(data, 1), table_optimizers={"cat_9": SGD(lr=0.1)}))
+        RankTrainer(replace(spec_of(shaped, 1), table_optimizers={"cat_9": SGD(lr=0.1)}))
 
 
-def evaluated(data: Path, **options: Any) -> TrainSpec:
+def evaluated(shaped: Path, **options: Any) -> TrainSpec:
     config = EvaluationConfig(**{"every_n_steps": 3, **options})
-    return many_of(data, 1, evaluation=config)
+    return many_of(shaped, 1, evaluation=config)
 
 
-def test_evaluations_come_at_their_steps_and_sample_whole_batches(data: Path) -> None:
-    spec = evaluated(data, rows=100)
+def test_evaluations_come_at_their_steps_and_sample_whole_batches(shaped: Path) -> None:
+    spec = evaluated(shaped, rows=100)
     events, _, trainer = run(spec)
     scored = [e for e in events if isinstance(e, Evaluation)]
     assert [e.step for e in scored] == [3, 6, 9, 12] and all(e.rows == 128 for e in scored)
@@ -176,16 +171,16 @@ def test_evaluations_come_at_their_steps_and_sample_whole_batches(data: Path) ->
     assert wanted <= set(scored[0].scores)
 
 
-def test_evaluations_come_after_seconds(data: Path) -> None:
+def test_evaluations_come_after_seconds(shaped: Path) -> None:
     config = EvaluationConfig(every_s=1e-6)
-    events, _, _ = run(replace(many_of(data, 1), evaluation=config))
+    events, _, _ = run(replace(many_of(shaped, 1), evaluation=config))
     reports = [e.step for e in events if isinstance(e, ProgressReport)]
     assert [e.step for e in events if isinstance(e, Evaluation)] == reports
 
 
-def test_the_best_checkpoint_is_kept(data: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept(shaped: Path, tmp_path: Path) -> None:
     spec = replace(
-        evaluated(data, score="click/ne", keep_best=True),
+        evaluated(shaped, score="click/ne", keep_best=True),
         run_path=str(tmp_path),
         checkpoint=CheckpointConfig(every_n_steps=1, num_to_keep=1),
         dense_optimizer=OptimizerConfig(name="sgd", lr=0.2),
@@ -198,10 +193,10 @@ def test_the_best_checkpoint_is_kept(data: Path, tmp_path: Path) -> None:
     assert best in [e.step for e in events if isinstance(e, Saved) and e.best]
 
 
-def test_the_last_model_is_kept_as_the_best_where_it_is(data: Path, tmp_path: Path) -> None:
+def test_the_last_model_is_kept_as_the_best_where_it_is(shaped: Path, tmp_path: Path) -> None:
     """13 steps are no multiple of 3: the evaluation after training is the only one of step 13."""
     spec = replace(
-        evaluated(data, score="click/ne", keep_best=True),
+        evaluated(shaped, score="click/ne", keep_best=True),
         run_path=str(tmp_path),
         checkpoint=CheckpointConfig(every_n_steps=1, num_to_keep=1),
     )
@@ -214,10 +209,10 @@ def test_the_last_model_is_kept_as_the_best_where_it_is(data: Path, tmp_path: Pa
     assert step == 13 and [e.step for e in events if isinstance(e, Saved) and e.best][-1] == 13
 
 
-def test_early_stopping_ends_a_run_and_one_that_resumes_it(data: Path, tmp_path: Path) -> None:
+def test_early_stopping_ends_a_run_and_one_that_resumes_it(shaped: Path, tmp_path: Path) -> None:
     still = OptimizerConfig(name="sgd", lr=0.0)
     spec = replace(
-        evaluated(data, score="click/auc", early_stopping=EarlyStopping(patience=2)),
+        evaluated(shaped, score="click/auc", early_stopping=EarlyStopping(patience=2)),
         sparse_optimizer=still,
         dense_optimizer=still,
         run_path=str(tmp_path),
@@ -262,9 +257,11 @@ class LargestShare(Positives):
         state[0] = (predictions > 0).double().mean()
 
 
-def test_metrics_of_the_user_are_scored_and_those_that_do_not_merge_are_refused(data: Path) -> None:
+def test_metrics_of_the_user_are_scored_and_those_that_do_not_merge_are_refused(
+    shaped: Path,
+) -> None:
     task = Task(name="click", metrics=(Positives(),))
-    events, _, _ = run(replace(spec_of(data, 1), tasks=(task,)))
+    events, _, _ = run(replace(spec_of(shaped, 1), tasks=(task,)))
     scores = [e for e in events if isinstance(e, ProgressReport)][-1].scores
     assert 0 <= scores["positives"] <= 1 and "auc" in scores
     with pytest.raises(ConfigError, match="metric LargestShare cannot be merged"):
@@ -275,8 +272,8 @@ def test_metrics_of_the_user_are_scored_and_those_that_do_not_merge_are_refused(
         check_tasks((Task(name="a"), Task(name="a")))
 
 
-def test_the_loss_of_tasks_is_their_weighted_sum(data: Path) -> None:
-    spec = many_of(data, 1)
+def test_the_loss_of_tasks_is_their_weighted_sum(shaped: Path) -> None:
+    spec = many_of(shaped, 1)
     assert spec.data is not None
     batch = next(iter(spec.data.loader(0, 1, 128, shuffle=False)))
     torch.manual_seed(1)
@@ -329,7 +326,7 @@ PLAN = ShardingPlan(world_size=1, tables={})
 BASE: dict[str, Any] = {"model": None, "data": None, "plan": PLAN, "global_batch_size": 8}
 
 
-def test_tasks_are_those_of_the_data(data: Path) -> None:
-    spec = many_of(data, 1)
+def test_tasks_are_those_of_the_data(shaped: Path) -> None:
+    spec = many_of(shaped, 1)
     with pytest.raises(ConfigError, match=r"tasks are|needs \d outputs|has 3 labels a row"):
         run(replace(spec, model=replace(spec.model, tasks=TASKS[:2]), tasks=TASKS[:2]))  # type: ignore[type-var]
