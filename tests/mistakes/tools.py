@@ -179,7 +179,7 @@ RAY_STARTS = [
 ]
 
 ADDRESSES = [
-    ("127.0.0.1:1", "RAY_ADDRESS|nothing answers"),
+    ("127.0.0.1:1", "RAY_ADDRESS|127.0.0.1:1|nothing answers|ray start --head"),
     ("nowhere.invalid:6379", "RAY_ADDRESS|nothing answers"),
     ("words", "RAY_ADDRESS|words"),
     ("127.0.0.1", "RAY_ADDRESS|127.0.0.1"),

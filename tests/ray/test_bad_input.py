@@ -10,7 +10,6 @@ or a cluster, and one of each moment at which the others are found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import train_dlrm
-from rayrec.data import FeatureSchema
 from rayrec.data.synthetic import SyntheticPaths
-from rayrec.errors import ConfigError, InputError, PlanError
-from rayrec.layout import table_wise
-from tests.ray.worlds import CLUSTER_CPUS
+from rayrec.errors import InputError
 from tests.words import sets
-from tests.worlds import plan_for
 
 pytestmark = pytest.mark.usefixtures("cluster")
 BAD_ROW = 4321
@@ -50,10 +45,10 @@ def given(clicks: SyntheticPaths, tmp_path: Path) -> Given:
     return Given(train, train / "part-00000.parquet", tmp_path / "schema.json")
 
 
-def run(given: Given, *options: str) -> None:
+def run(given: Given) -> None:
     """Train two epochs of the spoilt data."""
     paths = sets(f"data.train={given.train}", f"data.schema={given.schema}")
-    train_dlrm.main([*paths, *SMALL, "--ranks", "2", *sets("run.epochs=2"), *options])
+    train_dlrm.main([*paths, *SMALL, "--ranks", "2", *sets("run.epochs=2")])
 
 
 def spoil_row(given: Given, column: str, value: Any) -> None:
@@ -91,46 +86,15 @@ def test_a_bad_row_in_mid_training_is_the_cause_on_the_rank_that_read_it(
         run(given)
 
 
-def words_for_ids(given: Given) -> tuple[str, ...]:
+def test_what_is_wrong_before_training_is_refused_before_it(given: Given) -> None:
     table = pq.read_table(given.file)
     words = pa.array([f"w{i}" for i in range(table.num_rows)])
     pq.write_table(table.set_column(table.column_names.index("cat_2"), "cat_2", words), given.file)
-    return ()
-
-
-def planned(ranks: int) -> Callable[[Given], tuple[str, ...]]:
-    """Give a sound plan for so many ranks."""
-
-    def write(given: Given) -> tuple[str, ...]:
-        tables = FeatureSchema.load(given.schema).embedding_bag_configs()
-        layouts = {t.name: table_wise(t, i % ranks) for i, t in enumerate(tables)}
-        path = given.schema.parent / "plan.json"
-        plan_for(ranks, layouts).save(path)
-        return ("--plan", str(path))
-
-    return write
-
-
-FILES: dict[str, tuple[Callable[[Given], tuple[str, ...]], type[Exception], str]] = {
-    "wrong type": (words_for_ids, InputError, r"'cat_2' .*string\. Set hash_buckets"),
-    "plan for other ranks": (planned(3), PlanError, "plan is for 3 ranks, the world has 2"),
-    "more ranks than CPUs": (
-        lambda given: ("--ranks", str(CLUSTER_CPUS + 1)),
-        ConfigError,
-        rf"{CLUSTER_CPUS + 1} ranks .*has {CLUSTER_CPUS}\. Use num_workers={CLUSTER_CPUS}",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FILES)
-def test_what_is_wrong_before_training_is_refused_before_it(given: Given, case: str) -> None:
-    spoil, error, words = FILES[case]
-    options = spoil(given)
-    with pytest.raises(error, match=f"(?s){words}"):
-        run(given, *options)
+    with pytest.raises(InputError, match=r"(?s)'cat_2' .*string\. Set hash_buckets"):
+        run(given)
 
 
 @pytest.mark.slow
 def test_the_data_as_given_trains(given: Given) -> None:
     """Else any of the above could be refused for another reason."""
-    run(given, *planned(2)(given))
+    run(given)

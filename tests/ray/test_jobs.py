@@ -212,25 +212,11 @@ def test_ctrl_c_during_the_start_is_obeyed(
     expect_gone(mark)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        pytest.param(["--plan", "rowwise"], "neither a file nor one of", marks=pytest.mark.slow),
-        (["--ranks", "0"], "'--ranks': '0'"),
-        (
-            sets("data.train=/nowhere", "data.schema=/nowhere/schema.json"),
-            "cannot read [data] schema /nowhere/schema.json",
-        ),
-        (sets("data.eval=/x"), "[data] needs train"),
-    ],
-)
-def test_a_users_mistake_is_one_line_and_code_2(
-    private_home: Path, options: list[str], words: str
-) -> None:
-    train = job(private_home, "train_dlrm", *options)
+def test_a_users_mistake_is_one_line_and_code_2(private_home: Path) -> None:
+    train = job(private_home, "train_dlrm", *sets("data.eval=/x"))
     _, err = train.communicate(timeout=60)
     assert train.returncode == 2
-    assert err.startswith("error: ") and words in err and err.count("\n") == 1
+    assert err.startswith("error: ") and "[data] needs train" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -264,19 +250,3 @@ def test_smoke_passes_with_token_authentication(tmp_path: Path, mark: str) -> No
     assert out.count("OK ") == 5 and "all_to_all among 2 ranks" in out
     assert (tmp_path / ".ray" / "auth_token").exists()
     expect_gone(mark)
-
-
-@pytest.mark.slow
-def test_a_dead_address_is_refused_within_seconds(private_home: Path) -> None:
-    variables = {**os.environ, "HOME": str(private_home), "RAY_ADDRESS": "127.0.0.1:1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.smoke"],
-        cwd=ROOT,
-        env=variables,
-        text=True,
-        capture_output=True,
-        timeout=60,
-    )
-    assert (
-        done.returncode == 2 and "127.0.0.1:1" in done.stderr and "ray start --head" in done.stderr
-    )

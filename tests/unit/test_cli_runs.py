@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -261,32 +257,3 @@ def test_an_error_names_no_option_that_the_command_lacks(
         assert main([*line, *(word for change in changes for word in ("--set", change))]) == 2
         error = capsys.readouterr().err
         assert says in error and "--" not in error.replace("--set", ""), error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_ends_with_its_code(
-    number: signal.Signals, code: int, clicks: Path, tmp_path: Path
-) -> None:
-    line = ["train", "--data", str(clicks), *SMALL, "--set", "run.steps=1000000"]
-    train = subprocess.Popen(
-        [sys.executable, "-m", "rayrec.cli.main", *line, "--set", f"run.storage_path={tmp_path}"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert train.stdout is not None
-        for shown in train.stdout:
-            if shown.startswith("step "):
-                break
-        train.send_signal(number)
-        out, err = train.communicate(timeout=60)
-    finally:
-        train.kill()
-    assert train.returncode == code, err
-    assert "stopped at step" in out and err.splitlines()[-1] == f"interrupted by {number.name}"
-    assert {path.name[:5] for path in (tmp_path / "run").iterdir()} == {"step-", "event"}
