@@ -26,7 +26,7 @@ from rayrec.train.hand_over import HandOverTask
 from rayrec.train.own_loop import LoopTask
 from tests.dynamic_clicks import RULE, TABLE, write
 from tests.gloo.dynamic_spec import HALF, STEPS, check_same, known, publishing, spec
-from tests.gloo.trainers import context_of
+from tests.gloo.trainers import begin_and_run, context_of
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of, without_programs
 from tests.worlds import plan_for
@@ -80,9 +80,7 @@ def on_two(ranks: RankPool, data: Path, tmp_path_factory: pytest.TempPathFactory
 
 def goes_on(rank: int, world_size: int, data: Path, path: str, out: Path) -> None:
     whole = replace(saving(data, world_size, out), resume_from=(path,))
-    with RankTrainer(whole) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(whole)
 
 
 def step_of(folder: Path, step: int) -> str:
@@ -200,9 +198,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path) -> None:
     whole = publishing(data, world_size, folder)
     (table,) = find_tables(whole.model)
     plan = plan_for(world_size, {"t_user": column_wise(table, list(range(world_size)))})
-    with RankTrainer(replace(whole, plan=plan)) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(replace(whole, plan=plan))
 
 
 @without_programs()
@@ -278,9 +274,7 @@ def test_tables_grow_in_a_loop_of_ones_own(data: Path, tmp_path: Path) -> None:
 def test_no_table_grows_amid_a_sum_of_gradients(data: Path, tmp_path: Path) -> None:
     whole = saving(data, 1, tmp_path / "run")
     whole = replace(whole, accumulate=3, checkpoint=CheckpointConfig(every_n_steps=3))
-    with RankTrainer(whole) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(whole)
     assert [rows_of(tmp_path / "run", step) for step in (3, 6, 9, 12)] == [16, 32, 32, 64]
 
 
@@ -295,9 +289,7 @@ def test_the_rate_of_a_table_that_has_grown_follows_its_schedule(
         resume_from=(step_of(tmp_path / "one", 4),),
     )
     for spec_of_life in (whole, resumed):
-        with RankTrainer(spec_of_life) as trainer:
-            trainer.begin()
-            trainer.run()
+        begin_and_run(spec_of_life)
     before = known(tmp_path / "one", 1)
     for run_path in (tmp_path / "one", tmp_path / "two"):
         assert rows_of(run_path, STEPS) == GROWN[STEPS]

@@ -14,9 +14,9 @@ from rayrec.errors import ConfigError
 from rayrec.layout import column_wise, grid_shard, row_wise
 from rayrec.serve import Predictor, export
 from rayrec.serve.chain.folder import ChainFolder
-from rayrec.train import RankTrainer
 from tests.dynamic_clicks import TABLE, write
 from tests.gloo.dynamic_spec import STEPS, publishing
+from tests.gloo.trainers import begin_and_run
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of, without_programs
 from tests.worlds import plan_for
@@ -42,9 +42,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
         "grid": lambda: grid_shard(table, (every[:2], every[2:])),
     }[kind]()
     plan = plan_for(world_size, {"t_user": layout})
-    with RankTrainer(replace(whole, plan=plan)) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(replace(whole, plan=plan))
 
 
 @pytest.mark.parametrize(

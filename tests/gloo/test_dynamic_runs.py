@@ -27,6 +27,7 @@ from rayrec.train import CheckpointConfig, RankTrainer
 from rayrec.train.config import SyncPoints
 from tests.dynamic_clicks import RULE, TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, check_same, known, spec, table_of
+from tests.gloo.trainers import begin_and_run
 from tests.ranks import RankPool
 from tests.worlds import plan_for
 
@@ -46,9 +47,7 @@ def aged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def run(rank: int, world_size: int, data: Path, folder: Path) -> None:
-    with RankTrainer(spec(data, world_size, folder)) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(spec(data, world_size, folder))
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,7 @@ def run_on_the_last(rank: int, world_size: int, data: Path, folder: Path) -> Non
     whole = spec(data, world_size, folder)
     layout = table_wise(find_tables(whole.model)[0], world_size - 1)
     plan = plan_for(world_size, {"t_user": layout})
-    with RankTrainer(replace(whole, plan=plan)) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(replace(whole, plan=plan))
 
 
 def goes_on(rank: int, world_size: int, data: Path, folder: Path, out: Path) -> None:
@@ -218,9 +215,7 @@ def test_counts_of_candidates_that_a_checkpoint_lacks_are_told_as_such(
 def run_with_increments(rank: int, world_size: int, data: Path, folder: Path) -> None:
     whole = spec(data, world_size, folder)
     saves = CheckpointConfig(every_n_steps=2, incremental=True)
-    with RankTrainer(replace(whole, checkpoint=saves)) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(replace(whole, checkpoint=saves))
 
 
 def test_increments_hold_all_that_whole_checkpoints_do(

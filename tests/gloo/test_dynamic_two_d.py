@@ -26,9 +26,9 @@ from rayrec.layout import (
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import RankTrainer
 from tests.dynamic_clicks import TABLE, TIMED, write
 from tests.gloo.dynamic_spec import HALF, STEPS, spec
+from tests.gloo.trainers import begin_and_run
 from tests.ranks import RankPool
 from tests.sim.dynamic_worlds import KEYS, Bags, drifting, kjt_of, random_times
 from tests.worlds import plan_for
@@ -153,11 +153,7 @@ def run(
     owners = range(group or world_size)
     plan = plan_for(len(owners), {table.name: row_wise(table, [*owners])})
     saved = (goes_on,) if goes_on else ()
-    with RankTrainer(
-        replace(whole, plan=plan, sharding_group_size=group, resume_from=saved)
-    ) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(replace(whole, plan=plan, sharding_group_size=group, resume_from=saved))
 
 
 def test_a_run_in_groups_saves_what_one_rank_saves(ranks: RankPool, tmp_path: Path) -> None:

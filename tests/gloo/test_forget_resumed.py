@@ -13,9 +13,9 @@ import pytest
 
 from rayrec.checkpoint import CheckpointManager, load_table
 from rayrec.erasure.forget import forget
-from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer
+from rayrec.train import CheckpointConfig, PublishConfig
 from tests.dynamic_clicks import TABLE, write
-from tests.gloo.trainers import spec_of
+from tests.gloo.trainers import begin_and_run, spec_of
 
 STEPS = 4
 RULE = {"dynamic": {"blocks": 4}}
@@ -44,9 +44,7 @@ def live(folder: Path, life: int, table: dict[str, Any], publish: str | None) ->
         resume_from=(manager.path(STEPS * life),) if life else (),
         new_data=True,
     )
-    with RankTrainer(spec) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(spec)
     return manager.path(spec.steps)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from rayrec.checkpoint import CheckpointManager, load_table, read_manifest
-from rayrec.train import CheckpointConfig, RankTrainer
+from rayrec.train import CheckpointConfig
 from rayrec.train.callbacks import Callback
 from rayrec.train.events import ProgressReport
 from tests.dynamic_clicks import TABLE, write
 from tests.gloo.dynamic_spec import spec
+from tests.gloo.trainers import begin_and_run
 
 GROWTH = {"max_num_embeddings": 64, "max_load_factor": 0.3, "every_n_steps": 4}
 SMALL = TABLE | {"num_embeddings": 16, "dynamic": {"blocks": 4, "growth": GROWTH}}
@@ -54,9 +55,7 @@ def test_a_table_grows_before_a_callback_saves(tmp_path: Path, moment: str) -> N
     }
     for name, options in lives.items():
         life = replace(whole, run_path=str(tmp_path / name), checkpoint=config, **options)
-        with RankTrainer(life) as trainer:
-            trainer.begin()
-            trainer.run()
+        begin_and_run(life)
     # a second look at this step would double the rows once more
     assert read_manifest(saved).tables[0].num_embeddings == 32
     for name in ("saved", "resumed"):

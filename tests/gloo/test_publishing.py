@@ -28,7 +28,7 @@ from rayrec.serve.chain.version_policy import Verdict
 from rayrec.train import CheckpointConfig, PublishConfig, RankTrainer, TrainSpec
 from tests.clicks import write_clicks
 from tests.gloo.shaped import whole_numbers
-from tests.gloo.trainers import WithDropout, spec_of
+from tests.gloo.trainers import WithDropout, begin_and_run, spec_of
 from tests.ranks import RankPool
 from tests.unit.published_worlds import bytes_of
 from tests.unit.served_processes import Answers, following, said, wait_for
@@ -96,9 +96,7 @@ def with_and_without(rank: int, world_size: int, folder: Path, out: Path) -> Non
             found.append(whole_numbers(trainer))
     assert not [key for key in found[0] if not torch.equal(found[0][key], found[1][key])]
     resumed = replace(spec, resume_from=(str(out / "with" / "step-00000005"),), steps=7)
-    with RankTrainer(resumed) as trainer:
-        trainer.begin()
-        trainer.run()
+    begin_and_run(resumed)
 
 
 def test_training_is_as_without_and_a_resumed_run_goes_on_with_a_base(

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -113,11 +113,9 @@ def test_windows_are_scored_and_trained_on_alike_on_any_ranks(
     (tmp_path / "in").rename(tmp_path / "gone")
     (tmp_path / "in").mkdir()
     same, tables, _ = ranks.run(1, walked, tmp_path)[0]
-    assert same == wanted and all(torch.equal(found[name], tables[name]) for name in found)
-    for other, tables, _ in ranks.run(2, walked, tmp_path):
-        assert other == wanted
-        for name in found:
-            assert torch.allclose(found[name], tables[name], atol=1e-5), name
+    on_two = ranks.run(2, walked, tmp_path)
+    assert same == wanted and all(other == wanted for other, _, _ in on_two)
+    check_tables(found, tables, [each for _, each, _ in on_two])
 
 
 def append_all(folder: Path) -> DeltaConfig:
@@ -155,7 +153,29 @@ def test_a_table_that_is_appended_to_trains_as_the_folder_does(
         same = ranks.run(world_size, walked, tmp_path, f"table-{world_size}", table)
         for told, found in zip(calm, same, strict=True):
             assert found[0] == told[0] and found[2] == told[2] == 10
-            assert all(torch.equal(tables, found[1][name]) for name, tables in told[1].items())
+            check_tables(told[1], found[1])
+
+
+def live(
+    spec: TrainSpec, until: int = ENDLESS, **options: Any
+) -> tuple[str | None, dict[str, torch.Tensor], int]:
+    """Train until a step or to the end: the newest checkpoint, the numbers, and the step."""
+    with RankTrainer(spec) as trainer:
+        trainer.begin()
+        assert trainer.run(lambda: trainer.step >= until, **options) == (until < ENDLESS)
+        return trainer.newest, whole_numbers(trainer), trainer.step
+
+
+def check_tables(
+    wanted: dict[str, torch.Tensor],
+    alone: dict[str, torch.Tensor],
+    on_two: Sequence[dict[str, torch.Tensor]] = (),
+) -> None:
+    """One rank has the same numbers; several have them up to the order of sums."""
+    assert all(torch.equal(wanted[name], alone[name]) for name in wanted)
+    for found in on_two:
+        for name in wanted:
+            assert torch.allclose(wanted[name], found[name], atol=1e-5), name
 
 
 def go_on(rank: int, world_size: int, folder: Path, stops: tuple[int, ...], run: str) -> Walked:
@@ -165,11 +185,7 @@ def go_on(rank: int, world_size: int, folder: Path, stops: tuple[int, ...], run:
     for after in (*stops, ENDLESS):
         spec = streamed(folder, world_size, run)
         spec = replace(spec, resume_from=(newest,) if newest else ())
-        with RankTrainer(spec) as trainer:
-            trainer.begin()
-            stopped = trainer.run(lambda t=trainer, a=after: t.step >= a, keep_in(told))  # type: ignore[misc, arg-type]
-            assert stopped == (after < ENDLESS)
-            newest, found, step = trainer.newest, whole_numbers(trainer), trainer.step
+        newest, found, step = live(spec, after, on_event=keep_in(told))
     return told, found, step
 
 
@@ -183,7 +199,7 @@ def test_a_run_goes_on_in_the_window_where_it_stopped(
     assert step == steps
     # a window that was open, and not begun, is opened once more
     assert sorted(set(told)) == sorted(wanted)
-    assert all(torch.equal(tables[name], found[name]) for name in tables)
+    check_tables(tables, found)
 
 
 def shaped(
@@ -200,21 +216,15 @@ def shaped(
         spec = replace(
             spec, data=data, eval_data=None, run_path=calm.run_path, resume_from=resume_from
         )
-        with RankTrainer(spec) as trainer:
-            trainer.begin()
-            trainer.run(lambda t=trainer, a=after: t.step >= a)  # type: ignore[misc]
-            newest, found = trainer.newest, whole_numbers(trainer)
+        newest, found, _ = live(spec, after)
     return found
 
 
 def test_tasks_weights_and_lists_go_on_from_a_stream(ranks: RankPool, tmp_path: Path) -> None:
     write_stream(tmp_path, write=write_shaped)
     wanted = ranks.run(1, shaped, tmp_path, (), "calm")[0]
-    found = ranks.run(1, shaped, tmp_path, (2, 5), "stopped")[0]
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
-    for found in ranks.run(2, shaped, tmp_path, (4,), "wide"):
-        for name in wanted:
-            assert torch.allclose(wanted[name], found[name], atol=1e-5), name
+    alone = ranks.run(1, shaped, tmp_path, (2, 5), "stopped")[0]
+    check_tables(wanted, alone, ranks.run(2, shaped, tmp_path, (4,), "wide"))
 
 
 @without_programs()
@@ -262,10 +272,7 @@ def by_events(
     newest: tuple[str, ...] = ()
     published = list[list[int]]()
     for until in (stop, ENDLESS):
-        with RankTrainer(replace(spec, resume_from=newest)) as trainer:
-            trainer.begin()
-            trainer.run(lambda t=trainer, end=until: t.step >= end)  # type: ignore[misc]
-            newest = (str(trainer.newest),)
+        newest = (str(live(replace(spec, resume_from=newest), until)[0]),)
         chain = ChainFolder.of_run(str(spec.run_path))
         published.append([chain.read(place).to_step for place in chain.places()])
     steps = list(CheckpointManager(str(spec.run_path)).steps())
@@ -291,14 +298,11 @@ def test_a_run_saves_by_event_time_at_the_same_steps_on_any_ranks(
             assert behind == sorted({stop, 6, 10})
 
 
-def lost(rank: int, world_size: int, folder: Path, after: int) -> tuple[str, Told]:
+def lost(rank: int, world_size: int, folder: Path, after: int) -> str:
     """Train past a checkpoint, and forget all behind it, as a killed process does."""
     spec = streamed(folder, world_size, "lost")
     spec = replace(spec, checkpoint=CheckpointConfig(every_n_steps=after, at_end=False))
-    with RankTrainer(spec) as trainer:
-        trainer.begin()
-        trainer.run(lambda: trainer.step > after)
-        return str(trainer.newest), []
+    return str(live(spec, after + 1)[0])
 
 
 @pytest.mark.parametrize("after", [2, 3, 7])
@@ -307,36 +311,24 @@ def test_rows_behind_a_checkpoint_are_trained_on_again_from_the_same_windows(
 ) -> None:
     write_stream(tmp_path)
     _, tables, _ = calm
-    path = ranks.run(1, lost, tmp_path, after)[0][0]
+    path = ranks.run(1, lost, tmp_path, after)[0]
     assert path.endswith(f"{after:08d}")
-    found = ranks.run(1, resumed, tmp_path, path)[0]
-    assert all(torch.equal(tables[name], found[name]) for name in tables)
-    for found in ranks.run(2, resumed, tmp_path, path):
-        for name in tables:
-            assert torch.allclose(tables[name], found[name], atol=1e-5), name
+    alone = ranks.run(1, resumed, tmp_path, path)[0]
+    check_tables(tables, alone, ranks.run(2, resumed, tmp_path, path))
 
 
 def resumed(rank: int, world_size: int, folder: Path, path: str) -> dict[str, torch.Tensor]:
-    with RankTrainer(replace(streamed(folder, world_size, "lost"), resume_from=(path,))) as trainer:
-        trainer.begin()
-        trainer.run()
-        return whole_numbers(trainer)
+    return live(replace(streamed(folder, world_size, "lost"), resume_from=(path,)))[1]
 
 
 def damaged(rank: int, world_size: int, folder: Path) -> dict[str, torch.Tensor]:
     """Go on from the newest checkpoint, beside an older one that is kept and damaged."""
     spec = streamed(folder, world_size, "damaged")
     spec = replace(spec, checkpoint=CheckpointConfig(every_n_steps=1, num_to_keep=3))
-    with RankTrainer(spec) as trainer:
-        trainer.begin()
-        trainer.run(lambda: trainer.step >= 6)
-        newest = (str(trainer.newest),)
+    newest = (str(live(spec, 6)[0]),)
     manifest = folder / "damaged" / "step-00000005" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:100])
-    with RankTrainer(replace(spec, resume_from=newest)) as trainer:
-        trainer.begin()
-        trainer.run()
-        return whole_numbers(trainer)
+    return live(replace(spec, resume_from=newest))[1]
 
 
 def test_a_damaged_checkpoint_that_is_kept_ends_no_run(
@@ -344,8 +336,7 @@ def test_a_damaged_checkpoint_that_is_kept_ends_no_run(
 ) -> None:
     write_stream(tmp_path)
     _, wanted, _ = calm
-    found = ranks.run(1, damaged, tmp_path)[0]
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    check_tables(wanted, ranks.run(1, damaged, tmp_path)[0])
     left = sorted(path.name for path in (tmp_path / "damaged" / "stream").glob("window-*.json"))
     assert left == ["window-00000001.json", "window-00000002.json", "window-00000003.json"]
 

@@ -14,7 +14,7 @@ from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.recipe import ModelRecipe
 from rayrec.runs.inputs import open_data
-from rayrec.train import TrainSpec
+from rayrec.train import RankTrainer, TrainSpec
 from rayrec.train.progress import ProgressLog
 from rayrec.train.seat import RankContext, Seat
 from rayrec.train.tasks import FitOutcome, FitTask
@@ -53,6 +53,13 @@ def spec_of(folder: Path, world_size: int) -> TrainSpec:
         global_batch_size=128,
         steps=13,
     )
+
+
+def begin_and_run(spec: TrainSpec) -> None:
+    """Train to the end, from where the spec says."""
+    with RankTrainer(spec) as trainer:
+        trainer.begin()
+        trainer.run()
 
 
 def context_of(rank: int, world_size: int, **asks: Callable[[], bool]) -> RankContext:
