@@ -8,12 +8,14 @@ import copy
 import random
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rayrec.distributed import DistributedModelParallel
+from rayrec.comm import SimulatedWorld
+from rayrec.distributed import DistributedModelParallel, shard_embeddings
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.program.engine_options import EngineOptions, check_dynamic
 from rayrec.distributed.program.groups import CollectionSpec
