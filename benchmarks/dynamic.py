@@ -7,13 +7,12 @@ they learn where ids are born and die.
 machine the first is nearer to what a free core needs. "step" lets static and dynamic tables of the
 same sizes take turns on the same batches, of which every id has a row after the warm-up; ranks read
 rows in place, but for "exchanged" ones.
-"drift" is `benchmarks.dynamic_drift`. TorchRec's managed collisions would stand beside it, and do
-not train on a CPU (meta-pytorch/torchrec#2958).
+"drift" is `benchmarks.dynamic_drift`, with TorchRec's managed collisions where TorchRec is
+installed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from argparse import Namespace
@@ -153,16 +152,8 @@ def steps(args: Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def drifting(args: Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The drifting world; says why TorchRec has no part in it."""
-    found, lines = drift()
-    here = importlib.util.find_spec("torchrec") is not None
-    lines += [
-        "",
-        "TorchRec's managed collisions take no part: "
-        + ("" if here else "TorchRec is not importable here, and ")
-        + "they do not train on a CPU (meta-pytorch/torchrec#2958).",
-    ]
-    return found, lines
+    """The drifting world."""
+    return drift()
 
 
 PARTS = {"map": id_map, "admit": admit, "step": steps, "drift": drifting}

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.dynamic_drift import CHOICE_SEED, SEEDS, WORLD, systems
+import pytest
+import torch
+
+from benchmarks.dynamic_drift import (
+    CHOICE_SEED,
+    MCH_ROW_BYTES,
+    SEEDS,
+    WORLD,
+    systems,
+    torchrec_systems,
+)
+from rayrec import EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.data.planted import Planted
 from rayrec.layout.schema import FeatureSchema
 
@@ -28,3 +39,51 @@ def test_systems_have_the_rows_and_bytes_that_their_names_say() -> None:
         assert {f.name: f.hash_buckets for f in hashed.features} == sizes
     assert not any(feature.hash_buckets for feature in dynamic.features)
     assert CHOICE_SEED not in SEEDS
+
+
+def test_systems_of_torchrec_have_the_rows_and_bytes_that_their_names_say() -> None:
+    made = Planted(WORLD).schema()
+    own = systems()["dynamic, 20% of the rows"].schema(made)
+    rows = [table.num_embeddings for table in own.tables]
+    for name, system in torchrec_systems().items():
+        tables = system.schema(made).tables
+        if "bytes" in name:
+            sizes = [t.num_embeddings * (4 * t.embedding_dim + 4 + MCH_ROW_BYTES) for t in tables]
+            assert 0.999 < sum(sizes) / table_bytes(own) <= 1
+        else:
+            assert [table.num_embeddings for table in tables] == rows
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_row_of_mch_that_goes_to_another_id_stays_or_starts_anew(anew: bool) -> None:
+    pytest.importorskip("torchrec", reason="TorchRec is not installed")
+    from benchmarks.dynamic_mch import MCH_BUFFERS, Tables
+    from benchmarks.quality_twin import RowWise
+
+    config = EmbeddingBagConfig(4, 8, "t", feature_names=["f"])
+    tables = Tables([config], 0.5)
+    optimizer = RowWise(tables.bags.parameters(), lr=0.1)
+    if anew:
+        tables.start_rows_anew(optimizer)
+
+    def look_up(ids: list[int]) -> torch.Tensor:
+        lengths = torch.ones(len(ids), dtype=torch.int32)
+        return tables(KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=lengths)).values()
+
+    look_up([-5, 2**40, 3]).sum().backward()
+    optimizer.step()
+    (weight,) = tables.bags.parameters()
+    with torch.no_grad():
+        weight.fill_(7.0)
+        optimizer.state[weight]["sum"].fill_(1.0)
+        kept, new, other = look_up([3, 8, 9])
+    assert kept.eq(7).all()
+    assert (torch.stack([new, other]).abs().le(0.5) if anew else new.eq(7)).all()
+    assert optimizer.state[weight]["sum"].sum() == (2 if anew else 4)
+    tables.eval()
+    with torch.no_grad():
+        assert torch.equal(look_up([3, 8, 9]), torch.stack([kept, new, other]))
+        assert torch.equal(look_up([77])[0], weight[3]), "unknown ids share the last row"
+    (module,) = tables.ids.children()
+    buffers = dict(module["t"].named_buffers())
+    assert sum(buffers[name].nbytes for name in MCH_BUFFERS) == 4 * MCH_ROW_BYTES
