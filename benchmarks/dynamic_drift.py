@@ -91,15 +91,14 @@ def torchrec_systems() -> dict[str, System]:
     same_bytes = (
         small * (row_bytes + DynamicConfig().row_bytes(small)) / (row_bytes + MCH_ROW_BYTES)
     )
-    # TODO: the rates that `choose` finds, once it has run for these four
     return {
         "TorchRec's MCH, the dynamic table's rows": System(kind="mch", rows=small, lr=0.1),
-        "TorchRec's MCH, the dynamic table's bytes": System(kind="mch", rows=same_bytes, lr=0.1),
+        "TorchRec's MCH, the dynamic table's bytes": System(kind="mch", rows=same_bytes, lr=0.2),
         "TorchRec's MCH, anew, the dynamic table's rows": System(
-            kind="mch, anew", rows=small, lr=0.1
+            kind="mch, anew", rows=small, lr=0.025
         ),
         "TorchRec's MCH, anew, the dynamic table's bytes": System(
-            kind="mch, anew", rows=same_bytes, lr=0.1
+            kind="mch, anew", rows=same_bytes, lr=0.025
         ),
     }
 
