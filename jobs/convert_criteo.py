@@ -88,8 +88,13 @@ def convert_criteo(
 ) -> Converted:
     """Convert Criteo text files, in the order given.
 
-    The arguments are the options of the command.
-
+    Args:
+        sources: files, plain or compressed (.gz, .bz2, .zst).
+        out: gets train/, eval/ and schema.json.
+        num_buckets: rows of each of the 26 tables; None takes 100,000.
+        dynamic: rows of each of the tables, which are dynamic; None hashes into buckets.
+        eval_fraction: expected share of rows that go to eval/, by seed and row number.
+        overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file is missing, is not in Criteo's layout, or holds a value that is no number
             or no hex; names file and value. Or every row is held out.

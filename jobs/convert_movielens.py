@@ -113,8 +113,14 @@ def convert_movielens(
 ) -> Converted:
     """Convert a folder with MovieLens-100k.
 
-    The arguments are the options of the command; the seed decides on the order of rows, too.
-
+    Args:
+        source: the folder, with u.data, u.user and u.item, or with ml-100k.inter, ml-100k.user and
+            ml-100k.item.
+        out: gets train/, eval/ and schema.json.
+        seed: which ratings are held out, and the order of rows.
+        split: "random", or "time": the latest ratings are held out.
+        dynamic: rows of each of the tables, which are dynamic; None numbers the ids.
+        overwrite: replace what an earlier conversion left in `out`.
     Raises:
         InputError: a file or column is missing, or a rating names an unknown user or item.
         ConfigError: the fraction leaves nothing to train on or to evaluate, `split` is neither
@@ -158,7 +164,10 @@ def convert_movielens_log(
     """Convert a folder with MovieLens-100k to an event log with histories of items.
 
     Args:
+        source, dim, dynamic, overwrite: as in `convert_movielens`.
+        out: gets log/ and schema.json.
         history: most items of a history, and the length of windows (`EventSplit`).
+        split: "leave-one-out": the last two ratings of every user are held out; or "time".
         eval_fraction: of a split by time, the share of the test and that of the validation.
     Raises:
         InputError, ConfigError: as `convert_movielens`.

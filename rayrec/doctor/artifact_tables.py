@@ -22,7 +22,11 @@ _NO_STATE = "an artifact holds no optimizer state, no counts and no seed; examin
 
 
 def artifact_tables(folder: str, manifest: Manifest) -> list[TableHealth]:
-    """Return the numbers of all tables of an artifact, whose other files are checked, too."""
+    """Return the numbers of all tables of an artifact, whose other files are checked, too.
+
+    Raises:
+        ArtifactError: a file is missing or damaged.
+    """
     for file in manifest.other_files():
         read_stored(Path(folder), file)
     return [_examined(Path(folder), table) for table in manifest.tables]

@@ -169,7 +169,11 @@ def open_events(folder: str) -> LocalFile | PartFiles:
 
 
 def check_events(folder: str) -> None:
-    """Check that events can be written to a run's folder; on a disk nothing is left."""
+    """Check that events can be written to a run's folder; on a disk nothing is left.
+
+    Raises:
+        ConfigError: they cannot.
+    """
     try:
         filesystem, root = resolve(folder)
         if isinstance(filesystem, fs.LocalFileSystem):

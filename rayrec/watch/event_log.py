@@ -112,7 +112,11 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def with_event_log(callbacks: Sequence[Callback], run_path: str | None) -> tuple[Callback, ...]:
-    """The callbacks of a run, after the log of its folder unless one of them writes it."""
+    """The callbacks of a run, after the log of its folder unless one of them writes it.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
     logs = [callback.path for callback in callbacks if isinstance(callback, EventLog)]
     if run_path is None or run_path in logs:
         return tuple(callbacks)

@@ -205,7 +205,11 @@ class WandbCallback(Tracker):
 
 
 def _needed(module: str, extra: str, what: str) -> Any:
-    """A module of a package that an extra of rayrec installs."""
+    """A module of a package that an extra of rayrec installs.
+
+    Raises:
+        ConfigError: it cannot be imported; names the extra.
+    """
     try:
         return import_module(module)
     except ImportError as error:
