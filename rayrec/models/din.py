@@ -98,6 +98,8 @@ class DIN(nn.Module):
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """(B, I) and B rows of ids -> (B, over_arch_layer_sizes[-1]) logits. B may be 0.
 
+        All histories may have one bag, that of a user whose candidates the rows are.
+
         Raises:
             InputError: what stands beside a history has not as many events (seen on CPU; elsewhere
                 where their sums differ).

@@ -151,7 +151,9 @@ class HSTURanking(nn.Module):
 
         Args:
             dense_features: (B, I).
-            sparse_features: ids of B rows; B may be 0.
+            sparse_features: ids of B rows; B may be 0. All histories may have one bag, that of a
+                user whose candidates the rows are, and times one row, too; then the context is that
+                of the first row, and the history is encoded once, without dropout.
             times, candidate_times: seconds of the events, and one for each row.
             keys: (B,) int64 of `row_keys`, for dropout that does not depend on ranks.
         Returns:
@@ -169,14 +171,26 @@ class HSTURanking(nn.Module):
         events = torch.cat([one.values() for one in past.values()], dim=1)
         context = self._context(dense_features, sparse_features)
         places = _places(offsets, len(events), len(self.contexts))
-        tokens = self.event_arch(torch.cat([events, self._last(candidates, events, places)]))
+        of_candidates = torch.cat(list(candidates.values()), dim=1)
+        tokens = self.event_arch(torch.cat([events, self._last(candidates, events)]))
         # the encoder multiplies by the root of D, which is meant for the small rows of tables
-        sequence = places.join(torch.cat([*context, tokens * self.encoder.dim**-0.5]))
-        own = candidate_times, self.candidate_time
-        seconds = None if times is None else _seconds(places, times, *own)
-        states = self.encoder(sequence, places.offsets, seconds, keys)
-        alone = self.candidate_arch(torch.cat(list(candidates.values()), dim=1))
-        return self.over_arch(states.index_select(0, places.last) * alone)
+        tokens = tokens * self.encoder.dim**-0.5
+        seconds = None
+        if times is not None:
+            own = _own_times(places, times, candidate_times, self.candidate_time)
+            seconds = torch.cat([*[own] * len(context), times.values(), own])
+        if len(offsets) == 2 and len(of_candidates) != 1:
+            before, targets = tokens.tensor_split([len(events)])
+            before = torch.cat([*(one[:1] for one in context), before])
+            if seconds is not None:
+                seconds = torch.cat([seconds, seconds[-1:].expand(len(targets) - 1)])
+            last = self.encoder.encode_targets(before, targets, seconds)
+        else:
+            sequence = places.join(torch.cat([*context, tokens]))
+            seconds = None if seconds is None else places.join(seconds)
+            states = self.encoder(sequence, places.offsets, seconds, keys)
+            last = states.index_select(0, places.last)
+        return self.over_arch(last * self.candidate_arch(of_candidates))
 
     def _context(self, dense_features: Tensor, ids: KeyedJaggedTensor) -> list[Tensor]:
         """C tokens of context, (B, D) each."""
@@ -186,10 +200,11 @@ class HSTURanking(nn.Module):
             columns += pooled.split(self._context_widths[len(columns) :], dim=1)
         return [layer(own) for layer, own in zip(self.contexts, columns, strict=True)]
 
-    def _last(self, candidates: dict[str, Tensor], events: Tensor, places: _Places) -> Tensor:
+    def _last(self, candidates: dict[str, Tensor], events: Tensor) -> Tensor:
         """Rows of the candidates in the order of those of the events, (B, their columns)."""
+        rows = len(next(iter(candidates.values())))
         parts = [
-            events.new_zeros(len(places.last), self._widths[history])
+            events.new_zeros(rows, self._widths[history])
             if candidate is None
             else candidates[candidate]
             for history, candidate in self.histories.items()
@@ -230,31 +245,29 @@ def _places(offsets: Tensor, events: int, contexts: int) -> _Places:
     return _Places(own, joined, contexts, torch.cat([*of_context, of_events, last]), last)
 
 
-def _seconds(
+def _own_times(
     places: _Places, times: JaggedTensor, candidate_times: JaggedTensor | None, name: str | None
 ) -> Tensor:
-    """The time of each token."""
+    """The time of each candidate, (B,)."""
     events, rows = times.values(), len(places.last)
     if candidate_times is None:
         ends, lengths = places.events.offsets[1:], places.events.lengths
         # without an event any time will do: the row has no other
         padded = torch.cat([events, events.new_zeros(1)])
-        own = padded.index_select(0, torch.where(lengths > 0, ends - 1, len(events)))
-    else:
-        own, lengths = candidate_times.values(), candidate_times.lengths()
-        wrong = (lengths != 1).nonzero() if lengths.is_cpu else lengths[:0]
-        if len(wrong):
-            row = int(wrong[0])
-            raise InputError(
-                f"the candidate in row {row} of the batch has {int(lengths[row])} times, in "
-                f"{name!r}; each row needs one."
-            )
-        if len(own) != rows:
-            raise InputError(
-                f"the candidates of {rows} rows have {len(own)} times, in {name!r}; each row needs "
-                "one."
-            )
-    return places.join(torch.cat([*[own] * places.contexts, events, own]))
+        return padded.index_select(0, torch.where(lengths > 0, ends - 1, len(events)))
+    own, lengths = candidate_times.values(), candidate_times.lengths()
+    wrong = (lengths != 1).nonzero() if lengths.is_cpu else lengths[:0]
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"the candidate in row {row} of the batch has {int(lengths[row])} times, in {name!r}; "
+            "each row needs one."
+        )
+    if len(own) != rows:
+        raise InputError(
+            f"the candidates of {rows} rows have {len(own)} times, in {name!r}; each row needs one."
+        )
+    return own
 
 
 def _widths(collections: Sequence[EmbeddingCollection]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from rayrec.errors import ConfigError, ShapeError
 from rayrec.modules.jagged_rows import JaggedOffsets, dots, expand_rows, softmax_rows, weighted_sum
 
 Device = torch.device | str | None
+_MOST_PAIRS = 1 << 16  # of a query and a value of one sequence, whose products are made at a time
 
 
 class TargetAttention(nn.Module):
@@ -59,15 +60,18 @@ class TargetAttention(nn.Module):
         """Attend.
 
         Args:
-            query: (B, D), one row per sequence.
+            query: (B, D), one row per sequence, or any number of rows for the only sequence.
             values: (T, D), the values of all sequences.
             offsets: (B + 1,) integers from 0 to T.
         Returns:
-            (B, D).
+            as many rows of D columns as there are queries.
         Raises:
-            ShapeError: there are more or fewer queries than sequences.
+            ShapeError: there are more or fewer queries than sequences, and several sequences.
         """
         sequences = JaggedOffsets(offsets, len(values))
+        if offsets.numel() == 2 and len(query) != 1:
+            rows = max(1, _MOST_PAIRS // max(1, len(values)))
+            return torch.cat([self._one_sequence(part, values) for part in query.split(rows)])
         if len(query) != offsets.numel() - 1:
             raise ShapeError(
                 f"{len(query)} queries for {offsets.numel() - 1} sequences; give one for each."
@@ -76,6 +80,24 @@ class TargetAttention(nn.Module):
         scores = self._scores(query, values, sequences).to(values.dtype)
         weights = softmax_rows(scores, sequences) if self.softmax else scores
         return weighted_sum(weights, values, sequences)
+
+    def _one_sequence(self, query: Tensor, values: Tensor) -> Tensor:
+        # N queries: (N, D)
+        if not len(self.layers):
+            scores = query @ values.T * self.dim**-0.5
+        else:
+            first = self.layers[0]
+            assert isinstance(first, nn.Linear)
+            of_query, of_value, of_difference, of_product = first.weight.split(self.dim, dim=1)
+            per_query = functional.linear(query, of_query + of_difference, first.bias)
+            per_value = functional.linear(values, of_value - of_difference)
+            products = functional.linear(query.unsqueeze(1) * values, of_product)
+            hidden = products + per_query.unsqueeze(1) + per_value
+            for layer in self.layers[1:]:
+                hidden = layer(hidden.sigmoid())
+            scores = hidden.squeeze(2)
+        scores = scores.to(values.dtype)
+        return (scores.softmax(1) if self.softmax else scores) @ values
 
     def _scores(self, query: Tensor, values: Tensor, sequences: JaggedOffsets) -> Tensor:
         # (T,)

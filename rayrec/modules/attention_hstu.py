@@ -96,6 +96,40 @@ def attend_pointwise(
     return _Pointwise.apply(*given, groups, heads)
 
 
+def attend_targets(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    targets: int,
+    heads: int,
+    position_bias: Tensor,
+    time_bias: Tensor | None,
+    times: Tensor | None,
+) -> Tensor:
+    """Attend from each of the last `targets` values to itself and to all values before the first of
+    them, as if it were the only one behind these: (T, D) -> (targets, D).
+    """
+    before, width = len(key) - targets, key.shape[1] // heads
+    query, key, value = (one.view(-1, heads, width).transpose(0, 1) for one in (query, key, value))
+    query = query[:, before:] * width**-0.5
+    of_place = position_bias[: before + 1].flip(0)
+    self_scores = (query * key[:, before:]).sum(2) + of_place[-1]
+    if time_bias is not None:
+        self_scores = self_scores + time_bias[0]
+    rows = max(1, bounds_of(query.device).tile // max(1, heads * before))
+    parts = []
+    for first in range(0, targets, rows):
+        part = slice(first, first + rows)
+        scores = query[:, part] @ key[:, :before].mT + of_place[:-1]
+        if time_bias is not None:
+            assert times is not None
+            apart = times[before:][part].unsqueeze(1) - times[:before]
+            scores += time_bias[time_buckets(apart, len(time_bias)).long()]
+        parts.append(functional.silu(scores) @ value[:, :before])
+    own = functional.silu(self_scores).unsqueeze(2) * value[:, before:]
+    return ((torch.cat(parts, dim=1) + own) / (before + 1)).transpose(0, 1).flatten(1)
+
+
 def _attend_whole(
     groups: JaggedGroups,
     heads: int,

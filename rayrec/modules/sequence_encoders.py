@@ -22,7 +22,7 @@ from rayrec.errors import ConfigError, InputError
 from rayrec.modules import attention_tiles
 from rayrec.modules.attention_causal import attend_causal
 from rayrec.modules.attention_groups import CALL_PAIRS, JaggedGroups, check_heads
-from rayrec.modules.attention_hstu import attend_pointwise
+from rayrec.modules.attention_hstu import attend_pointwise, attend_targets
 from rayrec.modules.jagged_dropout import JaggedDropout, value_keys
 
 Device = torch.device | str | None
@@ -35,6 +35,7 @@ class _Context(NamedTuple):
     groups: JaggedGroups
     keys: Tensor | None
     times: Tensor | None
+    targets: int = 0
 
 
 class AttentionEncoder(nn.Module):
@@ -178,6 +179,38 @@ class HSTUEncoder(AttentionEncoder):
         super().__init__(make_layer, dim, max_length, layers, dropout, positions, device)
         self.time_buckets = time_buckets
 
+    def encode_targets(
+        self, values: Tensor, targets: Tensor, times: Tensor | None = None
+    ) -> Tensor:
+        """Return the state that each target has as the last value of one sequence, (N, D).
+
+        Values before them are encoded once. Dropout is that of values without keys.
+
+        Args:
+            values: (T, D), the sequence before the targets.
+            targets: (N, D).
+            times: (T + N,) seconds of values and targets, for an encoder that reads them.
+        Raises:
+            InputError: the sequence is longer than max_length, or there is not a time for each.
+        """
+        before, count = len(values), len(targets)
+        if before >= self.max_length:
+            raise InputError(
+                f"a sequence has {before + 1} values, more than the {self.max_length} that this "
+                "module was made for. Cut the histories, or raise max_length."
+            )
+        ends = torch.tensor([0, before], device=values.device)
+        groups = JaggedGroups(ends, before, self.max_length, self.dim, self._call_pairs)
+        places = torch.arange(before + count, device=values.device).clamp_(max=before)
+        if self.positions == "newest":
+            places = before - places
+        whole = torch.cat([values, targets])
+        states = self.dropout(whole * self.dim**0.5 + self.position(places), None)
+        context = _Context(groups, None, self._times(times, len(whole)), count)
+        for layer in self.layers:
+            states = layer(states, context)
+        return self.norm(states[before:])
+
     def _times(self, times: Tensor | None, num_values: int) -> Tensor | None:
         if not self.time_buckets:
             return None
@@ -241,7 +274,13 @@ class _PointwiseBlock(nn.Module):
     def forward(self, states: Tensor, context: _Context) -> Tensor:
         projected = functional.silu(self.gate_value_query_key(self.input_norm(states)))
         gate, value, query, key = projected.chunk(4, dim=1)
-        biases = self.position_bias, self.time_bias, context.times
-        attended = attend_pointwise(query, key, value, context.groups, self.heads, *biases)
+        biases, targets = (self.position_bias, self.time_bias), context.targets
+        before, times = len(states) - targets, context.times
+        first = query[:before], key[:before], value[:before]
+        own = None if times is None else times[:before]
+        attended = attend_pointwise(*first, context.groups, self.heads, *biases, own)
+        if targets:
+            given = query, key, value, targets, self.heads, *biases, times
+            attended = torch.cat([attended, attend_targets(*given)])
         added = self.output(self.output_norm(attended) * gate)
         return states + self.dropout(added, context.keys)

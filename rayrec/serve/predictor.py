@@ -25,7 +25,7 @@ from rayrec.next_item_recipe import NextItemRecipe
 from rayrec.quant import QuantEmbeddingBagCollection, configs_of
 from rayrec.serve.artifact import Artifact, open_artifact
 from rayrec.serve.manifest import Manifest
-from rayrec.serve.readers import NextItemReader, RowReader
+from rayrec.serve.readers import NextItemReader, RowReader, UserOnce
 from rayrec.serve.recipes import recipe_of
 from rayrec.serve.requests import Request, Rows, nothing
 from rayrec.serve.scorer import probabilities
@@ -218,8 +218,8 @@ class Predictor:
     def predict_candidates(self, user: Mapping[str, Any] | Rows, candidates: Rows) -> Scores:
         """Return the probability of label 1 of each candidate for one user.
 
-        The user's features are looked up once, where all tables are pooled, or the model is one of
-        the next item, which has a score for each candidate.
+        The user's features are looked up once, and its history is encoded once, by rayrec's own
+        models. HSTU for ranking does so where the candidates have nothing but their own features.
 
         Args:
             user: the columns that are the same for all candidates, as one row.
@@ -247,7 +247,9 @@ class Predictor:
         if schema is not None and isinstance(recipe, NextItemRecipe):
             return NextItemReader(schema, recipe.model, is_checked)
         bags = all(isinstance(c, QuantEmbeddingBagCollection) for c in self.collections.values())
-        return RowReader(schema, is_checked, bags and (scorer is None or scorer.is_own))
+        if scorer is None:
+            return RowReader(schema, is_checked, UserOnce() if bags else None)
+        return RowReader(schema, is_checked, scorer.user_once(bags))
 
     def _held(self) -> AbstractContextManager[Weights]:
         """Yield the weights for one request, which stay valid inside the block."""

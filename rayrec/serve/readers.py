@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import pyarrow as pa
 import torch
@@ -48,18 +49,40 @@ _MOST_SPLITS = 64
 _MOST_LISTED = 1 << 22  # places in the lists of one answer
 
 
+class UserOnce(NamedTuple):
+    """What a model asks of the sides, to take the bags of a user once, beside many candidates.
+
+    Attributes:
+        candidates: features that each candidate has.
+        histories: features and sequences that the user has.
+        alone: the candidates have nothing but `candidates`.
+    """
+
+    candidates: frozenset[str] = frozenset()
+    histories: frozenset[str] = frozenset()
+    alone: bool = False
+
+    def fits(self, given: frozenset[str]) -> bool:
+        """True if it may be done where the candidates have these names."""
+        if self.alone:
+            return given == self.candidates
+        return self.candidates <= given and not self.histories & given
+
+
 class RowReader:
     """Reads rows of ids and dense columns, or tensors.
 
     Args:
         schema: schema of the columns; None reads tensors alone.
         is_checked: every id that the schema lets through has a row, so no lookup checks it again.
-        takes_strides: keys of different numbers of bags reach the collections unchanged.
+        once: keys of different numbers of bags reach the collections unchanged, and the model
+            takes them so; None where it needs the user's columns in every row.
     """
 
-    def __init__(self, schema: FeatureSchema | None, is_checked: bool, takes_strides: bool) -> None:
-        self._schema, self._is_checked = schema, is_checked
-        self._takes_strides = takes_strides
+    def __init__(
+        self, schema: FeatureSchema | None, is_checked: bool, once: UserOnce | None
+    ) -> None:
+        self._schema, self._is_checked, self._once = schema, is_checked, once
         if schema is not None:
             # of a method it would keep the reader alive until the garbage collector comes
             self._split = lru_cache(_MOST_SPLITS)(partial(CandidateSplit, schema))
@@ -112,7 +135,7 @@ class RowReader:
         if are_none(candidates):
             return self.read([])
         split = self._split(user_columns(user, candidates, schema))
-        if split.is_whole and self._takes_strides:
+        if split.is_whole and self._once is not None and self._once.fits(split.candidate_names):
             return marked(split.request(user, candidates), self._is_checked)
         return self.read(broadcast(user, candidates, schema))
 

@@ -127,6 +127,15 @@ class CandidateSplit:
         self._own_dense = [i for i, c in enumerate(schema.dense) if c.column not in columns]
 
     @property
+    def candidate_names(self) -> frozenset[str]:
+        """Names of what each candidate has: features, dense columns and sequences."""
+        own = self.candidate
+        if own is None:
+            return frozenset()
+        dense = (one.column for one in own.dense)
+        return frozenset((*own.feature_names(), *dense, *(one.name for one in own.sequences)))
+
+    @property
     def is_whole(self) -> bool:
         """True if both parts have features, so that each can be read by itself."""
         return self.user is not None and self.candidate is not None
@@ -155,7 +164,8 @@ class CandidateSplit:
         dense = torch.empty(rows, len(self._schema.dense))
         dense[:, self._user_dense] = one.dense_features
         dense[:, self._own_dense] = many.dense_features
-        return Request(dense, _joined(one.sparse_features, many.sparse_features, rows))
+        ids = _joined(one.sparse_features, many.sparse_features, rows)
+        return Request(dense, ids, {**one.sequences, **many.sequences})
 
 
 def _part(schema: FeatureSchema, columns: frozenset[str], inside: bool) -> FeatureSchema | None:

@@ -17,9 +17,18 @@ from torch import Tensor, nn
 
 from rayrec.data import Batch
 from rayrec.errors import ConfigError
-from rayrec.models import DeepFMTrain, DLRMTrain, MultiTaskTrain, NextItemTrain, TwoTowerTrain
+from rayrec.models import (
+    DIN,
+    DeepFMTrain,
+    DLRMTrain,
+    HSTURanking,
+    MultiTaskTrain,
+    NextItemTrain,
+    TwoTowerTrain,
+)
 from rayrec.models.dlrm_parts import logits_of_batch
 from rayrec.serve.next_item import Top, item_scores, top_items
+from rayrec.serve.readers import UserOnce
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 Outputs = tuple[tuple[str, str], ...]
@@ -79,6 +88,20 @@ class Scorer(nn.Module):
         if isinstance(self.model, NextItemTrain):
             return (item_scores(self.model.model, batch),)
         return self._by_training(batch)
+
+    def user_once(self, are_bags: bool) -> UserOnce | None:
+        """Return when the module takes the bags of a user once; None if never.
+
+        Args:
+            are_bags: all its collections are pooled.
+        """
+        below = self.model.model if self.is_own else None
+        if isinstance(below, DIN):
+            beside = {name for own in below.beside.values() for name in own}
+            return UserOnce(frozenset(below.candidates), frozenset({*below.histories, *beside}))
+        if isinstance(below, HSTURanking):
+            return UserOnce(frozenset(below.candidates), alone=True)
+        return UserOnce() if self.is_own and are_bags else None
 
     def _logits(
         self, dense: Tensor, ids: KeyedJaggedTensor, sequences: Mapping[str, JaggedTensor] | None

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayrec.errors import ConfigError, InputError, ShapeError
-from rayrec.modules import TargetAttention, attention_tiles, causal_attention, hstu_attention
+from rayrec.modules import (
+    TargetAttention,
+    attention,
+    attention_tiles,
+    causal_attention,
+    hstu_attention,
+)
 from rayrec.modules.attention_groups import JaggedGroups, LengthGroup, cut_lengths
 from rayrec.modules.jagged_rows import (
     JaggedOffsets,
@@ -224,6 +230,27 @@ def test_offsets_that_are_not_those_of_the_values_are_refused(offsets):
     ):
         with pytest.raises(InputError, match="must ascend from 0 to 3"):
             attend()
+
+
+@pytest.mark.parametrize("hidden", [(), (6,), (5, 4)])
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 9])
+def test_many_queries_of_one_sequence(hidden, softmax, length, monkeypatch):
+    monkeypatch.setattr(attention, "_MOST_PAIRS", 30)
+    torch.manual_seed(length)
+    attend = TargetAttention(8, hidden, softmax).double()
+    query, values = (torch.randn(n, 8, dtype=torch.float64) for n in (11, length))
+    query.requires_grad_(), values.requires_grad_()
+    for rows in (query, query[:0]):
+        ours = attend(rows, values, torch.tensor([0, length]))
+        offsets = length * torch.arange(len(rows) + 1)
+        wanted = attend(rows, values.repeat(len(rows), 1), offsets)
+        torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
+    ours = attend(query, values, torch.tensor([0, length]))
+    wanted = attend(query, values.repeat(11, 1), length * torch.arange(12))
+    given = [query, values, *attend.parameters()]
+    grads = [torch.autograd.grad(one.square().sum(), given) for one in (ours, wanted)]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
 def test_offsets_without_numbers_are_not_looked_at():

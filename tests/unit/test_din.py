@@ -160,5 +160,20 @@ def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, actions):
     both = predictor.predict_candidates(asked, items)
     alone = predictor.predict([asked | item for item in items])
     torch.testing.assert_close(both, alone)
+    # what the user did with each item may not differ in its length; all else may be a candidate's
+    user, own = (
+        {k: v for k, v in asked.items() if k != "price"},
+        [i | {"price": 0.3} for i in items],
+    )
+    torch.testing.assert_close(predictor.predict_candidates(user, own), alone)
+    lists = {k: v for k, v in asked.items() if k in ("before", "done")}
+    user, own = {"user": "u1", "price": 0.3}, [item | lists for item in items]
+    torch.testing.assert_close(predictor.predict_candidates(user, own), alone)
+    for request, looked_up in [((asked, items), 3), ((user, own), 6)]:
+        read = predictor.requests.of_user([request[0]], request[1])
+        assert len(read.ids["before"].values()) == looked_up
+    empty = asked | {"before": [], "done": []}
+    nothing = predictor.predict([empty | item for item in items])
+    torch.testing.assert_close(predictor.predict_candidates(empty, items), nothing)
     others = predictor.predict([asked | item | {"done": [0, 0, 0]} for item in items])
     assert torch.allclose(others, alone) != actions

@@ -316,9 +316,25 @@ def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, log, options):
     asked = {"price": 0.3, "items": [1, 2, 3], "makers": [1, 2, 0], "actions": [0, 3, 3]}
     asked |= {"times": [5, 5, 900], "now": 1000} if options else {}
     candidates = [{"item": item, "maker": item % 9} for item in (4, 15)]
-    both = predictor.predict_candidates(asked | {"user": "u1"}, candidates)
+    candidates += [{"item": item, "maker": 3} for item in range(9)]
     alone = predictor.predict([asked | {"user": "u1"} | one for one in candidates])
-    torch.testing.assert_close(both, alone)
+    # rows of the history that are looked up; a context of each candidate wants all in every row
+    user, times = {"user": "u1"}, {"now": asked.pop("now")} if options else {}
+    for of_user, own, looked_up in [
+        (user | times, {}, 3),
+        (times, user, 33),
+        (user, times, 33 if "candidate_time" in options else 3),
+    ]:
+        given = [asked | of_user], [one | own for one in candidates]
+        assert len(predictor.requests.of_user(*given).ids["items"].values()) == looked_up
+        torch.testing.assert_close(predictor.predict_candidates(*given), alone)
+        of_one = predictor.predict_candidates(given[0], given[1][:1])
+        torch.testing.assert_close(of_one, alone[:1])
+        assert predictor.predict_candidates(given[0], []).shape == (0,)
+    none = asked | user | times | {name: [] for name in asked if name != "price"}
+    nothing = predictor.predict([none | one for one in candidates])
+    torch.testing.assert_close(predictor.predict_candidates(none, candidates), nothing)
+    asked |= times
     with pytest.raises(InputError, match=r"not as many events in each row|they are aligned"):
         predictor.predict([asked | {"user": "u1", "makers": [1]} | candidates[0]])
     if options:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.errors import ConfigError, InputError
-from rayrec.modules import GRUEncoder, HSTUEncoder, JaggedDropout, SASRecEncoder, row_keys
+from rayrec.modules import (
+    GRUEncoder,
+    HSTUEncoder,
+    JaggedDropout,
+    SASRecEncoder,
+    attention_tiles,
+    row_keys,
+)
 from rayrec.modules.jagged_dropout import mix, value_keys
 from rayrec.modules.jagged_rows import JaggedOffsets
 from tests.unit.sequence_reference import plain_states, random_offsets
@@ -64,6 +71,44 @@ def test_a_batch_equals_its_sequences_one_by_one(seed, name):
         want = torch.zeros_like(one) if want is None else want
         one = torch.zeros_like(want) if one is None else one
         torch.testing.assert_close(one, want, **CLOSE)
+
+
+@pytest.mark.parametrize("positions", ["oldest", "newest"])
+@pytest.mark.parametrize("time_buckets", [0, 12])
+@pytest.mark.seeds(range(20))
+def test_each_target_is_encoded_as_the_last_value_of_the_sequence(
+    seed, positions, time_buckets, monkeypatch
+):
+    torch.manual_seed(seed)
+    encoder = HSTUEncoder(8, 40, positions=positions, time_buckets=time_buckets, dropout=0.5)
+    for parameter in encoder.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    encoder = encoder.double().eval()
+    before, count = (0, 1, 39, 17)[seed % 4], (0, 1, 7)[seed % 3]
+    whole = torch.randn(before + count, 8, dtype=torch.float64)
+    # candidates of their own times, before some of the events, too
+    times = 1_700_000_000 + torch.randint(0, 5000, (before + count,)) if time_buckets else None
+    if seed % 2:  # a few targets at a time
+        bounds = attention_tiles.CPU_BOUNDS._replace(tile=100)
+        monkeypatch.setattr(attention_tiles, "CPU_BOUNDS", bounds)
+    ours = encoder.encode_targets(whole[:before], whole[before:], times)
+    one_by_one = [
+        encoder(
+            torch.cat([whole[:before], whole[before + i :][:1]]),
+            torch.tensor([0, before + 1]),
+            None if times is None else torch.cat([times[:before], times[before + i :][:1]]),
+        )[-1:]
+        for i in range(count)
+    ]
+    torch.testing.assert_close(ours, torch.cat([whole[:0], *one_by_one]), **CLOSE)
+
+
+def test_a_sequence_that_has_no_place_for_a_target_is_refused():
+    encoder, values = HSTUEncoder(8, 5, time_buckets=0), torch.randn(5, 8)
+    with pytest.raises(InputError, match="has 6 values, more than the 5"):
+        encoder.encode_targets(values, values)
+    with pytest.raises(InputError, match="was given no times"):
+        HSTUEncoder(8, 6).encode_targets(values, values)
 
 
 @pytest.mark.parametrize("name", ["sasrec", "hstu", "gru"])

@@ -28,7 +28,7 @@ from rayrec.modules import (
 )
 from rayrec.quant import QuantType, tables, unpack_rows
 from rayrec.serve import ParityBounds, Predictor, export, open_artifact
-from rayrec.serve.readers import RowReader
+from rayrec.serve.readers import RowReader, UserOnce
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.spec.task import Task
 from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
@@ -119,7 +119,7 @@ def test_a_reader_is_gone_once_nobody_has_it():
     table = rows(3, 8).drop_columns(["click"])
     gc.disable()
     try:
-        reader = RowReader(a_schema(), is_checked=False, takes_strides=True)
+        reader = RowReader(a_schema(), is_checked=False, once=UserOnce())
         request = reader.of_user(table.select(USER).slice(0, 1), table.drop_columns(USER))
         assert len(request.dense) == 3
         alive = weakref.ref(reader)
@@ -133,7 +133,7 @@ def test_the_row_of_a_user_may_have_views_of_text():
     """It is repeated, where the model takes no keys of different numbers of bags."""
     table = rows(4, 8).drop_columns(["click"])
     views = table.set_column(2, "user", table["user"].cast(pa.string_view()))
-    reader = RowReader(a_schema(), is_checked=False, takes_strides=False)
+    reader = RowReader(a_schema(), is_checked=False, once=None)
     asked = [
         reader.of_user(one.select(USER).slice(0, 1), table.drop_columns(USER)).ids.values()
         for one in (table, views)

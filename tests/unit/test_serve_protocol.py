@@ -335,7 +335,7 @@ def test_a_user_that_is_repeated_too_often_is_refused(predictor, asked, monkeypa
     user, candidates, whole = sides(asked)
     large = user.set_column(2, "seen", pa.array([[1] * 1_000_000]))
     assert len(predictor.predict_candidates(large, candidates)) == len(candidates)
-    monkeypatch.setattr(predictor.requests, "_takes_strides", False)
+    monkeypatch.setattr(predictor.requests, "_once", None)
     scores = predictor.predict_candidates(user, candidates)
     np.testing.assert_allclose(scores, predictor.predict(whole), **CLOSE)
     assert predictor.predict_candidates(user, []).shape == (0,)
