@@ -2,11 +2,12 @@
 
     python -m benchmarks.candidates RUN [RUN ...] [--rounds 30]
 
-Exports runs of `benchmarks.next_item --work DIR` (DIR/0/HSTU-sampled-softmax and the like) as fp32,
-and asks for the scores of 1, 64 and 512 candidates of one history of 50 films, and for those of 512
-rows with a candidate each. The requests take turns in each round. A row says the median over the
-rounds of the CPU time, which a busy machine stretches less than the wall, and its ratio to that of
-one candidate. All are compared with the scores of the rows first.
+Exports runs of `benchmarks.next_item --work DIR` (DIR/0/HSTU-sampled-softmax and the like), or of
+ranking models such as DIN, as fp32, and asks for the scores of 1, 64 and 512 candidates of one
+history of 50 events, and for those of 512 rows with a candidate each. The ids are random, by the
+schema; those of a history are cut as the run's. The requests take turns in each round. A row says
+the median over the rounds of the CPU time, which a busy machine stretches less than the wall, and
+its ratio to that of one candidate. All are compared with the scores of the rows first.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks import report
 from benchmarks.next_item import LENGTH
 from benchmarks.workload import quartiles
 from rayrec.checkpoint import checkpoint_path
+from rayrec.layout import EmbeddingConfig
 from rayrec.serve import Predictor, export
 
 COUNTS = (1, 64, 512)
@@ -31,11 +33,30 @@ COUNTS = (1, 64, 512)
 
 def requests_of(predictor: Predictor) -> dict[str, Callable[[], Any]]:
     """Return the requests by name."""
-    random = np.random.default_rng(0)
-    films = random.integers(1, 1600, LENGTH + max(COUNTS))
-    times = 880_000_000 + random.integers(1, 1000, LENGTH).cumsum()
-    user = {"past": films[:LENGTH].tolist(), "times": times.tolist(), "seen": []}
-    items = [{"item": int(film)} for film in films[LENGTH:]]
+    random, schema, recipe = np.random.default_rng(0), predictor.schema, predictor.manifest.recipe
+    assert schema is not None and recipe is not None
+    scorer = predictor.weights.scorer
+    once = None if scorer is None else scorer.user_once(are_bags=False)
+    items_of = {"item"} if once is None else once.candidates
+    user: dict[str, Any] = {"times": 880_000_000 + random.integers(1, 1000, LENGTH).cumsum()}
+    own: dict[str, Any] = {}
+    for table in schema.tables:
+        is_list = isinstance(table, EmbeddingConfig)
+        for name in table.feature_names:
+            side, count = (own, max(COUNTS)) if name in items_of else (user, LENGTH)
+            ids = random.integers(1, table.num_embeddings, count)
+            side[name] = ids if side is own or is_list else ids[0]
+    for one in schema.sequences:
+        if one.name not in user:
+            is_list = one.most_recent is not None or one.aligned_with is not None
+            user[one.name] = [] if is_list else user["times"][-1]
+    columns = {feature.name: feature.column for feature in schema.features}
+    user |= {dense.column: 0.5 for dense in schema.dense}
+    user = {columns.get(k, k): getattr(v, "tolist", lambda v=v: v)() for k, v in user.items()}
+    items = [
+        {columns[name]: int(ids[place]) for name, ids in own.items()}
+        for place in range(max(COUNTS))
+    ]
     rows = [user | item for item in items]
     torch.testing.assert_close(
         predictor.predict_candidates(user, items), predictor.predict(rows), rtol=1e-5, atol=3e-5

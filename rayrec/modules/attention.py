@@ -20,7 +20,7 @@ from rayrec.errors import ConfigError, ShapeError
 from rayrec.modules.jagged_rows import JaggedOffsets, dots, expand_rows, softmax_rows, weighted_sum
 
 Device = torch.device | str | None
-_MOST_PAIRS = 1 << 16  # of a query and a value of one sequence, whose products are made at a time
+_MOST_PAIRS = 1 << 12  # of queries and values of one sequence, done at a time: fits a cache
 
 
 class TargetAttention(nn.Module):
