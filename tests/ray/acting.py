@@ -19,11 +19,13 @@ Act = Callable[[int, int, int], None]
 STEPS, BATCH = 24, 256
 
 
-def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]:
+def acting(
+    clicks: SyntheticPaths, scratch: Path, act: Act, model: str = "dlrm"
+) -> Callable[[], Any]:
     """The tiny model, which calls act(rank, life, step); made of closures, so that it travels."""
-    build, where = worlds.recipe(clicks), str(scratch)
+    build, where = worlds.recipe(clicks, model), str(scratch)
 
-    def model() -> Any:
+    def build_and_watch() -> Any:
         import torch.distributed as dist
 
         module = build()
@@ -48,7 +50,7 @@ def acting(clicks: SyntheticPaths, scratch: Path, act: Act) -> Callable[[], Any]
         module.register_forward_pre_hook(before)
         return module
 
-    return model
+    return build_and_watch
 
 
 def run(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import TimeWindows
+from rayrec.data import PlantedLogConfig, TimeWindows, write_planted_log
 from rayrec.data.synthetic import SyntheticPaths
 from rayrec.driver import Driver, FailureConfig, Result
 from rayrec.errors import ConfigError
@@ -37,6 +37,16 @@ def days(clicks: SyntheticPaths, tmp_path_factory: pytest.TempPathFactory) -> Sy
         own = pa.array([row * 7 // table.num_rows for row in range(table.num_rows)])
         pq.write_table(table.append_column("day", own), folder / file.name)
     return clicks._replace(train=folder)
+
+
+@pytest.fixture(scope="module")
+def plays(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPaths:
+    """A log of seven days, whose histories are cut on reading."""
+    folder = tmp_path_factory.mktemp("plays")
+    config = PlantedLogConfig(events=6007, users=80, items=20, days=7, history=6, dim=8)
+    write_planted_log(folder, config)
+    log = folder / "log"
+    return SyntheticPaths(log, log, folder / "schema.json", folder / "truth.json")
 
 
 class Asks(Callback):
@@ -95,15 +105,18 @@ def windows_of(result: Result) -> dict[int | None, tuple[int, dict[str, float]]]
     return {e.window: (e.step, dict(e.scores)) for e in scored}
 
 
+@pytest.mark.parametrize(("data", "model"), [("days", "dlrm"), ("plays", "din")])
 def test_a_lost_rank_and_another_number_of_ranks_change_no_window(
-    days: SyntheticPaths, tmp_path: Path
+    data: str, model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    calm = worlds.driver(days, 2, **options(tmp_path / "calm")).fit()
+    days: SyntheticPaths = request.getfixturevalue(data)
+    calm_model = worlds.recipe(days, model)
+    calm = worlds.driver(days, 2, **options(tmp_path / "calm", model=calm_model)).fit()
     wanted = windows_of(calm)
     assert list(wanted) == FOUND and calm.steps > 20
     scratch, asks = tmp_path / "scratch", Asks(step=16)
     scratch.mkdir()
-    chosen = options(tmp_path / "run", model=acting(days, scratch, dies(scratch)))
+    chosen = options(tmp_path / "run", model=acting(days, scratch, dies(scratch), model))
     asks.driver = driver = worlds.driver(
         days, (1, 2), grow_after_s=3600.0, callbacks=(asks,), **chosen
     )
