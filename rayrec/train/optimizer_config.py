@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 DENSE_OPTIMIZERS = {"adam": "Adam", "adagrad": "Adagrad", "sgd": "SGD"}  # -> class of torch.optim
-_IN_ONE_KERNEL = ("adam", "sgd")  # that torch has on GPUs, and takes when it is told
 _WAYS = frozenset({"foreach", "fused", "capturable", "differentiable"})  # of which one is chosen
 
 # of torch, where it does not know an option or a value
@@ -57,7 +56,7 @@ class OptimizerConfig:
         return cls(name=word, lr=base.lr if word == base.name else _RATES.get(word, base.lr))
 
     def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of dense parameters; on a GPU one kernel updates them all.
+        """Return torch's optimizer of dense parameters; one kernel updates those of a device.
 
         Raises:
             ConfigError: torch has no such option, or refuses its value.
@@ -75,8 +74,8 @@ class OptimizerConfig:
         try:
             kind = getattr(torch.optim, DENSE_OPTIMIZERS[self.name])
             options = dict(self.options)
-            if self.name in _IN_ONE_KERNEL and not _WAYS.intersection(options):
-                options["fused"] = all(parameter.is_cuda for parameter in parameters) or None
+            if not _WAYS.intersection(options):
+                options["fused"] = True  # which torch has for all of DENSE_OPTIMIZERS
             return kind(parameters, lr=self.lr, **options)
         except _REFUSALS as error:
             raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error

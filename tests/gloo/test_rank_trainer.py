@@ -42,7 +42,7 @@ def both_loops(rank: int, world_size: int, folder: Path) -> None:
     model = DistributedModelParallel(
         spec.model(), plan=spec.plan, sparse_optimizer=sparse, seed=spec.seed
     )
-    dense = torch.optim.Adam(model.parameters(), lr=spec.dense_optimizer.lr)
+    dense = torch.optim.Adam(model.parameters(), lr=spec.dense_optimizer.lr, fused=True)
     done = 0
     for epoch in range(2):
         for batch in spec.data.loader(
