@@ -108,7 +108,9 @@ def specs_of(folder: Path, args: argparse.Namespace) -> dict[str, TrainSpec]:
     pairs = Pairs.of_rows(rows, model.history, model.item, model.longest)
     recipe = NextItemRecipe(schema=schema, model=model, counts=pairs.counts)
     options = run_options(model) | {"global_batch_size": args.batch, "steps": args.steps}
-    options["data"] = NextItemDataset(data=rows, candidates=recipe.candidates())
+    candidates = recipe.candidates()
+    assert candidates is not None, "the softmax is sampled"
+    options["data"] = NextItemDataset(data=rows, candidates=candidates)
     options["plan"] = manual_plan([recipe.table()], "row_wise", Topology.local(args.ranks))
     builders: dict[str, Builder] = {BIASED: recipe, PLAIN: WithoutBiases(recipe)}
     return {name: TrainSpec(model=build, **options) for name, build in builders.items()}

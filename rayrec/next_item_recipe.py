@@ -45,7 +45,8 @@ class NextItemModel:
         layers: of the encoder, 2 unless given, of gru4rec 1.
         heads: of attention, 2 unless given; gru4rec has none.
         dropout: share of the columns that are dropped.
-        loss: "sampled" or "full": a softmax over negatives, or over all items.
+        loss: "sampled", "full" or "in_batch": a softmax over negatives, over all items, or over the
+            items of all tokens of the batch.
         negatives: items of a sampled softmax, 512 unless given.
         proposal: how negatives are drawn: "popularity", unless given, "mixed" or "uniform".
         ks: lengths of the lists that are scored.
@@ -63,7 +64,7 @@ class NextItemModel:
     layers: int | None = None
     heads: int | None = None
     dropout: float = 0.3
-    loss: Literal["sampled", "full"] = "sampled"
+    loss: Literal["sampled", "full", "in_batch"] = "sampled"
     negatives: int | None = None
     proposal: Literal["popularity", "mixed", "uniform"] | None = None
     ks: tuple[int, ...] = (10,)
@@ -85,7 +86,11 @@ class NextItemModel:
         for names, whose, is_theirs in (
             (("times",), "hstu, and the model is " + repr(self.model), self.model == "hstu"),
             (("length", "heads"), "attention, and gru4rec has none", self.model != "gru4rec"),
-            (("negatives", "proposal"), 'a sampled loss, and loss="full"', self.loss == "sampled"),
+            (
+                ("negatives", "proposal"),
+                f"a sampled loss, not {self.loss!r}",
+                self.loss == "sampled",
+            ),
         ):
             for name in names:
                 if getattr(self, name) is not None and not is_theirs:
@@ -155,7 +160,7 @@ class NextItemRecipe:
             self.model.encoder(table.embedding_dim),
             said.history,
             said.item,
-            None if self.counts is None else CANDIDATES,
+            CANDIDATES if self._has_candidates else None,
             bias,
             said.times,
             listed,
@@ -192,7 +197,7 @@ class NextItemRecipe:
                 f"the schema has a feature {CANDIDATES!r}, which is the name of the items that the "
                 "loss compares; give it another name."
             )
-        features = [*both] if self.counts is None else [*both, CANDIDATES]
+        features = [*both, CANDIDATES] if self._has_candidates else [*both]
         table = replace(found[0], feature_names=features)
         bound = self.model.init_bound
         said = table.weight_init_min, table.weight_init_max, table.init_fn
@@ -200,14 +205,22 @@ class NextItemRecipe:
             return table
         return replace(table, weight_init_min=-bound, weight_init_max=bound)
 
-    def candidates(self) -> Candidates:
-        """Return what chooses the items that a batch in training is compared with."""
+    @property
+    def _has_candidates(self) -> bool:
+        return self.counts is not None and self.model.loss != "in_batch"
+
+    def candidates(self) -> Candidates | None:
+        """Return what chooses the items that a batch in training is compared with; None where they
+        are the batch's own.
+        """
         from rayrec.data import ItemSlices, SharedNegatives
 
         assert self.counts is not None, "the model is trained"
         items = len(self.counts)
         if self.model.loss == "full":
             return ItemSlices(num_items=items)
+        if not self._has_candidates:
+            return None
         proposal = self.model.proposal or "popularity"
         counts = None if proposal == "uniform" else self.counts
         return SharedNegatives(
@@ -220,7 +233,14 @@ class NextItemRecipe:
         from rayrec.data import SharedNegatives
         from rayrec.models import FullSoftmax, SampledSoftmax
 
-        chosen = None if self.counts is None else self.candidates()
+        if self.counts is None:
+            return SampledSoftmax(items)  # of a model that is not trained
+        chosen = self.candidates()
+        if chosen is None:
+            # the batch has an item as often as items of the data are to be found
+            chosen = SharedNegatives(
+                count=1, num_items=items, proposal="popularity", counts=self.counts
+            )
         if isinstance(chosen, SharedNegatives):
             return SampledSoftmax(items, torch.from_numpy(chosen.log_q()))
         return FullSoftmax(items)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rayrec.comm.exchange import Exchange, LocalExchange
 from rayrec.data.batch import Batch, keys_of
 from rayrec.errors import ConfigError, InputError
-from rayrec.models.softmax import FullSoftmax, SampledSoftmax
+from rayrec.models.softmax import FullSoftmax, SampledSoftmax, items_of_ranks
 from rayrec.modules import EmbeddingCollection
 from rayrec.modules.jagged_rows import JaggedOffsets
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -62,8 +62,8 @@ class NextItem(nn.Module):
         embedding_collection: one table with the features below.
         encoder: forward(values (T, D), offsets (B + 1,), times, keys) -> (T, D), where a position
             sees those before it and itself, such as `rayrec.modules.SASRecEncoder`.
-        history, item, candidates: names of the features; a model that is not trained may have no
-            candidates.
+        history, item, candidates: names of the features; without candidates a model is trained
+            with the items of all tokens of the batch, on all ranks, as its negatives.
         times: sequence of the batch with the time of each item of the history, for encoders that
             look at it; None for others.
         listed: (num_embeddings,) bool, the items that lists of the best may hold; None for all.
@@ -159,6 +159,8 @@ class NextItemTrain(nn.Module):
     Args:
         model: the model.
         loss: what the scores of all or of some items become.
+    Raises:
+        ConfigError: the loss needs candidates, and the model has none.
 
     Example:
         data = NextItemDataset(data=rows, candidates=ItemSlices(num_items=items))
@@ -167,6 +169,8 @@ class NextItemTrain(nn.Module):
 
     def __init__(self, model: NextItem, loss: FullSoftmax | SampledSoftmax) -> None:
         super().__init__()
+        if model.candidates is None and isinstance(loss, FullSoftmax):
+            raise ConfigError("a full softmax needs candidates, all items; name their feature.")
         self.model, self.loss = model, loss
 
     def forward(
@@ -180,8 +184,6 @@ class NextItemTrain(nn.Module):
         model, features = self.model, batch.sparse_features
         rows = model.look_up(features)
         history_ids, item_ids = features[model.history].values(), features[model.item].values()
-        assert model.candidates is not None, "the model is trained"
-        candidate_ids = features[model.candidates].values()
         counts = features[model.item].lengths()
         # as many as rows in all, some may be in the wrong one; elsewhere that would cost a sync
         if len(item_ids) != len(counts) or (counts.is_cpu and bool((counts != 1).any())):
@@ -196,15 +198,14 @@ class NextItemTrain(nn.Module):
             own_ids = torch.cat([history_ids, item_ids])[following]
             own_rows = torch.cat([rows.history.values(), rows.item])[following]
             own_scores = (tokens * own_rows).sum(1) + model.biases(own_ids)
-            losses = self.loss(
-                tokens,
-                own_scores,
-                own_ids,
-                rows.candidates,
-                model.biases(candidate_ids),
-                candidate_ids,
-                model.exchange,
-            )
+            if model.candidates is None:
+                ids, candidates, shares = items_of_ranks(own_ids, own_rows, model.exchange)
+                # an item stands for all tokens that have it
+                biases = model.biases(ids) + (shares * len(ids)).log()
+            else:
+                ids, candidates = features[model.candidates].values(), rows.candidates
+                biases = model.biases(ids)
+            losses = self.loss(tokens, own_scores, own_ids, candidates, biases, ids, model.exchange)
             loss = losses.sum() / max(1, len(losses))
         return loss, (loss.detach(), {}, {})
 

@@ -126,6 +126,25 @@ class SampledSoftmax(nn.Module):
         return together.logsumexp(1) - own_scores
 
 
+def items_of_ranks(
+    own_ids: Tensor, own_rows: Tensor, exchange: Exchange
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the different items of the tokens of all ranks: ids, rows and shares of the tokens.
+
+    Args:
+        own_ids: (T,) ids of this rank's tokens.
+        own_rows: (T, D) rows of the same items; differentiable.
+        exchange: the ranks that share the items; all of them call it.
+    """
+    (sizes,) = counts_by_rank([len(own_ids)], exchange, own_rows.device)
+    all_ids = gather_rows(own_ids, sizes, exchange)
+    all_rows = gather_rows(own_rows, sizes, exchange)
+    ids, numbers, counts = all_ids.unique(return_inverse=True, return_counts=True)
+    places = torch.arange(len(all_ids), device=ids.device)
+    first = torch.empty_like(ids).scatter_reduce_(0, numbers, places, "amin", include_self=False)
+    return ids, all_rows.index_select(0, first), counts / max(1, len(all_ids))
+
+
 class _LogSum(torch.autograd.Function):
     """Log of the sum of exponents over the candidates: (N, D), (K, D), (K,) -> (N,)."""
 

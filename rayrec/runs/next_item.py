@@ -55,9 +55,10 @@ def train_next_item(settings: RunFile, reporting: Reporting) -> None:
     check_lists(held_out, model.history, model.longest)
     recipe = NextItemRecipe(schema=text, model=model, counts=pairs.counts)
     recipe.table()  # checks
+    candidates = recipe.candidates()
     driver = settings.driver(
         recipe,
-        NextItemDataset(data=train, candidates=recipe.candidates()),
+        train if candidates is None else NextItemDataset(data=train, candidates=candidates),
         replace(settings.run, extras={**settings.run.extras, **recipe.to_extras()}),
         scorer=NextItemScorer(held_out=held_out, pairs=pairs, seen=model.seen, ks=model.ks),
     )

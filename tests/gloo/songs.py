@@ -93,10 +93,11 @@ def task_for(
     held_out = open_data(str(folder / "eval"), schema, with_labels=False)
     pairs = Pairs.of_rows(train, "history", "item")
     recipe = NextItemRecipe(schema=schema, model=model, counts=pairs.counts)
+    candidates = recipe.candidates()
     spec = TrainSpec(
         **{**run_options(model), "global_batch_size": 50},
         model=recipe,
-        data=NextItemDataset(data=train, candidates=recipe.candidates()),
+        data=train if candidates is None else NextItemDataset(data=train, candidates=candidates),
         plan=manual_plan(find_tables(recipe), kind, Topology.local(group_size or ranks)),
         sharding_group_size=group_size,
         steps=20,

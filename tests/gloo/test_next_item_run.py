@@ -37,12 +37,12 @@ def songs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_songs(tmp_path_factory.mktemp("songs"))
 
 
-@pytest.mark.parametrize("loss", ["sampled", "full"])
+@pytest.mark.parametrize("loss", ["sampled", "full", "in_batch"])
 def test_ranks_train_and_rank_as_one(ranks: RankPool, songs: Path, loss: str) -> None:
     model = replace(SMALL, loss=loss, negatives=16 if loss == "sampled" else None)
     (one,) = ranks.run(1, run_task, task_for(songs, model, 1, "table_wise"))
     # each group of a 2D world holds all items and ranks the queries of its own
-    groups = None if loss == "full" else 2
+    groups = 2 if loss == "sampled" else None
     for world_size, kind, group_size in ((2, "column_wise", None), (4, "row_wise", groups)):
         task = task_for(songs, model, world_size, kind, group_size)
         found = ranks.run(world_size, run_task, task)
@@ -101,7 +101,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(songs: Path, tmp_path: Path) -
 
 SERVED = [
     ("model.model=sasrec",),
-    ("model.model=hstu", "model.times=times"),
+    ("model.model=hstu", "model.times=times", "model.loss=in_batch", "model.negatives=none"),
     ("model.model=gru4rec", "model.loss=full", "model.negatives=none"),
 ]
 
@@ -266,7 +266,8 @@ def test_batches_hold_the_same_for_any_number_of_ranks(songs: Path, loss: str) -
         ("model.times=times", "times='times' is for hstu"),
         ("model.model=hstu model.times=seen", "has not one number for each item of 'history'"),
         ("model.model=gru4rec model.heads=4", "heads=4 is for attention, and gru4rec has none"),
-        ("model.loss=full", "negatives=16 is for a sampled loss"),
+        ("model.loss=full", "negatives=16 is for a sampled loss, not 'full'"),
+        ("model.loss=in_batch", "negatives=16 is for a sampled loss, not 'in_batch'"),
         ("run.evaluation={every_n_steps=5}", "run.evaluation scores on the way"),
         ("model.ks=[99]", "longer than a list of all 40 items"),
         ("model.ks=[]", "give different lengths of lists"),

@@ -51,6 +51,7 @@ class World:
         counts[0] += 1
         drawn = SharedNegatives(count=rng.randint(1, 9), num_items=self.items, counts=counts)
         self.is_full = bool(rng.randint(0, 1))
+        self.in_batch = not self.is_full and bool(rng.randint(0, 1))
         self.log_q = torch.from_numpy(drawn.log_q())
         self.candidates = ItemSlices(num_items=self.items) if self.is_full else drawn
         self.steps = [
@@ -68,7 +69,7 @@ class World:
         return manual_plan([self.config()], self.kind, Topology.local(self.ranks))
 
     def config(self) -> EmbeddingConfig:
-        names = ["history", "item", "candidates"]
+        names = ["history", "item", "candidates"][: 2 if self.in_batch else 3]
         return EmbeddingConfig(self.items, WIDTH, name="song", feature_names=names)
 
     def model(self) -> NextItemTrain:
@@ -76,7 +77,11 @@ class World:
         collection.embeddings["song"].weight.data.copy_(self.table)
         times = "times" if isinstance(self.encoder, HSTUEncoder) else None
         model = NextItem(
-            collection, copy.deepcopy(self.encoder), bias=self.bias.clone(), times=times
+            collection,
+            copy.deepcopy(self.encoder),
+            candidates=None if self.in_batch else "candidates",
+            bias=self.bias.clone(),
+            times=times,
         )
         loss = FullSoftmax(self.items) if self.is_full else SampledSoftmax(self.items, self.log_q)
         return NextItemTrain(model, loss)
@@ -84,20 +89,29 @@ class World:
     def tokens(self, step: int) -> int:
         return max(1, sum(len(row.history) for rows in self.steps[step] for row in rows))
 
+    def targets(self, step: int) -> list[int]:
+        """The items that the tokens of all ranks are to find."""
+        rows = [row for rows in self.steps[step] for row in rows if row.history]
+        return [item for row in rows for item in [*row.history[1:], row.item]]
+
 
 class Part:
     """A rank's part of a global batch."""
 
     def __init__(self, world: World, step: int, rank: int) -> None:
         rows = world.steps[step][rank]
-        chosen = world.candidates.ids(0, step, rank, world.ranks).tolist()
+        chosen: list[int] = []
+        if not world.in_batch:
+            chosen = world.candidates.ids(0, step, rank, world.ranks).tolist()
         flat = [i for row in rows for i in row.history] + [row.item for row in rows] + chosen
         lengths = [len(row.history) for row in rows]
+        bags, keys = [*lengths, *[1] * len(rows), len(chosen)], len(world.config().feature_names)
+        strides = [[len(rows)], [len(rows)], [1]][:keys]
         self.sparse_features = KeyedJaggedTensor(
-            ["history", "item", "candidates"],
+            world.config().feature_names,
             torch.tensor(flat, dtype=torch.int64),
-            lengths=torch.tensor([*lengths, *[1] * len(rows), len(chosen)], dtype=torch.int32),
-            stride_per_key_per_rank=[[len(rows)], [len(rows)], [1]],
+            lengths=torch.tensor(bags[: sum(one for (one,) in strides)], dtype=torch.int32),
+            stride_per_key_per_rank=strides,
         )
         times = torch.tensor([t for row in rows for t in row.times], dtype=torch.int64)
         own = torch.tensor(lengths, dtype=torch.int32)
@@ -108,6 +122,8 @@ def plain_loss(world: World, model: NextItem, step: int) -> Tensor:
     """The mean over the tokens of the global batch."""
     weight, bias = model.items.embeddings["song"].weight, model.bias
     drawn = None if world.is_full else world.candidates.ids(0, step, 0, 1).tolist()
+    if world.in_batch:
+        drawn = world.targets(step)
     losses = [weight.sum() * 0]
     for row in (row for rows in world.steps[step] for row in rows):
         if not row.history:
