@@ -48,7 +48,21 @@ def paired_bootstrap(
     return Difference(float(differences.mean()), float(low), float(high))
 
 
-def gains(places: NDArray[np.int64], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the hit and the discounted gain at k of the one wanted item of each query."""
-    hits = places < k
-    return hits.astype(np.float64), np.where(hits, 1 / np.log2(places + 2.0), 0.0)
+def gains(
+    places: NDArray[np.int64], k: int, wanted: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return recall and NDCG at k of each query that wants an item; of one item the recall is its
+    hit.
+
+    Args:
+        places: of the wanted items, those of a query after those of the one before it.
+        wanted: (Q,) items of each query; None for one.
+    """
+    hits = (places < k).astype(np.float64)
+    gained = hits / np.log2(places + 2.0)
+    if wanted is None:
+        return hits, gained
+    wanted = wanted[wanted > 0]
+    first = np.cumsum(wanted) - wanted
+    best = np.cumsum(1 / np.log2(np.arange(k) + 2.0))[np.minimum(wanted, k) - 1]
+    return np.add.reduceat(hits, first) / wanted, np.add.reduceat(gained, first) / best

@@ -3,8 +3,8 @@
 Every held-out row is a query: its history, and the item that is wanted. There are two protocols,
 and figures of one say nothing of the other: items that the query has seen are kept in the list, or
 masked. Ties are pessimistic (`rayrec.models.full_ranking`), for the baselines, too. Items that
-follow no other in a training row, and that no held-out row holds, are in no list. Rank 0 writes the
-place of every query into the run's folder, for a paired comparison of two runs.
+follow no other in a training row, and that no held-out row holds, are in no list. The place of
+every query is kept in the run's folder, for a paired comparison of two runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.ranked_queries import PROTOCOLS, write_places
+from rayrec.runs.ranked_queries import PROTOCOLS, keep_places
 from rayrec.runs.retrieval_scores import add_places, by_ranker, merged
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ class NextItemScorer:
         """Score the model and the baselines; return the scores by name, the same on every rank."""
         import torch
 
-        from rayrec.train.window import gather_objects
-
         trainer.model.eval()
         model: NextItem = trainer.model.module.model  # type: ignore[assignment]
         # by ranker and protocol, such as "model masked": places of the queries, call by call
@@ -114,18 +112,8 @@ class NextItemScorer:
         scores: dict[str, float] = {}
         for name, parts in calls.items():
             scores |= self._scores(name, torch.cat(parts))
-        ranks = gather_objects(
-            {name: [part.tolist() for part in parts] for name, parts in calls.items()}
-        )
-        joined: dict[str, list[int]] = {}
-        for name in calls:
-            # the ranks' parts of a call stand in the order of the rows
-            ordered = zip(*(one[name] for one in ranks), strict=True)
-            own_name = name.removeprefix(f"{MODEL} ")
-            joined[own_name] = [place for call in ordered for part in call for place in part]
-        if trainer.rank == 0 and trainer.spec.run_path is not None:
-            write_places(trainer.spec.run_path, joined)
-        return {**scores, "queries": float(len(joined["kept"]))}
+        kept = {name.removeprefix(f"{MODEL} "): parts for name, parts in calls.items()}
+        return {**scores, "queries": float(len(keep_places(trainer, kept)["kept"]))}
 
     def _placed(self, trainer: RankTrainer, model: NextItem) -> Iterator[dict[str, ItemPlaces]]:
         """Yield the places of this rank's queries by each ranker, call by call."""

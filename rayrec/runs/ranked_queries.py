@@ -12,18 +12,40 @@ from rayrec.storage import one_line, resolve, write_whole
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rayrec.train.loop import RankTrainer
 
 FILE = "places.json"
 PROTOCOLS = ("kept", "masked")
+WANTED = "wanted"  # the number of wanted items of each query, where it is not one
 K = 10
 
 
-def write_places(run_path: str, places: dict[str, list[int]]) -> None:
-    """Keep the places of all queries in the order of the rows, by protocol.
+def keep_places(
+    trainer: RankTrainer, calls: Mapping[str, Sequence[Tensor]]
+) -> dict[str, list[int]]:
+    """Join the places of the queries of all ranks, and write them into the run's folder, if it has
+    one; a collective.
 
-    Those of a baseline have its name before the protocol, such as "markov masked".
+    Args:
+        calls: by protocol, places of this rank's queries, call by call; the ranks' parts of a call
+            stand in the order of the queries. Those of a baseline have its name before the
+            protocol, such as "markov masked".
     """
-    write_whole("the places of the queries", f"{run_path}/{FILE}", json.dumps(places))
+    from rayrec.train.window import gather_objects
+
+    ranks = gather_objects(
+        {name: [part.tolist() for part in parts] for name, parts in calls.items()}
+    )
+    joined: dict[str, list[int]] = {}
+    for name in calls:
+        ordered = zip(*(one[name] for one in ranks), strict=True)
+        joined[name] = [place for call in ordered for part in call for place in part]
+    if trainer.rank == 0 and trainer.spec.run_path is not None:
+        path = f"{trainer.spec.run_path}/{FILE}"
+        write_whole("the places of the queries", path, json.dumps(joined))
+    return joined
 
 
 def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
@@ -42,7 +64,11 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
     try:
         with files.open_input_stream(where) as stream:
             told = json.loads(stream.read())
-        return {name: np.array(told[name], dtype=np.int64) for name in (*PROTOCOLS, *told)}
+        found = {name: np.array(told[name], dtype=np.int64) for name in (PROTOCOLS[1], *told)}
+        wanted = found.get(WANTED)
+        if wanted is not None and wanted.sum() != len(found[PROTOCOLS[1]]):
+            raise ValueError(f"{wanted.sum()} wanted items, {len(found[PROTOCOLS[1]])} places")
+        return found
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(
             f"{path} does not hold the places of queries: {one_line(error)}."
@@ -50,8 +76,8 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
 
 
 def comparison(runs: Sequence[str]) -> Iterator[str]:
-    """Yield lines that compare the ranking of each run with that of its Markov chain, and the
-    rankings of runs with those of the first that has any.
+    """Yield lines that compare the ranking of each run with that of its Markov chain, or, of two
+    towers, with popularity, and the rankings of runs with those of the first that has any.
 
     Raises:
         InputError: a file is damaged, or the runs have ranked other rows.
@@ -59,10 +85,12 @@ def comparison(runs: Sequence[str]) -> Iterator[str]:
     kept = [(run, read_places(run)) for run in runs]
     ranked = [(run, places) for run, places in kept if places is not None]
     for run, places in ranked:
-        chain = {p: places[f"markov {p}"] for p in PROTOCOLS if f"markov {p}" in places}
-        if chain.keys() == {*PROTOCOLS}:
-            yield f"{run} less its Markov chain, with the middle 95% of a paired bootstrap:"
-            yield from _differences(chain, places)
+        baseline = "popularity" if WANTED in places else "markov"
+        chosen = {p: places[f"{baseline} {p}"] for p in PROTOCOLS if f"{baseline} {p}" in places}
+        if chosen:
+            title = "popularity" if WANTED in places else "its Markov chain"
+            yield f"{run} less {title}, with the middle 95% of a paired bootstrap:"
+            yield from _differences({**places, **chosen}, places)
     for run, places in ranked[1:]:
         base, others = ranked[0]
         yield f"{run} less {base}, with the middle 95% of a paired bootstrap:"
@@ -72,12 +100,20 @@ def comparison(runs: Sequence[str]) -> Iterator[str]:
 def _differences(
     base: Mapping[str, NDArray[np.int64]], places: Mapping[str, NDArray[np.int64]]
 ) -> Iterator[str]:
+    import numpy as np
+
     from rayrec.metrics.bootstrap import gains, paired_bootstrap
 
+    recall = "recall" if WANTED in places else "hr"
+    if not np.array_equal(base.get(WANTED, ()), places.get(WANTED, ())):
+        raise InputError("the wanted items of the runs' queries differ; rank the same rows.")
     for protocol in PROTOCOLS:
+        if protocol not in base or protocol not in places:
+            continue
         shown = []
-        both = zip(gains(base[protocol], K), gains(places[protocol], K), strict=True)
-        for name, (first, second) in zip((f"hr@{K}", f"ndcg@{K}"), both, strict=True):
+        sides = (gains(side[protocol], K, side.get(WANTED)) for side in (base, places))
+        both = zip(*sides, strict=True)
+        for name, (first, second) in zip((f"{recall}@{K}", f"ndcg@{K}"), both, strict=True):
             mean, low, high = paired_bootstrap(first, second)
             shown.append(f"{name} {mean:+.4f} [{low:+.4f}, {high:+.4f}]")
         yield f"  seen {protocol}: {'  '.join(shown)}"

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.errors import InputError
+from rayrec.runs.ranked_queries import WANTED, keep_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,9 +71,12 @@ class RetrievalScorer:
     def __call__(self, trainer: RankTrainer) -> dict[str, float]:
         """Score the model and popularity; return the scores by name, the same on every rank."""
         truth = self.truth()
-        by_model, by_count = compare(trainer, truth, self.ks)
-        queries, model = merged(by_model)
-        _, popularity = merged(by_count)
+        calls = compare(trainer, truth)
+        kept = {**calls.places, WANTED: calls.wanted}
+        keep_places(trainer, kept)
+        (queries, model), (_, popularity) = (
+            merged(_counted(parts, calls.wanted, self.ks)) for parts in calls.places.values()
+        )
         return {
             **{f"model {name}": value for name, value in model.items()},
             **{f"popularity {name}": value for name, value in popularity.items()},
@@ -81,13 +85,22 @@ class RetrievalScorer:
         }
 
 
-def compare(
-    trainer: RankTrainer, truth: Truth, ks: tuple[int, ...]
-) -> tuple[RankingMetrics, RankingMetrics]:
-    """Count the lists of this rank's users by the model and by popularity; a collective."""
+class Calls(NamedTuple):
+    """What was found for this rank's users, call by call.
+
+    Attributes:
+        places: of the wanted items, by the model ("masked") and by popularity.
+        wanted: the number of wanted items of each user.
+    """
+
+    places: dict[str, list[Tensor]]
+    wanted: list[Tensor]
+
+
+def compare(trainer: RankTrainer, truth: Truth) -> Calls:
+    """Rank the items for this rank's users by the model and by popularity; a collective."""
     import torch
 
-    from rayrec.metrics import RankingMetrics
     from rayrec.models import rank_items, rank_scores
 
     device, rank, world = trainer.device, trainer.rank, trainer.world_size
@@ -97,7 +110,9 @@ def compare(
     items, exchange = truth.items.num_rows, towers.exchange
     counts = torch.from_numpy(truth.counts).to(device).double()
     known = torch.ones(items, dtype=torch.bool, device=device)
-    by_model, by_count = RankingMetrics(ks, device), RankingMetrics(ks, device)
+    by_model: list[Tensor] = []
+    by_count: list[Tensor] = []
+    calls = Calls({"masked": by_model, "popularity masked": by_count}, [])
     with torch.no_grad():
         # the ranks of a 2D group hold all items together, and rank the users of their own
         bounds = [items * r // exchange.world_size for r in range(exchange.world_size + 1)]
@@ -118,10 +133,22 @@ def compare(
             zeros = vectors.new_zeros(len(vectors))
             mine = known[: len(vectors)]
             found = rank_items(queries, wanted, seen, vectors, zeros, first, mine, exchange)
-            add_places(by_model, found.masked, wanted.lengths)
+            by_model.append(found.masked)
+            calls.wanted.append(wanted.lengths)
             popular = rank_scores(counts.repeat(len(rows), 1), wanted, seen, known)
-            add_places(by_count, popular.masked, wanted.lengths)
-    return by_model, by_count
+            by_count.append(popular.masked)
+    return calls
+
+
+def _counted(
+    calls: Sequence[Tensor], wanted: Sequence[Tensor], ks: tuple[int, ...]
+) -> RankingMetrics:
+    from rayrec.metrics import RankingMetrics
+
+    metrics = RankingMetrics(ks, wanted[0].device)
+    for places, lengths in zip(calls, wanted, strict=True):
+        add_places(metrics, places, lengths)
+    return metrics
 
 
 def places_of(lists: Sequence[IdArray], rows: range, truth: Truth, device: Any) -> Lists:

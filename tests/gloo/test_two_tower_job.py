@@ -22,7 +22,9 @@ from rayrec.data import Feature, FeatureSchema, ParquetDataset
 from rayrec.data.hashing import mix, to_ids
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import DynamicConfig, EmbeddingBagConfig, row_wise
+from rayrec.metrics.bootstrap import gains
 from rayrec.runs.held_out import Truth
+from rayrec.runs.ranked_queries import comparison, read_places
 from rayrec.runs.retrieval import TwoTowerModel, TwoTowerRecipe, write_positives
 from rayrec.runs.retrieval_scores import RetrievalScorer
 from rayrec.train.checkpoint_config import CheckpointConfig
@@ -83,6 +85,7 @@ def test_recall_beats_popularity(
             [
                 *options(planted),
                 *sets("run.epochs=60", "run.global_batch_size=64"),
+                *sets(f"run.storage_path={tmp_path}", "run.name=towers"),
                 "--result",
                 str(result),
             ]
@@ -95,6 +98,24 @@ def test_recall_beats_popularity(
     said = capsys.readouterr().out
     assert "two towers: recall@5" in said and "popularity: recall@5" in said
     assert "warning" not in said
+    # what the run keeps of each user's wanted items has the same scores
+    places = read_places(str(tmp_path / "towers"))
+    assert places is not None and len(places["wanted"]) >= told["queries"]
+    for who, name in (("model", "masked"), ("popularity", "popularity masked")):
+        recall, ndcg = gains(places[name], 5, places["wanted"])
+        assert recall.mean() == pytest.approx(told[who]["recall@5"])
+        assert ndcg.mean() == pytest.approx(told[who]["ndcg@5"])
+    both = (gains(places[name], 10, places["wanted"]) for name in ("popularity masked", "masked"))
+    (low, _), (high, _) = both
+    first, line = comparison([str(tmp_path / "towers")])
+    assert "towers less popularity" in first
+    assert f"seen masked: recall@10 {(high - low).mean():+.4f} [+" in line
+    (tmp_path / "other").mkdir()
+    for wanted, says in (([1, 1], "2 wanted items"), ([*places["wanted"][::-1]], "differ")):
+        other = {"masked": places["masked"].tolist(), "wanted": np.array(wanted).tolist()}
+        (tmp_path / "other" / "places.json").write_text(json.dumps(other))
+        with pytest.raises(InputError, match=says):
+            list(comparison([str(tmp_path / "towers"), str(tmp_path / "other")]))
 
 
 def test_a_model_below_popularity_is_said_in_one_line(
