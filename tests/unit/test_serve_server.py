@@ -25,7 +25,7 @@ from rayrec.errors import (
     UnavailableError,
 )
 from rayrec.serve import Client, export
-from rayrec.serve.server import answering, settings
+from rayrec.serve.server import answering, scoring_queue, settings
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.settings import ServerSettings
 from rayrec.serve.wire import (
@@ -595,6 +595,35 @@ def test_a_replica_that_ends_answers_what_it_has(predictor, asked):
             np.testing.assert_allclose(got, wanted, **CLOSE)
         ended.result(100)
         assert server.replica.code == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_replica_that_cannot_score_any_more_answers_what_it_has_and_ends(
+    predictor, asked, monkeypatch, hangs
+):
+    """Its thread is in a call that does not return, or was ended by one."""
+    monkeypatch.setattr(scoring_queue, "_HANGS_S", 1.0 if hangs else 1000.0)
+    monkeypatch.setattr(scoring_queue, "_TURN_S", 0.05)
+    ended = threading.Event()
+
+    def score(request):
+        ended.wait(100)
+        raise SystemExit
+
+    with running(predictor, max_batch_rows=1, drain_s=300) as server, ThreadPoolExecutor(9) as pool:
+        queue = server.replica.answering.queue
+        monkeypatch.setattr(predictor, "score_and_weights", score)
+        with server.client() as client:
+            asks = [pool.submit(client.ask, asked) for _ in range(4)]
+            wait_for(lambda: queue._rows == 80)
+            if not hangs:
+                ended.set()
+            errors = [type(ask.exception(100)) for ask in asks]
+        assert sorted(errors, key=str) == [ServingError, *[UnavailableError] * 3]
+        assert server.replica.code == 1 and server.replica.ended.is_set()
+        server.stop().result(100)
+        ended.set()
 
 
 def test_nobody_at_the_address_is_said(asked):

@@ -30,7 +30,7 @@ class Answering:
     """Reads, scores and counts requests; made inside of a running event loop.
 
     Args:
-        failed: called in the event loop when the scoring thread ends by a defect.
+        failed: called in the event loop when the scoring thread ends by a defect, or hangs.
     Attributes:
         pending: number of requests that have come and were not answered.
         queue: requests that were read, and the thread that scores them.

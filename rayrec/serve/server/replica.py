@@ -79,7 +79,8 @@ class Replica:
         try:
             async with asyncio.timeout(most):
                 await asyncio.gather(self.grpc.stop(most), self.http.stop())
-                await self.answering.queue.drain()
+                if not self.code:
+                    await self.answering.queue.drain()
         except TimeoutError:
             # connections whose request has not come are nobody's loss
             self.code = self.code or int(self.answering.pending > 0)

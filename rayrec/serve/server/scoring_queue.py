@@ -27,13 +27,18 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from rayrec.errors import DeadlineError, OverloadedError, UnavailableError
+from rayrec.errors import DeadlineError, OverloadedError, ServingError, UnavailableError
+from rayrec.machine.stacks import thread_stacks
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.body import Asked
 from rayrec.serve.server.metrics import Metrics
 from rayrec.serve.server.settings import ServerSettings
+from rayrec.serve.server.telling import say
 from rayrec.serve.weights import Weights
 from rayrec.serve.wire import Answer, Scores
+
+_HANGS_S = 60.0  # a call that has not returned by then never will
+_TURN_S = 1.0  # between two looks at it
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +56,7 @@ class ScoringQueue:
 
     Args:
         predictor: scores; called from the thread alone.
-        failed: called in the event loop when the thread ends by a defect.
+        failed: called in the event loop when the thread ends by a defect, or hangs in a call.
     """
 
     def __init__(
@@ -66,12 +71,14 @@ class ScoringQueue:
         # in the order in which they came
         self._jobs: OrderedDict[_Job, None] = OrderedDict()
         self._rows = self._bytes = 0
+        self._call: list[_Job] = []  # requests that are being scored
         self._changed = threading.Condition()
         self._is_closed = self._is_ended = False
         self._weights: Weights | None = None
         self._count_ids(predictor.weights)
         self._thread = threading.Thread(target=self._work, name="scoring", daemon=True)
         self._thread.start()
+        self._watching = self._loop.create_task(self._watch())
 
     async def score(self, asked: Asked, waited_s: float = 0.0) -> Answer:
         """Wait for the scores of the B rows of a request.
@@ -88,7 +95,8 @@ class ScoringQueue:
         if asked.timeout_s is None:
             return await job.future
         left_s = max(0.0, asked.timeout_s - waited_s)
-        timer = self._loop.call_later(left_s, _expire, job, asked.timeout_s)
+        late = DeadlineError(f"the request had {asked.timeout_s * 1000:.0f} ms, which have passed.")
+        timer = self._loop.call_later(left_s, _refuse, job, late)
         try:
             return await job.future
         finally:
@@ -134,6 +142,9 @@ class ScoringQueue:
 
     def close(self) -> None:
         """End the thread, after the call that it is in."""
+        self._watching.cancel()
+        if self._is_ended:  # nobody waits for a call that hangs
+            return
         with self._changed:
             self._is_closed = self._is_ended = True
             self._changed.notify()
@@ -146,12 +157,35 @@ class ScoringQueue:
                     self._changed.wait_for(lambda: self._jobs or self._is_ended)
                     if self._is_ended:
                         return
-                    jobs = self._take()
+                    jobs = self._call = self._take()
                 outcomes = self._outcomes([job for job in jobs if not job.future.done()])
+                self._call = []
                 self._loop.call_soon_threadsafe(self._finish, jobs, outcomes)
         except BaseException:
-            self._loop.call_soon_threadsafe(self._failed)
+            self._loop.call_soon_threadsafe(self._fail)
             raise
+
+    async def _watch(self) -> None:
+        """Fail where a call hangs, by the turns it takes: time of a stopped process is none."""
+        call, turns = self._call, 0
+        while turns * _TURN_S < _HANGS_S:
+            await asyncio.sleep(_TURN_S)
+            turns = turns + 1 if call and call is self._call else 0
+            call = self._call
+        what = f"a call of the model has not returned for {_HANGS_S:g} s; the replica ends"
+        say(f"{what}\n{thread_stacks()}")
+        self._fail()
+
+    def _fail(self) -> None:
+        """Answer all requests, since nothing is scored any more."""
+        with self._changed:
+            self._is_closed = self._is_ended = True
+            waiting = list(self._jobs)
+        for job in self._call:  # not Unavailable: it shall not be the end of another replica
+            _refuse(job, ServingError("the call of the model that scored the request failed."))
+        for job in waiting:
+            _refuse(job, UnavailableError("the replica ends; ask again for another one."))
+        self._failed()
 
     def _take(self) -> list[_Job]:
         """Take the requests that wait longest, up to the bound of rows; at least one."""
@@ -254,8 +288,6 @@ def _cut(scores: Scores, start: int, stop: int) -> Scores:
     return {name: part[start:stop] for name, part in scores.items()}
 
 
-def _expire(job: _Job, timeout_s: float) -> None:
+def _refuse(job: _Job, error: ServingError) -> None:
     if not job.future.done():
-        job.future.set_exception(
-            DeadlineError(f"the request had {timeout_s * 1000:.0f} ms, which have passed.")
-        )
+        job.future.set_exception(error)
