@@ -39,7 +39,7 @@ def test_a_replica_that_is_killed_returns_and_others_go_on(artifact):
     predictor = Predictor.load(artifact)
     with replicated(artifact) as one, Load(one, predictor) as load:
         wait_for(lambda: load.right > 100)
-        before = one.replicas()
+        before, files = one.replicas(), os.listdir(numbers_of(artifact))
         for victim in before:
             right = load.right
             os.kill(victim, signal.SIGKILL)
@@ -54,7 +54,13 @@ def test_a_replica_that_is_killed_returns_and_others_go_on(artifact):
         version = f"7-{predictor.manifest.sha256[:12]}"
         assert f'rayrec_serve_replicas{{version="{version}"}} 2.0' in live
         wait_for(lambda: one.number("rayrec_serve_batch_rows_count") > 200)
+        assert sorted(os.listdir(numbers_of(artifact))) == sorted(files)
     assert not load.wrong
+
+
+def numbers_of(artifact: Path) -> Path:
+    """The folder of the numbers of the newest server; others were killed, and left theirs."""
+    return max(artifact.parent.glob("rayrec-serve-*"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def test_sigterm_answers_what_is_there_and_ends_with_0(artifact):
@@ -184,11 +190,7 @@ def test_a_server_outlives_a_start_that_the_system_refuses(artifact):
 def test_a_server_outlives_the_folder_of_its_numbers(artifact):
     with replicated(artifact) as one, Load(one, Predictor.load(artifact)) as load:
         wait_for(lambda: load.right > 100)
-        (folder,) = (
-            path
-            for path in artifact.parent.glob("rayrec-serve-*")
-            if f"counter_{one.replicas()[0]}.db" in os.listdir(path)
-        )
+        folder = numbers_of(artifact)
         shutil.rmtree(folder)
         victim, other = one.replicas()
         os.kill(victim, signal.SIGKILL)

@@ -93,9 +93,9 @@ def keep_folder() -> None:
     os.makedirs(os.environ[METRICS_FOLDER], 0o700, exist_ok=True)
 
 
-def forget_numbers(pid: int) -> None:
-    """Drop the gauges of a dead process from the sums."""
+def forget_numbers(replica: int) -> None:
+    """Drop the gauges of a replica that is dead from the sums."""
     # by their names, which takes no file descriptor
     for mode in _LIVE:
         with suppress(OSError):
-            os.unlink(os.path.join(os.environ[METRICS_FOLDER], f"gauge_{mode}_{pid}.db"))
+            os.unlink(os.path.join(os.environ[METRICS_FOLDER], f"gauge_{mode}_{replica}.db"))

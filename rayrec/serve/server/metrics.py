@@ -1,8 +1,9 @@
 """Metrics of a server for Prometheus.
 
 All replicas listen at one port, so a scrape reaches any of them. Where the variable
-PROMETHEUS_MULTIPROC_DIR is set, as the supervisor does, every replica keeps its numbers in a file
-there, and whichever is asked gives the sums over all, also of those that are gone.
+PROMETHEUS_MULTIPROC_DIR is set, as the supervisor does, every replica keeps its numbers in files
+there, and whichever is asked gives the sums over all. One that is started again goes on with the
+numbers of the one before, so that there are no more files, however often that happens.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from prometheus_client import values
 
 from rayrec.serve.predictor import Predictor
 from rayrec.serve.server.answering import Answering
@@ -134,6 +135,8 @@ def run_replica(
     Raises:
         UnavailableError: an address cannot be had.
     """
+    # one that is started again goes on with the numbers of the one before, in the same files
+    values.ValueClass = values.MultiProcessValue(lambda: number)
     torch.set_num_threads(settings.threads)
     predictor.warm()
 

@@ -244,7 +244,7 @@ class Supervisor:
         process = slot.process
         assert process is not None and process.pid is not None
         process.join()
-        forget_numbers(process.pid)
+        forget_numbers(slot.number)
         if time.monotonic() - slot.started > _SOUND_S:
             slot.ends = 0
         self._leave(slot)
