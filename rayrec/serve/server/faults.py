@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
-from contextlib import suppress
 from typing import NamedTuple
 
 from rayrec.errors import (
@@ -15,12 +13,14 @@ from rayrec.errors import (
     RayrecError,
     UnavailableError,
 )
+from rayrec.serve.server.telling import say
 
 OK = "ok"
 INPUT = "input"
 CANCELLED = "cancelled"
 # gRPC sends the text in a header, of which all together have 8 KB
 _MOST_TEXT = 1000
+_HALF_TRACE = 8000
 
 
 class ErrorReply(NamedTuple):
@@ -57,7 +57,9 @@ def fault_of(error: Exception) -> ErrorReply:
         if isinstance(error, kind):
             text = " ".join(str(error).split())
             return ErrorReply(outcome, code, status, kind.__name__, text[:_MOST_TEXT])
-    with suppress(OSError):  # a log that is full or gone
-        traceback.print_exception(error, file=sys.stderr)
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    if len(trace) > 2 * _HALF_TRACE:  # an error may quote a whole request
+        trace = f"{trace[:_HALF_TRACE]}\n[...]\n{trace[-_HALF_TRACE:]}"
+    say(trace)
     text = f"the server failed with {type(error).__name__}; its log has the traceback."
     return ErrorReply("defect", "INTERNAL", 500, "ServingError", text)
