@@ -191,8 +191,9 @@ def _check_size(folder: Path, file: StoredFile) -> None:
             f"{folder} has no file {file.path}, which its manifest names. {_AGAIN}"
         ) from None
     size = said.st_size
-    # reading a pipe would wait for ever
-    if size != file.bytes or not stat.S_ISREG(said.st_mode):
+    if not stat.S_ISREG(said.st_mode):  # reading a pipe would wait for ever
+        raise ArtifactError(f"{folder}/{file.path} is no plain file. {_AGAIN}")
+    if size != file.bytes:
         raise ArtifactError(
             f"{folder}/{file.path} has {size} bytes, not {file.bytes}: it is truncated. {_AGAIN}"
         )

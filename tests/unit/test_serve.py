@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 import subprocess
 import sys
@@ -420,6 +421,9 @@ def test_damage_is_found_and_named(served, tmp_path):
             open_artifact(copy)
         (copy / path).unlink()
         with pytest.raises(ArtifactError, match=f"no file {path}"):
+            open_artifact(copy)
+        os.mkfifo(copy / path)
+        with pytest.raises(ArtifactError, match=f"{path} is no plain file"):
             open_artifact(copy)
 
 
