@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from rayrec.data.column_types import is_list, plain_text
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.planner.zipf import fit_skew
@@ -47,7 +48,7 @@ def measure(
     column_of = {feature.name: feature.column for feature in schema.features}
     wanted = sorted(set(column_of.values()))
     try:
-        sample = ds.dataset(path, format=_format(Path(path))).head(rows, columns=wanted)
+        sample = plain_text(ds.dataset(path, format=_format(Path(path))).head(rows, columns=wanted))
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"cannot profile {path}: {error}") from None
     if sample.num_rows == 0:
@@ -84,9 +85,4 @@ def _format(path: Path) -> str:
 
 def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return all ids of a column; a null is no id, and a null list an empty bag."""
-    lists = (
-        pa.types.is_list(column.type)
-        or pa.types.is_large_list(column.type)
-        or pa.types.is_fixed_size_list(column.type)
-    )
-    return pc.drop_null(pc.list_flatten(column) if lists else column)
+    return pc.drop_null(pc.list_flatten(column) if is_list(column.type) else column)

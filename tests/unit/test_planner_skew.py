@@ -86,6 +86,20 @@ def test_a_profile_finds_the_law_of_every_table_and_joins_features(tmp_path: Pat
     assert [m["pooling_factor"] for m in found.values()] == [1.0] * 3
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_profile_reads_views_of_text(kind: pa.DataType, lists: bool, tmp_path: Path) -> None:
+    words = [f"a longer word {n % 50}" for n in range(1000)]
+    column = pa.array(
+        [[word] for word in words] if lists else words, pa.list_(kind) if lists else kind
+    )
+    tables = bag("t", 50, "f"), bag("u", 50, "g")
+    plain = [[n % 50] for n in range(1000)]
+    views = pa.array(plain, pa.list_view(pa.int64()))
+    found = measure(reading(*tables), write(tmp_path, f=column, g=views), step_rows=1000)
+    assert found["t"] == found["u"] and found["t"]["pooling_factor"] == 1.0
+
+
 def shuffled_columns(real_data: Path) -> dict[str, tuple[int, list[str]]]:
     """Column -> (rows of its table, values), shuffled as a loader does; of Criteo and MovieLens."""
     rng = random.Random(0)
