@@ -172,6 +172,11 @@ def id_problem(kind: pa.DataType, feature: Feature, unbounded: bool) -> str | No
         leaf = leaf.value_type
     if pa.types.is_integer(leaf) or pa.types.is_null(leaf):
         return None
+    if leaf in _PLAIN:  # `plain_text` has left those in list views
+        return (
+            f"column {feature.column!r} of feature {feature.name!r} has list views of {kind}, "
+            "which Arrow does not cast. Write plain lists, such as list<string>."
+        )
     if is_text(leaf):
         if feature.hash_buckets is not None or unbounded:
             return None

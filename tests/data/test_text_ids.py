@@ -110,6 +110,15 @@ def test_files_of_views_are_read_as_those_of_text(
     assert read("views") == read("plain") and len(read("views")) == 32
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+def test_list_views_of_views_are_refused_with_what_to_write(kind: pa.DataType) -> None:
+    """Arrow casts them to lists of the same lengths with other words."""
+    table = table_of(pa.array([["a"], None], pa.list_view(kind)))
+    says = f"column 'ids' of feature 'f' has list views of {kind}, .* Write plain lists"
+    with pytest.raises(InputError, match=says):
+        to_batch(table, schema_of(DYNAMIC))
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.string_view()], ids=str)
 def test_a_null_is_an_empty_bag_also_in_a_column_that_says_it_has_none(kind: pa.DataType) -> None:
     table = table_of(column_of(["a", None], kind, False))
