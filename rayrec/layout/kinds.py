@@ -72,9 +72,16 @@ def grid_shard(table: BaseEmbeddingConfig, hosts: Sequence[Sequence[int]]) -> Ta
     """Column block j lives on host j and is split by rows over that host's ranks.
 
     Raises:
-        PlanError: hosts have different numbers of ranks, so that no common row cuts exist.
+        PlanError: hosts are no ranks by host, or have different numbers of them, so that no common
+            row cuts exist.
     """
-    hosts = [_ranks("grid_shard", host) for host in hosts]
+    try:
+        hosts = [_ranks("grid_shard", host) for host in hosts]
+    except TypeError:
+        raise PlanError(
+            f"grid_shard was given {shown(hosts)}; it takes the ranks of each host, such as "
+            "[range(2), range(2, 4)]."
+        ) from None
     if len({len(host) for host in hosts}) != 1:
         raise PlanError(
             f"grid_shard needs hosts with equally many ranks, got {[len(host) for host in hosts]}."

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
@@ -151,10 +151,10 @@ class Topology:
         Raises:
             ConfigError: the class refuses the numbers, or there are no hosts or ranks.
         """
-        if num_hosts < 1 or ranks_per_host < 1:
+        if not all(isinstance(one, Integral) and one > 0 for one in (num_hosts, ranks_per_host)):
             raise ConfigError(
-                f"a topology needs hosts and ranks, got {num_hosts} hosts of {ranks_per_host} "
-                "ranks."
+                "a topology needs whole numbers of hosts and ranks, at least 1 of each, got "
+                f"{num_hosts!r} hosts of {ranks_per_host!r} ranks."
             )
         if device not in DEFAULT_SPEEDS:
             raise ConfigError(
@@ -192,7 +192,8 @@ class Topology:
                 )
             # The other half is left to the dense model, the data and the system.
             machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            memory_bytes = machine // 2 // max(num_ranks, 1)
+            # `uniform` refuses what is no number of ranks
+            memory_bytes = machine // 2 // cls.uniform(1, num_ranks, 0).world_size
         return cls.uniform(1, num_ranks, memory_bytes, device, **speeds)
 
     def with_speeds_of(self, other: Topology) -> Topology:

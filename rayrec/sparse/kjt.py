@@ -68,7 +68,7 @@ class KeyedJaggedTensor(KeyIndex):
         inverse_indices: InverseIndices | None = None,
         time: int | None = None,
     ) -> None:
-        if isinstance(stride, (Tensor, float)):
+        if isinstance(stride, (Tensor, float, str)):
             raise InputError(
                 f"stride={shown(stride)} is no number of bags; give int(stride), or leave it out."
             )

@@ -287,7 +287,7 @@ def test_mistakes_raise_typed_errors():
         KeyedJaggedTensor(["a"], torch.arange(3)).lengths()
     with pytest.raises(InputError, match="must be integers"):
         KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([3.0]))
-    for stride in (torch.tensor(1), torch.arange(200), 1.0):
+    for stride in (torch.tensor(1), torch.arange(200), 1.0, "1"):
         with pytest.raises(InputError, match=r"^stride=.* is no number of bags; give int"):
             KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([3]), stride=stride)
 

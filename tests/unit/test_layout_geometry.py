@@ -115,6 +115,8 @@ def test_tables_smaller_than_the_world_get_fewer_blocks() -> None:
     assert column_wise(table, RANKS) == TableLayout((0, 2), (0, 4), ((0,),))
     with pytest.raises(PlanError, match=r"equally many ranks, got \[1, 2\]"):
         grid_shard(table, ((0,), (1, 2)))
+    with pytest.raises(PlanError, match="given 0; it takes the ranks of each host"):
+        grid_shard(table, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ranks", [0, None, "01", [[0]], [1.0]], ids=str)

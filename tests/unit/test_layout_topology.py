@@ -48,6 +48,8 @@ def test_local_shares_half_of_this_machine() -> None:
         (lambda: Topology(hosts=((0,),), memory_bytes=(1,), device="tpu"), "'tpu' is unknown"),  # type: ignore[arg-type]
         (lambda: Topology.uniform(1, 1, 1, "tpu"), "'tpu' is unknown"),  # type: ignore[arg-type]
         (lambda: Topology.local(0), "0 ranks"),
+        (lambda: Topology.local(2.0), r"whole numbers of .* got 1 hosts of 2\.0 ranks"),  # type: ignore[arg-type]
+        (lambda: Topology.local("2"), "whole numbers of .* got 1 hosts of '2' ranks"),  # type: ignore[arg-type]
         (lambda: Topology.local(1, device="cuda"), "memory_bytes for a GPU"),
     ],
 )
