@@ -80,6 +80,11 @@ def _run(main: Main, argv: Sequence[str] | None) -> int:
             traceback.print_exception(error)
         print(f"failed: the storage refuses to write: {one_line(error)}", file=sys.stderr)
         return 1
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise
+        print(f"error: {error.object!r} is no UTF-8; rename the file or folder.", file=sys.stderr)
+        return 2
     except RayrecError as error:
         code = 2 if is_user_mistake(error) else 3 if isinstance(error, ClusterError) else 1
         if debug:

@@ -92,6 +92,16 @@ def test_a_name_that_is_too_long_is_a_mistake(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == f"error: [Errno 36] File name too long: '{'x' * 9}'\n"
 
 
+def test_a_name_that_is_no_utf8_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell gives the bytes as they are, and Arrow takes UTF-8 alone."""
+    path = f"{tmp_path}/\udcff"
+    assert command(["inspect", path]) == 2
+    said = f"error: '{tmp_path}/\\udcff/manifest.json' is no UTF-8; rename the file or folder.\n"
+    assert capsys.readouterr().err == said
+
+
 def test_another_os_error_is_a_defect_and_keeps_its_traceback() -> None:
     def main(argv: object) -> int:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
