@@ -91,7 +91,7 @@ def _read_toml(file: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read the run file {file}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the run file {file} as text: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of TOML, or of a number of thousands of digits
         place = re.search(r" \(at line (\d+), column \d+\)$", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
         what = re.sub(r" \(at [^()]*\)$", "", str(error))
@@ -119,7 +119,7 @@ def _key(text: str, change: str) -> tuple[str, ...]:
 def _value(text: str, change: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         # A condition such as day == '2026-11-01' ends with a quote that another one opens.
         for quote in set(text[:1] + text[-1:]) & {"'", '"'}:
             if text.count(quote) % 2:

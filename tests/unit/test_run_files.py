@@ -209,6 +209,11 @@ def test_tasks_that_towers_do_not_have_are_refused(tmp_path: Path) -> None:
     [
         ("[run]\nsteps = 3\nsteps =\n", r"^bad\.toml, line 3 is no TOML"),
         ("[run]\nsteps = [1,\n2", r"^bad\.toml, line 3 is no TOML"),
+        pytest.param(
+            f"[run]\nsteps = {'9' * 5000}",
+            r"^bad\.toml, line 2 is no TOML: .* \(4300 digits\)",
+            id="digits",
+        ),
         ("[run]\nsteps = 3\nsteps = 4\n", r"^bad\.toml, line 3 is no TOML"),
         ("run = 5\n", r"^bad\.toml: run is 5; it must be a section, \[run\]"),
         ("[run]\nsteps = 5\nepochs = 2\n", r"^bad\.toml: \[run\] .*steps=5 and epochs=2"),
