@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec import checks
 from rayrec.data.converted import one_table_per_column
 from rayrec.data.drifting import Drift
 from rayrec.data.hashing import mix, mix_int, permutation
@@ -78,8 +79,8 @@ class SyntheticConfig:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)}; it must be at least {low}.")
-        if self.lifetime is not None and self.lifetime < 1:
-            raise ConfigError(f"lifetime={self.lifetime}; it must be at least 1.")
+        if self.lifetime is not None:
+            checks.whole_number("lifetime", self.lifetime, 1, 1 << 62)
         # The truth needs a user, an item and two small columns of single ids.
         if self.num_lists > self.num_features - 4:
             raise ConfigError(
