@@ -126,7 +126,7 @@ class Manifest:
             if body.get("format") != FORMAT:
                 raise CheckpointError(
                     f"{where}/{MANIFEST} is no {FORMAT} manifest but says "
-                    f"format={body.get('format')!r}."
+                    f"format={body.get('format')!r}. Name a checkpoint that a run has saved."
                 )
             if body["version"] not in (WHOLE, INCREMENT, IN_USE):
                 raise CheckpointError(

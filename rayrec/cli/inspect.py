@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -68,6 +67,7 @@ def command(
         print(found.to_json() if as_json else found.to_text(), end="\n" * (not as_json))
         return
     from rayrec.data.inspect import inspect_data
+    from rayrec.storage import write_whole
 
     separate_files({"--schema": schema}, {"the data": path})
     out = output_path("--schema", schema)
@@ -75,7 +75,7 @@ def command(
     text = report.schema().to_json() if out is not None else ""
     print(report.to_json() if as_json else report.to_text(), end="\n" * (not as_json))
     if out is not None:
-        Path(out).write_text(text, encoding="utf-8")
+        write_whole("--schema", out, text)
         if not as_json:
             print(f"schema: {out}")
 

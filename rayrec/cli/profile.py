@@ -20,6 +20,7 @@ from rayrec.data.column_types import is_list, plain_text
 from rayrec.errors import ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.planner.zipf import fit_skew
+from rayrec.storage import one_line
 
 SAMPLE_ROWS = 100_000
 STEPS = 4  # number of sampled steps, over whose ids the mean is taken
@@ -50,7 +51,10 @@ def measure(
     try:
         sample = plain_text(ds.dataset(path, format=_format(Path(path))).head(rows, columns=wanted))
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"cannot profile {path}: {error}") from None
+        raise ConfigError(
+            f"cannot profile {path}: {one_line(error)}. Name Parquet or Arrow data that has the "
+            "columns of the schema's features."
+        ) from None
     if sample.num_rows == 0:
         raise ConfigError(f"cannot profile {path}: it has no rows.")
     # Each step takes every n-th row, so that it is spread over the sample: rows that lie side by

@@ -56,5 +56,5 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step-9"):
         inspect_checkpoint(str(tmp_path / "step-9"))
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=r"format=None\. Name a checkpoint"):
         inspect_checkpoint(str(tmp_path))

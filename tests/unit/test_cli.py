@@ -259,7 +259,7 @@ def test_pooling_factors_are_counted_from_the_data(
     assert ShardingPlan.load(out).estimates == wanted.estimates
     assert (
         main([*argv, "--profile", str(tmp_path / "nowhere")]) == 2
-        and "cannot profile" in capsys.readouterr().err
+        and "Name Parquet or Arrow data that has the columns" in capsys.readouterr().err
     )
 
 

@@ -18,6 +18,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_schema_that_finds_no_room_is_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(data / "train"), "--schema", "/dev/full"]) == 1
+    assert "cannot write --schema to /dev/full: " in capsys.readouterr().err
+
+
 def test_the_proposed_schema_trains(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
