@@ -84,7 +84,7 @@ class DataReport:
         Args:
             embedding_dim: the width; None takes `width`.
         Raises:
-            ConfigError: there is no label, or no column of ids.
+            ConfigError: there is no label, or no column of ids, or a column has no name.
         """
         if not self.labels:
             raise ConfigError(
@@ -92,6 +92,8 @@ class DataReport:
                 f"{[c.name for c in self.columns]}."
             )
         advice = {column.name: column.advice for column in self.columns}
+        if "" in advice:  # of the numbers of rows in a CSV file, as pyarrow reads it
+            raise ConfigError(f"a column of {self.path!r} has no name; give it one in the files.")
         return one_table_per_column(
             {name: said.rows for name, said in advice.items() if said.use == "feature"},
             embedding_dim or self.width,

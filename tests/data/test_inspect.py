@@ -205,6 +205,12 @@ def test_the_label_is_guessed_by_name_and_values(tmp_path, columns, label, troub
         assert report.to_dict()["schema"] is None
 
 
+def test_a_column_without_a_name_is_told(tmp_path):
+    report = inspect_data(write(tmp_path, click_table().append_column("", pa.array(drawn(9)))))
+    with pytest.raises(ConfigError, match=f"a column of '{report.path}' has no name; give it one"):
+        report.schema()
+
+
 def test_labels_that_are_given_are_taken(tmp_path):
     stars = {"stars": drawn(6), "like": drawn(2)}
     path = write(tmp_path / "d", click_table(**stars))
