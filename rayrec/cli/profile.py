@@ -3,8 +3,8 @@
 The pooling factor is the mean number of ids per row of each feature's column: 1 for a plain column,
 less where it has nulls. The skew is the exponent of the Zipf law under which a step's ids would be
 of as many different rows as they are. Real ids follow no such law from the first to the last, so it
-is fitted to as many rows as a step has, spread over the sample. Costs one read of the feature
-columns of the sample. Ids that are hashed later are counted before that.
+is fitted to as many rows as a step has, spread over the sample. Costs one read of the sample. Ids
+that are hashed later are counted before that.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from statistics import fmean
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
-from rayrec.data.column_types import is_list, plain_text
-from rayrec.errors import ConfigError
+from rayrec.data.column_types import id_problem, is_list, missing
+from rayrec.data.sampling import sample_rows
+from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.planner.zipf import fit_skew
-from rayrec.storage import one_line
 
 SAMPLE_ROWS = 100_000
 STEPS = 4  # number of sampled steps, over whose ids the mean is taken
 LEAST = 0.01  # pooling factor of a feature without ids in the sample; prices need more than 0
-ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 
 def measure(
@@ -35,10 +33,13 @@ def measure(
 
     Args:
         step_rows: number of rows of a step, all ranks together.
-        rows: largest number of rows to read.
+        rows: number of rows of the sample, see `sample_rows`.
     Returns:
         fields of `ParameterConstraints` by table; for several features the mean of their pooling
         factors, and the skew of all their ids together, as they meet in the table's rows in a step.
+    Raises:
+        ConfigError: a feature is a history.
+        InputError: an error of `sample_rows`, or a feature's column is missing or holds no ids.
     """
     for feature in schema.features:
         if feature.history is not None:
@@ -47,16 +48,15 @@ def measure(
                 "reads columns as they are. Give its table a pooling_factor in --constraints."
             )
     column_of = {feature.name: feature.column for feature in schema.features}
-    wanted = sorted(set(column_of.values()))
-    try:
-        sample = plain_text(ds.dataset(path, format=_format(Path(path))).head(rows, columns=wanted))
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(
-            f"cannot profile {path}: {one_line(error)}. Name Parquet or Arrow data that has the "
-            "columns of the schema's features."
-        ) from None
-    if sample.num_rows == 0:
-        raise ConfigError(f"cannot profile {path}: it has no rows.")
+    sample = sample_rows(str(path), rows).table
+    for feature in schema.features:
+        if feature.column not in sample.column_names:
+            raise InputError(missing(feature.column, sample.schema, str(path)))
+        # texts are counted, whatever becomes of them
+        problem = id_problem(sample.schema.field(feature.column).type, feature, unbounded=True)
+        if problem is not None:
+            raise InputError(f"{path}: {problem}")
+    sample = sample.select(sorted(set(column_of.values())))
     # Each step takes every n-th row, so that it is spread over the sample: rows that lie side by
     # side often hold the same ids.
     every = max(1, sample.num_rows // step_rows)
@@ -76,15 +76,6 @@ def measure(
         skew = fit_skew(table.num_embeddings, fmean(ids), fmean(seen))
         measured[table.name] = {"pooling_factor": max(mean, LEAST), "skew": skew}
     return measured
-
-
-def _format(path: Path) -> str:
-    files = [path]
-    if not path.is_file():
-        below = sorted(path.rglob("*"))
-        # pyarrow leaves out the same names when it reads a folder.
-        files = [p for p in below if p.is_file() and not p.name.startswith((".", "_"))]
-    return "ipc" if files and files[0].suffix in ARROW_SUFFIXES else "parquet"
 
 
 def _ids(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -259,8 +259,16 @@ def test_pooling_factors_are_counted_from_the_data(
     assert ShardingPlan.load(out).estimates == wanted.estimates
     assert (
         main([*argv, "--profile", str(tmp_path / "nowhere")]) == 2
-        and "Name Parquet or Arrow data that has the columns" in capsys.readouterr().err
+        and "no data at" in capsys.readouterr().err
     )
+    (data / "README.md").write_text("no data")
+    assert main([*argv, "--profile", str(data)]) == 0
+    for seen, says in (([{"a": 1}], "has type struct<a: int64>"), (None, "'seen' is missing")):
+        wrong = rows.drop_columns("seen")
+        wrong = wrong if seen is None else wrong.append_column("seen", [seen * 4])
+        parquet.write_table(wrong, tmp_path / "wrong.parquet")
+        assert main([*argv, "--profile", str(tmp_path / "wrong.parquet")]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_the_version_is_said(capsys):
