@@ -112,8 +112,9 @@ def one_line(error: BaseException) -> str:
 
 
 def _more(error: RayrecError, debug: bool) -> str:
-    """Say where to read the traceback of a rank that failed."""
+    """Say the notes of an error, and where to read the traceback of a rank that failed."""
+    notes = "".join(f"; {' '.join(note.split())}" for note in getattr(error, "__notes__", ()))
     if not isinstance(error, TrainingFailed) or debug or not error.traceback:
-        return ""
+        return notes
     where = f"in {error.log}" if error.log else "shown with --debug"
-    return f" (its traceback is {where})"
+    return f"{notes} (its traceback is {where})"

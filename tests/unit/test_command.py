@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.cli.main import main as command
 from rayrec.command import run_command
-from rayrec.errors import SaveError
+from rayrec.errors import CallbackError, SaveError
 from rayrec.storage import write_whole
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +82,18 @@ def test_ctrl_c_while_the_command_loads_ends_it_with_the_line_of_later(tmp_path:
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_notes_of_an_error_stand_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = CallbackError("the callback Diary.on_step raised")
+    error.add_note("the run did not end well then: it was\nkilled")
+
+    def main(argv: object) -> int:
+        raise error
+
+    assert run_command(main, []) == 1
+    said = "the callback Diary.on_step raised; the run did not end well then: it was killed"
+    assert capsys.readouterr().err == f"failed: {said}\n"
 
 
 def test_a_name_that_is_too_long_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
