@@ -46,6 +46,9 @@ def fill(run: Run, view: View) -> Iterator[Command]:
         yield from _probe(run, state, view)
     elif (places := _places(run, state, view)) is not None:
         yield from _seat(run, state, view, places)
+    else:
+        # a spare may have been busy, and the head need not answer to look at it again
+        state.probed = False
     if view.stops and run.state is state and state.deadline is None:
         stop(run, state, view)
 

@@ -94,6 +94,18 @@ def test_a_spare_that_answers_takes_a_place_though_another_one_is_mute() -> None
     assert world.play() == Ended() and world.run.roster.ranks[1].process == second
 
 
+def test_a_spare_that_was_busy_takes_a_place_also_while_the_head_is_silent() -> None:
+    world = run_of(1, n0=3)
+    (spare,) = (seat.process for seat in world.run.roster.of(Role.SPARE))
+    world.head_hears_at, world.processes[spare or 0].hears_at = 1e9, world.now + 8.0
+    world.kill(world.processes[world.run.roster.ranks[1].process or 0])
+    until = world.now + 15.0
+    while world.now < until:
+        world.look_once()
+    assert isinstance(world.run.state, Running)
+    assert world.run.roster.ranks[1].process == spare
+
+
 def test_the_room_of_a_spare_that_died_is_taken() -> None:
     """Nobody looks after spares while ranks are lost, and no other room is left."""
     world = run_of(1, n0=1, n1=1, n2=1)
