@@ -95,17 +95,17 @@ def _hear(run: Run, view: View) -> Iterator[Command]:
         seat = run.roster.at(reply.process)
         if seat is None:
             continue
+        waits = seat.role in (Role.SPARE, Role.NEWCOMER)
         if reply.verb == "describe" and not isinstance(reply.value, int | None):
             seat.address, seat.node = reply.value, reply.value.node_id
             if seat.role is Role.RANK:
                 seat.stage = Stage.READY
-        elif reply.verb == "warm" and seat.role in (Role.SPARE, Role.NEWCOMER):
-            if not reply.cause:
-                seat.stage, seat.deaths = Stage.READY, 0
-                continue
+        elif reply.verb in ("describe", "warm") and waits and reply.cause:
             if seat.role is Role.NEWCOMER:
                 yield without(reply.cause)
             yield from lose(seat, view.now)
+        elif reply.verb == "warm" and waits:
+            seat.stage, seat.deaths = Stage.READY, 0
 
 
 def _plan(run: Run, view: View) -> Iterator[Command]:

@@ -470,7 +470,7 @@ class Simulation:
         # only a process that was born knows its node
         due = [
             replace(reply, value=address(self.processes[reply.process]))
-            if reply.verb == "describe"
+            if reply.verb == "describe" and not reply.cause
             else reply
             for reply in due
         ]
@@ -593,6 +593,8 @@ class Simulation:
         values: dict[str, Any] = {}
         if verb == "describe":
             at = max(at, asked.born_at)
+            if self.harms(0.5):
+                values["cause"] = f"OSError: at {self.now:.1f}"
         elif verb in ("warm", "take"):
             at = max(at, asked.born_at + 2.0)
             asked.hangs = asked.hangs or self.harms(0.5)

@@ -136,6 +136,17 @@ def test_a_new_rank_that_hangs_beside_the_others_is_no_failure() -> None:
     assert [t for t in world.told if "goes on without it: it was not ready in 240 s" in str(t)]
 
 
+def test_a_new_rank_that_cannot_tell_its_address_is_given_up_at_once() -> None:
+    world = growing(max_failures=0)
+    (newcomer,) = world.run.roster.of(Role.NEWCOMER)
+    ((at, reply),) = world.pending
+    world.pending = [(at, replace(reply, cause="OSError: no host"))]
+    look_for(world, 5.0)
+    assert newcomer.process is None
+    assert [t for t in world.told if "goes on without it: OSError: no host" in str(t)]
+    assert world.play() == Ended() and world.run.recovery.past == []
+
+
 def test_new_ranks_that_cannot_import_leave_the_others_alone() -> None:
     """A node that lacks a package is tried less and less often."""
     world = growing(max_failures=-1)
