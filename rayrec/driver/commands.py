@@ -83,6 +83,11 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Keep:
+    """Keep the results of the ranks, which have saved and go on as another world."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
     """Ask a task to stop at its next agreed point, to go on with other ranks or, with 0, to end."""
 
@@ -142,6 +147,7 @@ Command = (
     | Call
     | Begin
     | Plan
+    | Keep
     | Stop
     | Save
     | Abort

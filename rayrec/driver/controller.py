@@ -103,12 +103,14 @@ class Controller:
         if self._record_in is not None:
             record = stack.enter_context(recording(self._record_in))
             record(run.rules)
-        cluster = self._cluster = RayCluster(run, self._prepare, signals, self._on_event)
+        cluster = self._cluster = RayCluster(
+            run, self._prepare, signals, self._stop, self._on_event
+        )
         stack.callback(cluster.close)
         stack.callback(self._watch.at, "ending the ranks", patient=True)
         while not run.has_ended:
             wish = self._wishes.popleft() if self._wishes else None
-            view = cluster.look(stops=self._stop.is_set(), wish=wish)
+            view = cluster.look(wish=wish)
             self._on_poll()
             commands = decide(run, view)
             if record is not None:
@@ -119,8 +121,8 @@ class Controller:
             raise ending(run.state, run.state.blame, len(run.roster.ranks), self._log)
         if run.state.error is not None:
             raise run.state.error
-        results, resizes = cluster.results(), run.sizing.resizes
-        return Ran(cluster.prepared, results, signals.number, run.recovery, resizes)
+        prepared, results = cluster.outcome()
+        return Ran(prepared, results, signals.number, run.recovery, run.sizing.resizes)
 
     def _do(self, cluster: RayCluster, commands: Sequence[Command]) -> None:
         """Have commands carried out; those to the user are carried out here, in their order."""

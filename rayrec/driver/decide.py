@@ -38,7 +38,7 @@ from rayrec.driver.states import (
     put_off,
 )
 from rayrec.driver.views import View
-from rayrec.errors import RunInterrupted
+from rayrec.driver.waiting import stopped
 from rayrec.train.events import Milestone
 
 
@@ -62,7 +62,7 @@ def _decide(run: Run, view: View) -> Iterator[Command]:
         run.sizing.ask(view.wish)
     yield from _hear(run, view)
     if view.signal is not None and _obeys_at_once(run):
-        run.state = Ended(error=RunInterrupted(view.signal))
+        run.state = stopped(run, view)
         return
     act = _ACTS.get(type(run.state))
     if act is not None:
@@ -115,6 +115,8 @@ def _plan(run: Run, view: View) -> Iterator[Command]:
         return
     if planned.failed is not None:
         yield from failed(run, view, planned.failed)
+    elif planned.given_up:
+        run.state = stopped(run, view)
     elif planned.refused:
         # the ranks are as they were, and their tables are still there
         keeps = run.sizing.call_off(len(ranks)) if run.former and not run.goes_back else 0

@@ -6,8 +6,10 @@ ends and gives back whatever the run has.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from signal import SIGTERM
 from typing import Any
 
 from rayrec.driver.blame import RankTrouble
@@ -19,6 +21,7 @@ from rayrec.driver.commands import (
     Command,
     EndProcess,
     GiveBack,
+    Keep,
     Plan,
     Save,
     StartProcess,
@@ -26,6 +29,7 @@ from rayrec.driver.commands import (
     Which,
 )
 from rayrec.driver.head import head
+from rayrec.driver.placement import NOTICE_AFTER_S
 from rayrec.driver.processes import Processes
 from rayrec.driver.rank_group import Prepared, RankGroup
 from rayrec.driver.rank_process import stacks_of
@@ -33,7 +37,7 @@ from rayrec.driver.rooms import PlacementGroups
 from rayrec.driver.run import Run
 from rayrec.driver.states import Running
 from rayrec.driver.views import Planned, View
-from rayrec.errors import USER_MISTAKES
+from rayrec.errors import USER_MISTAKES, RunInterrupted
 from rayrec.machine.signals import Signals
 from rayrec.train.events import Event
 
@@ -47,6 +51,7 @@ class RayCluster:
         run: the run as it stands.
         prepare: makes the task of the ranks, once their places are known.
         signals: signals that this process received during the run.
+        stop: set where the run was asked to end.
         say: receives lines about the head of the cluster.
     Attributes:
         prepared: newest task of the ranks.
@@ -58,10 +63,12 @@ class RayCluster:
         run: Run,
         prepare: Callable[[RankGroup], Prepared],
         signals: Signals,
+        stop: threading.Event,
         say: Callable[[Event], None],
     ) -> None:
         self._run, self._prepare, self._signals, self._say = run, prepare, signals, say
-        self.prepared = Prepared(None)
+        self._stop, self.prepared = stop, Prepared(None)
+        self._kept = self.prepared, tuple[Any, ...]()
         self.processes = Processes(run.rules.scaling)
         self._groups = PlacementGroups(run.rules.scaling.bundle)
         self._view = View(now=time.monotonic())
@@ -69,11 +76,11 @@ class RayCluster:
         self._planned: Planned | None = None
         self._ranks: RankGroup | None = None
 
-    def look(self, *, stops: bool = False, wish: int | None = None) -> View:
+    def look(self, *, wish: int | None = None) -> View:
         """Return what is known of the cluster after a short wait for news.
 
         Args:
-            stops: the run was asked to end. wish: number of ranks that was asked for.
+            wish: number of ranks that was asked for.
         Raises:
             ClusterError: nothing listens at the address of the cluster's head any more.
         """
@@ -95,7 +102,7 @@ class RayCluster:
             # a rank may tell of its task before the last one has told that it began
             events=self.processes.take_events() if isinstance(self._run.state, Running) else (),
             planned=planned,
-            stops=stops or self._signals.came,
+            stops=self._stop.is_set() or self._signals.came,
             signal=self._signals.number,
             wish=wish,
         )
@@ -122,15 +129,19 @@ class RayCluster:
                 self.processes[command.process].actor.request_stop.remote(command.going_to)
             case Save():
                 self.processes[command.process].actor.request_save.remote()
+            case Keep():
+                self._kept = self._newest()
             case Plan():
                 self._planned = self._plan()
 
-    def results(self) -> tuple[Any, ...]:
-        """Return the result of each rank's task; empty without a task."""
-        if self.prepared.task is None:
-            return ()
-        seats = self._run.roster.ranks
-        return tuple(self.processes[s.process].result for s in seats if s.process is not None)
+    def outcome(self) -> tuple[Prepared, tuple[Any, ...]]:
+        """Return the task that ranks ended last, and the result of each; none without one."""
+        return self._kept if self._run.has_result else self._newest()
+
+    def _newest(self) -> tuple[Prepared, tuple[Any, ...]]:
+        seats = self._run.roster.ranks if self.prepared.task is not None else []
+        results = (self.processes[s.process].result for s in seats if s.process is not None)
+        return self.prepared, tuple(results)
 
     def stacks(self, timeout_s: float) -> str:
         """Return the stacks of all ranks as text."""
@@ -151,16 +162,22 @@ class RayCluster:
             return Planned(refused=str(error) or type(error).__name__, error=error)
         except RankTrouble as trouble:
             return Planned(failed=trouble.blame)
+        except RunInterrupted:
+            return Planned(given_up=True)
         # the references keep tasks in the object store, which has each once for all ranks
         self._tasks.clear()
         prepared = self.prepared
         return Planned(has_task=prepared.task is not None, has_first=prepared.first is not None)
 
     def _check(self) -> None:
-        """Obey a signal, unless ranks keep tables that nobody has saved: they stop later."""
+        """Obey a signal, and a request to stop where the head is silent.
+
+        Ranks that keep tables which nobody has saved stop later.
+        """
         head.look(self._say)
-        if not self._run.handed_over:
-            self._signals.check()
+        waits = head.silent_s >= NOTICE_AFTER_S
+        if not self._run.handed_over and (self._signals.came or (self._stop.is_set() and waits)):
+            raise RunInterrupted(self._signals.number or SIGTERM)
 
     def _task(self, which: Which) -> Any:
         """Return the Ray reference of a task."""

@@ -133,6 +133,8 @@ class Run:
         roster: its seats.
         generation: number of worlds that the ranks have formed.
         handed_over: the ranks keep the tables of a world that has ended.
+        has_result: ranks that paused have saved, and the results of their task are kept; no other
+            ranks have ended it since.
         former: places of the ranks when they paused for a change, and `goes_back`: True if they go
             back there.
         calls: numbers for calls of processes.
@@ -154,6 +156,7 @@ class Run:
     progress: RunProgress
     generation: int = 0
     handed_over: bool = False
+    has_result: bool = False
     former: tuple[Place, ...] = ()
     goes_back: bool = False
     calls: Iterator[int] = field(default_factory=partial(count, 1))

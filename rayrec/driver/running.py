@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Literal
 
 from rayrec.driver.blame import Blame
-from rayrec.driver.commands import Command, Stop, Tell
+from rayrec.driver.commands import Command, Keep, Stop, Tell
 from rayrec.driver.failing import ailing, dismiss, failed
 from rayrec.driver.filling import ask, there
 from rayrec.driver.placement import NOTICE_AFTER_S, crowding, shortage
@@ -23,6 +23,7 @@ from rayrec.driver.spares import keep, warm
 from rayrec.driver.starting import take
 from rayrec.driver.states import Ended, Filling, Handing, Running
 from rayrec.driver.views import Observation, View
+from rayrec.driver.waiting import stopped
 from rayrec.errors import TrainingFailed
 from rayrec.train.events import Began, Milestone
 
@@ -51,16 +52,16 @@ def watch(run: Run, view: View) -> Iterator[Command]:
         yield Tell(event="asked to stop; the ranks finish their window and save what the run keeps")
         yield from _ask_to_stop(run, view, 0)
     ranks = run.observe(view, run.roster.ranks)
-    yield from _tell(run, view)
+    yield from _tell(run, state, view)
     yield from run.progress.see(ranks)
     run.recovery.at_step(run.progress.step, now)
     verdict = _verdict(run, state, view, ranks)
     if verdict == "finish":
-        _finish(run, view)
+        yield from _finish(run, view)
     elif isinstance(verdict, Blame):
         yield from failed(run, view, verdict)
     elif state.stop_at is not None:
-        _end_late(run, state.stop_at, now)
+        _end_late(run, state, state.stop_at, view)
     elif run.rules.resizes:
         yield from _look_ahead(run, state, view, ranks)
 
@@ -76,13 +77,15 @@ def _verdict(
     return judge(ranks, trouble_s, min(SILENT_S, run.rules.timeout_s / 2), run.silence_s)
 
 
-def _end_late(run: Run, asked_at: float, now: float) -> None:
+def _end_late(run: Run, state: Running, asked_at: float, view: View) -> None:
     """End a run whose ranks have not obeyed for too long; those that have ended are judged first.
 
     The driver may have slept, or run a callback for long, and they have saved meanwhile.
     """
     limit_s = run.rules.stop_timeout_s
-    if now - asked_at > limit_s:
+    if view.now - asked_at > limit_s and not state.at_stake:
+        run.state = stopped(run, view)
+    elif view.now - asked_at > limit_s:
         why = f"the ranks were asked to stop and did not in {limit_s:.0f} s; they were killed."
         run.state = Ended(error=TrainingFailed(why))
 
@@ -96,10 +99,11 @@ def _ask_to_stop(run: Run, view: View, going_to: int) -> Iterator[Command]:
             yield Stop(process=seat.process, going_to=going_to)
 
 
-def _tell(run: Run, view: View) -> Iterator[Command]:
+def _tell(run: Run, state: Running, view: View) -> Iterator[Command]:
     """Pass on the events of the ranks since the last look."""
     for event in view.events:
         if isinstance(event, Began):
+            state.at_stake = True
             lost = run.recovery.under_way
             for recovered in run.recovery.began(event, view.now):
                 yield Tell(event=recovered)
@@ -112,7 +116,7 @@ def _tell(run: Run, view: View) -> Iterator[Command]:
         yield Tell(event=event)
 
 
-def _finish(run: Run, view: View) -> None:
+def _finish(run: Run, view: View) -> Iterator[Command]:
     """End the run, or begin the change for which its ranks have paused."""
     first = run.roster.ranks[0].process
     result = view.processes[first].pause if first is not None else None
@@ -122,8 +126,12 @@ def _finish(run: Run, view: View) -> None:
         if paused and (not view.stops or result.handed_over):
             run.former, run.goes_back = tuple(run.places), False
             run.handed_over = result.handed_over
+            run.has_result = not result.handed_over
+            if run.has_result:
+                yield Keep()
             run.state = Filling(since=view.now)
             return
+    run.has_result = False
     run.recovery.caught_up(view.now)
     run.state = Ended()
 

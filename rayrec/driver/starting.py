@@ -54,10 +54,9 @@ def start(run: Run, view: View) -> Iterator[Command]:
     elif state.first:
         run.state = Handing()
     else:
-        run.handed_over = False
         run.sizing.start()
         yield Tell(event=Milestone("torch on the ranks", at=view.wall))
-        run.state = Running()
+        run.state, run.handed_over = Running(at_stake=run.handed_over), False
 
 
 def _world(run: Run, state: Starting) -> list[Seat]:

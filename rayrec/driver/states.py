@@ -86,8 +86,10 @@ class Running:
         trouble_at: when trouble was seen first.
         stop_at: when they were asked to end.
         growing: number of ranks once newcomers are ready, or 0; `deadline`: until when they may be.
+        at_stake: they hold what may not be saved: they train, or took tables over.
     """
 
+    at_stake: bool = False
     trouble_at: float | None = None
     stop_at: float | None = None
     growing: int = 0

@@ -156,6 +156,7 @@ class Planned:
         has_task, has_first: there is a task for the ranks, and one before it.
         refused: the planner's error in one line, or "". error: the error itself.
         failed: a rank failed meanwhile.
+        given_up: the run was asked to stop meanwhile.
     """
 
     has_task: bool = True
@@ -163,6 +164,7 @@ class Planned:
     refused: str = ""
     error: RayrecError | None = None
     failed: Blame | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

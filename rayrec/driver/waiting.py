@@ -9,7 +9,6 @@ from rayrec.driver.blame import Blame
 from rayrec.driver.commands import At, Command, Tell
 from rayrec.driver.placement import NOTICE_AFTER_S, refusal, shortage, too_much, why_waiting
 from rayrec.driver.policies import LONGEST_TURN_S
-from rayrec.driver.roster import numbered
 from rayrec.driver.run import Run
 from rayrec.driver.scaling import PLACEMENT_TIMEOUT_S, SHRINK_AFTER_S
 from rayrec.driver.states import Ended, Filling
@@ -76,21 +75,24 @@ def wait(run: Run, state: Filling, view: View, room: int, ranks: int) -> Iterato
 
 
 def stop(run: Run, state: Filling, view: View) -> None:
-    """End a run that was asked to, and whose ranks cannot save since they get no room.
+    """End a run that was asked to, and whose ranks cannot save since they get no room."""
+    if not run.handed_over and view.now - state.since >= NOTICE_AFTER_S:
+        run.state = stopped(run, view, "while it waited for room")
+
+
+def stopped(run: Run, view: View, when: str = "before it went on") -> Ended:
+    """Return the end of a run that was asked to stop, and whose ranks hold nothing unsaved.
 
     It ends as it would have if it had been asked a moment sooner: ranks that paused have saved, and
     a failure is not recovered from.
     """
-    if run.handed_over or view.now - state.since < NOTICE_AFTER_S:
-        return
-    ranks = [view.processes[process] for process, _ in numbered(run.roster.ranks)]
-    if (first := run.recovery.first_cause) is not None:
-        run.state = _end_with(run, first, "the run was asked to stop while it waited for room")
-    elif ranks and all(seen.pause is not None for seen in ranks):
+    first = run.recovery.first_cause
+    if first is None and run.has_result:
         run.recovery.caught_up(view.now)
-        run.state = Ended()
-    else:
-        run.state = Ended(error=RunInterrupted(SIGTERM))
+        return Ended()
+    if first is not None and view.signal is None:
+        return _end_with(run, first, f"the run was asked to stop {when}")
+    return Ended(error=RunInterrupted(view.signal or SIGTERM))
 
 
 def _no_room(run: Run, error: RayrecError) -> Ended:

@@ -22,6 +22,7 @@ from rayrec.driver.commands import (
     Command,
     EndProcess,
     GiveBack,
+    Keep,
     Plan,
     Save,
     StartProcess,
@@ -571,6 +572,9 @@ class Simulation:
                     self.processes[command.process].stops = command.going_to
                 case Save():
                     self.worlds[-1].saves = True
+                case Keep():
+                    ranks = [self.processes[s.process or 0] for s in self.run.roster.ranks]
+                    assert all(p.result and not p.result.handed_over for p in ranks)
                 case Plan():
                     self.plan(command)
                 case Tell():

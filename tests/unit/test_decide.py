@@ -69,6 +69,8 @@ def check_end(world: Simulation) -> None:
     if end.error is None and end.blame is None:
         if not world.stops:
             assert all(world.processes[s.process].step == STEPS for s in run.roster.ranks)
+        elif not run.has_result:
+            assert all(world.processes[s.process].result for s in run.roster.ranks)
         assert not run.recovery.under_way
         return
     if isinstance(end.error, RunInterrupted):

@@ -9,6 +9,7 @@ import pytest
 from rayrec.driver.roster import Seat
 from rayrec.driver.scaling import ScalingConfig
 from rayrec.driver.states import Ended, Running, Starting
+from rayrec.errors import RunInterrupted, TrainingFailed
 from rayrec.train.events import Noticed
 from tests.unit.simulated_cluster import STEPS, Node, Simulation, World
 
@@ -77,6 +78,33 @@ def test_a_node_that_goes_while_ranks_restore_after_a_change_is_noticed() -> Non
     assert world.play() == Ended()
     assert any(isinstance(event, Noticed) for event in world.told)
     assert all(blame.preempted for blame in world.run.recovery.past)
+
+
+@pytest.mark.parametrize("signal", [None, 2])
+def test_ranks_that_restore_for_long_lose_nothing_by_a_stop(signal: int | None) -> None:
+    world = run_of(ScalingConfig(num_workers=2), n0=2)
+    world.slow, world.restore_s = range(1, 2), 1e9
+    while not isinstance(world.run.state, Running):
+        world.look_once()
+    world.stops, world.signal, since = True, signal, world.now
+    end = world.play()
+    assert isinstance(end.error, RunInterrupted) and end.error.code == 128 + (signal or 15)
+    assert world.now - since < world.run.rules.stop_timeout_s + 1.0
+
+
+def test_ranks_that_take_tables_over_for_long_lose_them_by_a_stop() -> None:
+    world = run_of(ScalingConfig(num_workers=(1, 2), grow_after_s=1.0), n0=1)
+    while world.run.progress.step < 7:
+        world.look_once()
+    world.draw.random = lambda: 0.5  # type: ignore[method-assign]
+    world.nodes["n1"] = Node(slots=1)
+    while not world.run.handed_over:
+        world.look_once()
+    world.slow, world.restore_s = range(world.run.generation + 2, world.run.generation + 3), 1e9
+    while not isinstance(world.run.state, Running):
+        world.look_once()
+    world.stops, world.signal = True, 15
+    assert isinstance(world.play().error, TrainingFailed)
 
 
 @pytest.mark.parametrize("apart_s", [0.02, 0.05, 0.1])

@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.driver.commands import Plan
 from rayrec.driver.scaling import ScalingConfig
-from rayrec.driver.states import Ended, Filling, Running
+from rayrec.driver.states import Ended, Filling, Planning, Running, Starting
 from rayrec.driver.views import Planned
 from rayrec.errors import PlanError, RunInterrupted
 from tests.unit.simulated_cluster import TURN_S, Node, Simulation
@@ -123,6 +123,45 @@ def test_ranks_that_have_paused_and_saved_have_their_result() -> None:
     assert isinstance(world.run.state, Filling)
     assert ended(world, 2 * TURN_S) == Ended()
     assert all(seat.process in world.processes for seat in world.run.roster.ranks)
+
+
+def test_ranks_that_saved_have_their_result_also_where_others_took_their_places() -> None:
+    world = run_of((2, 3), n0=1, n1=1)
+    train(world)
+    world.nodes["n2"], world.nodes["n1"].draining = Node(slots=1), True
+    while not (isinstance(world.run.state, Filling) and world.run.state.deadline):
+        world.look_once()
+    # the process that follows the rank there has not come up
+    world.lose_node("n2")
+    wait(world, 6.0)
+    assert isinstance(world.run.state, Filling)
+    assert ended(world, 2 * TURN_S) == Ended() and world.run.has_result
+
+
+def test_a_signal_leaves_ranks_that_saved_their_result() -> None:
+    world = paused(hands_over=False)
+    while not isinstance(world.run.state, Starting):
+        world.look_once()
+    world.signal = 15
+    assert ended(world, 2 * TURN_S) == Ended() and world.run.has_result
+
+
+def test_a_stop_is_heard_while_the_plan_waits_for_the_head() -> None:
+    """A signal and a call alike, and a failure before it is the end."""
+    for begin in (starts, recovers):
+        for signal in (None, 15):
+            world = run_of(2, n0=3)
+            begin(world)
+            world.plan = lambda _: None  # type: ignore[method-assign]
+            while not isinstance(world.run.state, Planning):
+                world.look_once()
+            # as `RayCluster` does
+            world.planned, world.signal = Planned(given_up=True), signal
+            end = ended(world, 2 * TURN_S)
+            if begin is recovers and signal is None:
+                assert end.blame is not None and end.more.endswith("to stop before it went on")
+            else:
+                assert isinstance(end.error, RunInterrupted) and end.error.code == 143
 
 
 def test_tables_in_memory_that_were_lost_hold_up_no_stop() -> None:

@@ -171,7 +171,7 @@ def test_a_place_that_was_told_last_is_not_lost_while_the_head_is_silent(
     answers = threading.Event()
     run = Run.of(Rules(scaling=ScalingConfig()))
     run.needs = frozenset({"rooms"})
-    cluster = RayCluster(run, lambda group: Prepared(None), Signals(), print)
+    cluster = RayCluster(run, lambda group: Prepared(None), Signals(), threading.Event(), print)
     told = cluster.look().rooms
     assert told is not None
     monkeypatch.setattr(module, "SOON_S", 0.01)
