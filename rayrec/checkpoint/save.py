@@ -75,6 +75,7 @@ def save_checkpoint(
     parent: Parent | None = None,
     random: Sequence[Mapping[str, Any]] = (),
     given_up: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write a checkpoint; all ranks call it together.
 
@@ -92,6 +93,7 @@ def save_checkpoint(
         random: per rank, the state of its random generators as tensors, numbers, lists and dicts;
             rank 0's are written.
         given_up: asked again and again; once it says yes, this rank fails with SaveError.
+        check: called on rank 0 before the first file and before the manifest; its error is raised.
     Raises:
         CheckpointError: on every rank, when what was asked for cannot be saved.
         SaveError: on every rank, when the storage refused. No checkpoint exists then.
@@ -103,6 +105,7 @@ def save_checkpoint(
         plan.check(tables, world_size)
         _check_shards(shards, tables, plan, rank, parent)
         if rank == 0:
+            check()
             store.prepare()
 
     # 2. all files but the manifest
@@ -120,6 +123,7 @@ def save_checkpoint(
         text = manifest.to_bytes()
         if rank == 0:
             _check_visible(store, manifest)
+            check()
             store.publish(text)
         return manifest
 

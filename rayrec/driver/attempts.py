@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rayrec.checkpoint import CheckpointManager
 from rayrec.driver.rank_group import Prepared, RankGroup
+from rayrec.driver.run_folder import RunFolder
 from rayrec.driver.start import Start, fitting
 from rayrec.storage import one_line
 from rayrec.train.config import SyncPoints, TrainSpec
@@ -34,6 +35,7 @@ class Attempts:
         start: starting point of the first attempt.
         say: receives lines for the user.
         sync_every_n_steps: global steps from one sync point to the next, or None.
+        folder: the run's folder; no world of ranks saves in it once another one has followed.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Attempts:
         start: Start,
         say: Callable[[str], None],
         sync_every_n_steps: int | None,
+        folder: RunFolder | None = None,
     ) -> None:
         self._manager = CheckpointManager(run_path) if run_path else None
-        self._start, self._say = start, say
+        self._start, self._say, self._folder = start, say, folder
         self._begun = False
         self._sync_every = sync_every_n_steps
         self._names: list[str] = []
@@ -78,7 +81,10 @@ class Attempts:
         self._prepared = before
         task = before.task
         assert isinstance(task, FitTask | LoopTask)
+        # no earlier world saves between the look at what is saved and the begin of this one
+        mark = None if self._folder is None else self._folder.next_world()
         spec, step = (task.spec, 0) if first else self.again(task.spec)
+        spec = replace(spec, mark=mark)
         if self._sync_every is not None:
             group.keep_memory()
             points = SyncPoints(

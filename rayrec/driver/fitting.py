@@ -135,7 +135,7 @@ def fit(
         if run.profile is not None:
             run.profile.check_steps(steps - start.step)
             check_folder(run.profile.path)
-        attempts = Attempts(run.run_path, start, display.line, points)
+        attempts = Attempts(run.run_path, start, display.line, points, folder)
 
         def prepare(topology: Topology, hosts: Sequence[str]) -> Prepared:
             plan = planning.plan(topology)

@@ -4,8 +4,8 @@
 lock: a file that names the owner and is written anew every `BEAT_S` seconds. A second driver is
 refused while the owner lives. An owner that is gone does not hold the folder: on the same machine a
 dead process is seen at once, from elsewhere by a beat older than `STALE_S`. The token file that
-`held` leaves tells ranks on other hosts whether they see the same folder. Works on local disks and
-on every file system of pyarrow.
+`held` leaves tells ranks on other hosts whether they see the same folder, and which of their worlds
+is the newest. Works on local disks and on every file system of pyarrow.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rayrec.errors import ConfigError, RayrecError
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of
 from rayrec.storage import one_line, resolve
+from rayrec.train.world_mark import WorldMark
 
 LOCK = "lock.json"
 # rows of ids are being taken out of a folder that has this file, or were until a process was killed
@@ -87,7 +88,7 @@ class RunFolder:
         self._filesystem, self._root = resolve(path)
         self._id = uuid.uuid4().hex
         self.token = f"{TOKEN}{self._id}"
-        self._made = False
+        self._made, self._worlds = False, 0
         self._end = threading.Event()
         self._lost: Owner | None = None
         self._thread = threading.Thread(target=self._beat, name="rayrec-lock", daemon=True)
@@ -122,7 +123,7 @@ class RunFolder:
             # A folder that this driver made is removed again if nothing is kept in it.
             self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
             self._filesystem.create_dir(self._root, recursive=True)
-            self._write(self.token, b"rayrec")
+            self._write(self.token, b"0")
         except (OSError, pa.ArrowException) as error:
             raise ConfigError(
                 f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder "
@@ -150,6 +151,14 @@ class RunFolder:
         if winner is not None and winner.token != self._id:
             raise ConfigError(f"{self.path} is in use by {winner}, which started at the same time.")
         self._thread.start()
+
+    def next_world(self) -> WorldMark:
+        """Mark the begin of another world of ranks, after which earlier ones save no more."""
+        self._worlds += 1
+        # a full disk must not end the run here
+        with suppress(OSError, pa.ArrowException):
+            self._write(self.token, str(self._worlds).encode())
+        return WorldMark(f"{self.path}/{self.token}", self._worlds)
 
     def close(self) -> None:
         """Give the folder back: no token, no lock, and no folder that was made for nothing."""

@@ -170,6 +170,7 @@ class Checkpoints:
             **spec.extras,
         }
         return {
+            **({} if spec.mark is None else {"check": spec.mark.check}),
             "tables": live.model.tables,
             "plan": live.model.plan,
             "dense": state.dense,

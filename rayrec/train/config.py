@@ -32,6 +32,7 @@ from rayrec.train.optimizer_config import (
 from rayrec.train.profile_config import ProfileConfig
 from rayrec.train.publish_config import PublishConfig
 from rayrec.train.shaping import EvaluationConfig
+from rayrec.train.world_mark import WorldMark
 
 if TYPE_CHECKING:
     from torch import nn
@@ -258,6 +259,7 @@ class TrainSpec(RunOptions):
             change; None in the first attempt.
         handed_over: the ranks hold the tables of the world before, and go on from them.
         sync_points: sets points in memory that a failed run goes on from, or None.
+        mark: refuses saves once another world of ranks has followed, or None.
     """
 
     model: Callable[[], nn.Module]
@@ -271,6 +273,7 @@ class TrainSpec(RunOptions):
     run_began: int | None = None
     handed_over: bool = False
     sync_points: SyncPoints | None = None
+    mark: WorldMark | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,12 +12,13 @@ import torch
 
 from rayrec.checkpoint import CheckpointManager
 from rayrec.driver.planning import find_tables
-from rayrec.errors import CheckpointError, ConfigError
+from rayrec.errors import CheckpointError, ConfigError, SaveError
 from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.recipe import INIT_BOUND, ModelRecipe
 from rayrec.runs.inputs import open_data
 from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
+from rayrec.train.world_mark import WorldMark
 from tests.clicks import write_clicks
 from tests.gloo.trainers import numbers
 
@@ -72,6 +73,34 @@ def test_resume_repeats_the_run_bit_for_bit(spec: TrainSpec, tmp_path: Path, cut
     for name, value in expected.items():
         assert torch.equal(value, got[name]), name
     assert whole.evaluate(spec.eval_data) == second.evaluate(spec.eval_data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asked", range(4))
+def test_ranks_that_others_have_followed_leave_no_checkpoint(
+    spec: TrainSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int, asynchronous: bool
+) -> None:
+    """They train on where their node is cut off, and notice it when they save."""
+
+    mark, check = WorldMark(str(tmp_path / "mark"), 1), WorldMark.check
+    looks: list[None] = []
+
+    def look(own: WorldMark) -> None:
+        """Another world follows before it is asked for the last time."""
+        Path(own.path).write_text("1" if len(looks) < asked else "2")
+        looks.append(None)
+        check(own)
+
+    monkeypatch.setattr(WorldMark, "check", look)
+    config = CheckpointConfig(every_n_steps=5, asynchronous=asynchronous)
+    cut_off = replace(spec, run_path=str(tmp_path), checkpoint=config, mark=mark)
+    with (
+        RankTrainer(cut_off) as trainer,
+        pytest.raises(SaveError, match="world 2 of the run has followed"),
+    ):
+        trainer.run()
+    # each save asks twice
+    assert CheckpointManager(str(tmp_path)).steps() == (5, 10)[: asked // 2]
 
 
 def test_reports_cover_every_row_once(spec: TrainSpec) -> None:

@@ -38,6 +38,19 @@ def hold(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+def test_a_world_that_another_one_follows_saves_no_more(tmp_path: Path) -> None:
+    with held(str(tmp_path / "run"), print) as folder:
+        assert folder is not None
+        first = folder.next_world()
+        first.check()
+        second = folder.next_world()
+        second.check()
+        with pytest.raises(SaveError, match="world 2 of the run has followed world 1"):
+            first.check()
+    with pytest.raises(SaveError, match="another driver goes on with it"):
+        second.check()
+
+
 def test_a_folder_in_use_is_refused_and_free_again_afterwards(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     other = hold(folder)
