@@ -56,7 +56,7 @@ def test_a_killed_rank_is_replaced_and_the_tables_are_those_of_an_undisturbed_ru
     act, heard = heard_before(tmp_path, 13), (Heard(tmp_path),)
     failure = FailureConfig(max_failures=3, log_decisions=True)
     result, told = run(clicks, tmp_path, act, callbacks=heard, progress="plain", failure=failure)
-    assert told == undisturbed
+    assert told == undisturbed and heard[0].world == "2"
     (log,) = tmp_path.rglob("decisions-*.jsonl")
     states = [line.split()[-1] for line in timelines(str(log.parent.parent))][1:]
     once = ["filling", "planning", "starting", "running"]
@@ -77,10 +77,20 @@ def test_a_killed_rank_is_replaced_and_the_tables_are_those_of_an_undisturbed_ru
 
 
 class Heard(Callback):
-    """Leaves a file for every step that the driver hears of; it looks a few times a second."""
+    """Leaves a file for every step that the driver hears of; it looks a few times a second.
+
+    Attributes:
+        world: number of the world that may save after a recovery, as text.
+    """
+
+    world = ""
 
     def __init__(self, folder: Path) -> None:
         self.where = folder / "scratch"
+
+    def on_recovery(self, recovered: Recovered) -> None:
+        (mark,) = self.where.parent.rglob(".rayrec-token-*")
+        self.world = mark.read_text()
 
     def on_step(self, step: int, trainer: Any = None) -> None:
         (self.where / f"heard-{step}").touch()
