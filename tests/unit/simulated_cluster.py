@@ -644,6 +644,10 @@ class Simulation:
             error = PlanError("the tables do not fit")
             self.planned = Planned(refused=str(error), error=error)
             return
+        if self.may_stop and self.stops and not plan.handed_over and self.harms(20):
+            # the head was silent meanwhile
+            self.planned = Planned(given_up=True)
+            return
         self.planned_first = plan.handed_over
         self.planned = Planned(has_first=plan.handed_over)
 
