@@ -40,7 +40,9 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "SASRec, full softmax": ("model=sasrec", "loss=full"),
     "SASRec, sampled softmax": ("model=sasrec",),
     "SASRec, sampled softmax, mixed": ("model=sasrec", "proposal=mixed"),
+    "HSTU, full softmax": ("model=hstu", "times=times", "loss=full"),
     "HSTU, sampled softmax": ("model=hstu", "times=times"),
+    "HSTU, sampled softmax, mixed": ("model=hstu", "times=times", "proposal=mixed"),
 }
 MARKOV = "Markov chain, last 5 films"
 BASELINES = {"popularity": "popularity", "markov": MARKOV}
@@ -128,8 +130,8 @@ def gains_of(folder: Path, name: str, seed: int, settings: Sequence[str]) -> dic
     return found
 
 
-def one_seed(folder: Path, seed: int, systems: Sequence[str]) -> dict[str, Gains]:
-    """Return the gains of every system with a seed, and of the baselines."""
+def one_seed(folder: Path, seed: int, systems: Sequence[str], part: int) -> dict[str, Gains]:
+    """Return the gains of every system with a seed, and of the baselines; print those of a part."""
     found: dict[str, Gains] = {}
     if not (folder / "schema.json").exists():
         make_data(folder, seed)
@@ -139,8 +141,8 @@ def one_seed(folder: Path, seed: int, systems: Sequence[str]) -> dict[str, Gains
         )
         found[system] = of_run.pop("model")
         found = of_run | found
-        told = {name: round(float(gain[1].mean()), 4) for name, gain in found[system].items()}
-        print(f"seed {seed}, {system}: {told}", flush=True)
+        told = {name: round(float(gain[part].mean()), 4) for name, gain in found[system].items()}
+        print(f"seed {seed}, {system}, {PARTS[part]}: {told}", flush=True)
     return found
 
 
@@ -202,8 +204,8 @@ def main() -> None:
     args = parser.parse_args()
     wanted = [name for name in SYSTEMS if any(word in name.lower() for word in args.systems)]
     with tempfile.TemporaryDirectory() as made:
-        work = args.work or Path(made)
-        runs = [one_seed(work / str(seed), seed, wanted) for seed in args.seeds]
+        work, part = args.work or Path(made), 0 if args.validate else 1
+        runs = [one_seed(work / str(seed), seed, wanted, part) for seed in args.seeds]
     if args.validate:
         print("\n".join(lines_of([scores_of(run, 0) for run in runs])))
         return
