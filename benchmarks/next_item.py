@@ -39,7 +39,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "GRU4Rec, sampled softmax": ("model=gru4rec",),
     "SASRec, full softmax": ("model=sasrec", "loss=full"),
     "SASRec, sampled softmax": ("model=sasrec",),
-    "SASRec, sampled softmax, mixed": ("model=sasrec", "proposal=mixed"),
+    "SASRec, sampled softmax, popularity": ("model=sasrec", "proposal=popularity"),
     "HSTU, full softmax": ("model=hstu", "times=times", "loss=full"),
     "HSTU, sampled softmax": ("model=hstu", "times=times"),
     "HSTU, sampled softmax, mixed": ("model=hstu", "times=times", "proposal=mixed"),

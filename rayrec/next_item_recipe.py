@@ -48,7 +48,8 @@ class NextItemModel:
         loss: "sampled", "full" or "in_batch": a softmax over negatives, over all items, or over the
             items of all tokens of the batch.
         negatives: items of a sampled softmax, 512 unless given.
-        proposal: how negatives are drawn: "popularity", unless given, "mixed" or "uniform".
+        proposal: how negatives are drawn: "popularity", "mixed" or "uniform"; unless given, sasrec
+            has "mixed" and the others "popularity".
         ks: lengths of the lists that are scored.
         init_bound: rows start within +- this, where the schema gives the table no bounds.
     Raises:
@@ -221,7 +222,10 @@ class NextItemRecipe:
             return ItemSlices(num_items=items)
         if not self._has_candidates:
             return None
-        proposal = self.model.proposal or "popularity"
+        usual: Literal["mixed", "popularity"] = (
+            "mixed" if self.model.model == "sasrec" else "popularity"
+        )
+        proposal = self.model.proposal or usual
         counts = None if proposal == "uniform" else self.counts
         return SharedNegatives(
             count=self.model.negatives or 512, num_items=items, proposal=proposal, counts=counts

@@ -21,6 +21,7 @@ from rayrec.models import (
     softmax,
 )
 from rayrec.models.next_item import next_places
+from rayrec.next_item_recipe import Kind, NextItemModel, NextItemRecipe
 from tests.sequences import COUNTS, ITEMS, LOSSES, NEGATIVES, MeanOfPast, build, part, plain_loss
 
 # float32 sums in another order
@@ -139,6 +140,14 @@ def test_negatives_come_up_as_often_as_their_chance_tells() -> None:
         drawable = chances > 0
         assert np.allclose(many.log_q()[drawable], np.log(chances[drawable]))
         assert not shares[~drawable].any() and np.isfinite(many.log_q()).all()
+
+
+@pytest.mark.parametrize(
+    "model, usual", [("sasrec", "mixed"), ("hstu", "popularity"), ("gru4rec", "popularity")]
+)
+def test_each_model_has_its_own_usual_draws(model: Kind, usual: str) -> None:
+    recipe = NextItemRecipe(schema="{}", model=NextItemModel(model=model), counts=COUNTS)
+    assert recipe.candidates().proposal == usual
 
 
 def test_one_draw_of_two_kinds_is_by_popularity() -> None:
