@@ -54,19 +54,19 @@ class UserOnce(NamedTuple):
 
     Attributes:
         candidates: features that each candidate has.
-        histories: features and sequences that the user has.
+        of_user: features that the user has.
         alone: the candidates have nothing but `candidates`.
     """
 
     candidates: frozenset[str] = frozenset()
-    histories: frozenset[str] = frozenset()
+    of_user: frozenset[str] = frozenset()
     alone: bool = False
 
     def fits(self, given: frozenset[str]) -> bool:
         """True if it may be done where the candidates have these names."""
-        if self.alone:
-            return given == self.candidates
-        return self.candidates <= given and not self.histories & given
+        if self.of_user & given or (self.alone and given != self.candidates):
+            return False
+        return self.candidates <= given
 
 
 class RowReader:

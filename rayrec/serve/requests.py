@@ -128,12 +128,13 @@ class CandidateSplit:
 
     @property
     def candidate_names(self) -> frozenset[str]:
-        """Names of what each candidate has: features, dense columns and sequences."""
+        """Names of the features that each candidate has, and "" for dense columns and sequences."""
         own = self.candidate
         if own is None:
             return frozenset()
-        dense = (one.column for one in own.dense)
-        return frozenset((*own.feature_names(), *dense, *(one.name for one in own.sequences)))
+        # a dense column may have the name of a feature
+        others = [""] if own.dense or own.sequences else []
+        return frozenset([*own.feature_names(), *others])
 
     @property
     def is_whole(self) -> bool:

@@ -27,6 +27,7 @@ from rayrec.models import (
     TwoTowerTrain,
 )
 from rayrec.models.dlrm_parts import logits_of_batch
+from rayrec.quant import configs_of
 from rayrec.serve.next_item import Top, item_scores, top_items
 from rayrec.serve.readers import UserOnce
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
@@ -96,11 +97,15 @@ class Scorer(nn.Module):
             are_bags: all its collections are pooled.
         """
         below = self.model.model if self.is_own else None
-        if isinstance(below, DIN):
+        if type(below) is DIN:
             beside = {name for own in below.beside.values() for name in own}
             return UserOnce(frozenset(below.candidates), frozenset({*below.histories, *beside}))
-        if isinstance(below, HSTURanking):
-            return UserOnce(frozenset(below.candidates), alone=True)
+        if type(below) is HSTURanking:
+            bags = below.embedding_bag_collection
+            # a candidate may be pooled in the context, too
+            tables = [] if bags is None else configs_of(bags)
+            context = frozenset(name for table in tables for name in table.feature_names)
+            return UserOnce(frozenset(below.candidates), context, alone=True)
         return UserOnce() if self.is_own and are_bags else None
 
     def _logits(

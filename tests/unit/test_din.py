@@ -13,10 +13,11 @@ import torch
 from rayrec.data import DenseColumn, Feature, FeatureSchema, to_batch
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout import EmbeddingBagConfig, EmbeddingConfig
-from rayrec.models import DIN
+from rayrec.models import DIN, DLRMTrain
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.recipe import ModelRecipe
 from rayrec.serve import Predictor, export
+from rayrec.serve.scorer import Scorer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.unit.checkpoint_worlds import make_truth, random_plan, save_world
 from tests.unit.din_twin import KEYS, din, ids, twin
@@ -177,3 +178,13 @@ def test_it_is_exported_and_scores_as_it_was_trained(tmp_path, actions):
     torch.testing.assert_close(predictor.predict_candidates(empty, items), nothing)
     others = predictor.predict([asked | item | {"done": [0, 0, 0]} for item in items])
     assert torch.allclose(others, alone) != actions
+
+
+def test_a_model_of_a_users_own_that_is_made_of_it_has_the_user_in_every_row():
+    class Own(DIN):
+        """Its forward pass may want anything of the histories."""
+
+    model = din(0)
+    assert Scorer(DLRMTrain(model)).user_once(are_bags=False) is not None
+    model.__class__ = Own
+    assert Scorer(DLRMTrain(model)).user_once(are_bags=False) is None

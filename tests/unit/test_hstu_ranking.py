@@ -348,3 +348,25 @@ def later(column: pa.ChunkedArray) -> pa.Array:
         [9 * t for t in one] if isinstance(one, list) else 9 * one for one in column.to_pylist()
     ]
     return pa.array(spread)
+
+
+@pytest.mark.parametrize("beside", ["pooled", "dense"])
+def test_a_candidate_that_stands_in_the_context_too_is_a_row_of_its_own(tmp_path, beside):
+    schema = a_schema()
+    if beside == "pooled":
+        fame = EmbeddingBagConfig(20, 6, name="fame", feature_names=["item"])
+        schema = replace(schema, tables=(*schema.tables, fame))
+    else:
+        schema = replace(schema, dense=(DenseColumn(column="item"),))
+    recipe, rng = a_recipe(schema), random.Random(4)
+    tables = [*schema.embedding_configs(), *schema.embedding_bag_configs()]
+    truths = [make_truth(rng, t.name, t.num_embeddings, t.embedding_dim, "row") for t in tables]
+    dense = {name: p.detach() for name, p in recipe().named_parameters() if not p.is_meta}
+    plan = random_plan(rng, truths, 2)
+    save_world(str(tmp_path / "ck"), truths, plan, dense=dense, extras=recipe.to_extras())
+    export(tmp_path / "ck", tmp_path / "out", types="fp32")
+    predictor = Predictor.load(tmp_path / "out")
+    user = {"price": 0.3, "items": [1, 2], "makers": [1, 2], "actions": [0, 3], "user": "u1"}
+    candidates = [{"item": item, "maker": 3} for item in (4, 15, 7)]
+    wanted = predictor.predict([user | one for one in candidates])
+    torch.testing.assert_close(predictor.predict_candidates(user, candidates), wanted)
