@@ -74,8 +74,10 @@ class OptimizerConfig:
         try:
             kind = getattr(torch.optim, DENSE_OPTIMIZERS[self.name])
             options = dict(self.options)
-            if not _WAYS.intersection(options):
-                options["fused"] = True  # which torch has for all of DENSE_OPTIMIZERS
+            # torch has it for all of DENSE_OPTIMIZERS; it reads numbers as they lie in memory
+            fits = all(one.is_contiguous() and one.is_floating_point() for one in parameters)
+            if fits and not _WAYS.intersection(options):
+                options["fused"] = True
             return kind(parameters, lr=self.lr, **options)
         except _REFUSALS as error:
             raise ConfigError(f"dense_optimizer {self.name!r}: {error}.") from error

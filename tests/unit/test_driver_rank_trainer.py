@@ -170,3 +170,20 @@ def test_a_save_that_is_asked_for_comes_at_the_end_of_a_window_and_changes_nothi
     keeps_none = RankTrainer(spec)
     keeps_none.save_asked = lambda: True
     assert keeps_none.run() is False
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
+def test_dense_parameters_may_lie_in_memory_in_any_order(name: str) -> None:
+    """Their gradients may lie in another one, and numbers between theirs are not touched."""
+    whole = torch.ones(6, 4)
+    several = torch.nn.Parameter(whole[:, ::2].detach())
+    plain = torch.nn.Parameter(torch.ones(6, 2))
+    of_complex = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    grad = torch.arange(12.0).view(6, 2)
+    for parameters in ([several, of_complex], [plain]):
+        optimizer = OptimizerConfig(name=name, lr=0.1).make_dense(parameters)
+        for one in parameters:
+            one.grad = grad.clone() if one.dim() == 2 else torch.ones_like(one)
+        optimizer.step()
+    torch.testing.assert_close(several, plain)
+    assert bool((whole[:, 1::2] == 1).all())
