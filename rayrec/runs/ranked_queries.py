@@ -91,10 +91,12 @@ def comparison(runs: Sequence[str]) -> Iterator[str]:
             title = "popularity" if WANTED in places else "its Markov chain"
             yield f"{run} less {title}, with the middle 95% of a paired bootstrap:"
             yield from _differences({**places, **chosen}, places)
-    for run, places in ranked[1:]:
-        base, others = ranked[0]
-        yield f"{run} less {base}, with the middle 95% of a paired bootstrap:"
-        yield from _differences(others, places)
+    for is_towers in (False, True):
+        alike = [one for one in ranked if (WANTED in one[1]) == is_towers]
+        for run, places in alike[1:]:
+            base, others = alike[0]
+            yield f"{run} less {base}, with the middle 95% of a paired bootstrap:"
+            yield from _differences(others, places)
 
 
 def _differences(

@@ -118,6 +118,17 @@ def test_recall_beats_popularity(
             list(comparison([str(tmp_path / "towers"), str(tmp_path / "other")]))
 
 
+def test_runs_are_compared_with_the_first_of_their_kind(tmp_path: Path) -> None:
+    towers = {"masked": [0, 3, 1], "wanted": [2, 1]}
+    next_item = {"kept": [0, 1], "masked": [0, 1]}
+    for name, places in (("a", towers), ("b", next_item), ("c", towers), ("d", next_item)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "places.json").write_text(json.dumps(places))
+    lines = list(comparison([str(tmp_path / name) for name in "abcd"]))
+    said = [line.replace(f"{tmp_path}/", "").split(",")[0] for line in lines if " less " in line]
+    assert said == ["d less b", "c less a"]
+
+
 def test_a_model_below_popularity_is_said_in_one_line(
     planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
