@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rayrec.comm.differentiable import counts_by_rank, gather_rows, send_home
 from rayrec.comm.exchange import Exchange
 from rayrec.errors import ConfigError
 
 CHUNK_LOGITS = 1 << 22  # logits that are in memory at a time
+SAMPLED_LOGITS = 1 << 26  # of a sampled softmax, which keeps as many for the backward pass
 
 
 class FullSoftmax(nn.Module):
@@ -114,6 +117,25 @@ class SampledSoftmax(nn.Module):
         exchange: Exchange,
     ) -> Tensor:
         """Return the loss of each token, (T,), as `FullSoftmax` does; nothing is sent."""
+        of_tokens = tokens, own_scores, own_ids
+        of_candidates = candidates, biases, candidate_ids
+        parts = _chunks(len(tokens), len(candidates), SAMPLED_LOGITS)
+        if len(parts) < 2:
+            return self._losses(*of_tokens, *of_candidates)
+        # logits are made once more in the backward pass
+        again = partial(checkpoint, self._losses, use_reentrant=False, preserve_rng_state=False)
+        losses = [again(*(one[rows] for one in of_tokens), *of_candidates) for rows in parts]
+        return torch.cat(losses)
+
+    def _losses(
+        self,
+        tokens: Tensor,
+        own_scores: Tensor,
+        own_ids: Tensor,
+        candidates: Tensor,
+        biases: Tensor,
+        candidate_ids: Tensor,
+    ) -> Tensor:
         scores = tokens @ candidates.t() + biases
         # a popular item is drawn often, and would be pushed down for it
         log_q: Tensor | float = -math.log(self.num_items)
@@ -152,7 +174,7 @@ class _LogSum(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, candidates: Tensor, biases: Tensor) -> Tensor:
         part = [
             torch.addmm(biases, tokens[rows], candidates.t()).logsumexp(1)
-            for rows in _chunks(len(tokens), len(candidates))
+            for rows in _chunks(len(tokens), len(candidates), CHUNK_LOGITS)
         ]
         logs = torch.cat(part) if part else tokens.new_zeros(0)
         ctx.save_for_backward(tokens, candidates, biases, logs)
@@ -163,7 +185,7 @@ class _LogSum(torch.autograd.Function):
         tokens, candidates, biases, logs = ctx.saved_tensors
         to_tokens, to_candidates = torch.zeros_like(tokens), torch.zeros_like(candidates)
         to_biases = torch.zeros_like(biases)
-        for rows in _chunks(len(tokens), len(candidates)):
+        for rows in _chunks(len(tokens), len(candidates), CHUNK_LOGITS):
             logits = torch.addmm(biases, tokens[rows], candidates.t())
             shares = (logits - logs[rows].unsqueeze(1)).exp_().mul_(grads[0][rows].unsqueeze(1))
             to_tokens[rows] = shares @ candidates
@@ -172,6 +194,6 @@ class _LogSum(torch.autograd.Function):
         return to_tokens, to_candidates, to_biases
 
 
-def _chunks(tokens: int, candidates: int) -> list[slice]:
-    step = max(1, CHUNK_LOGITS // max(1, candidates))
+def _chunks(tokens: int, candidates: int, logits: int) -> list[slice]:
+    step = max(1, logits // max(1, candidates))
     return [slice(start, start + step) for start in range(0, tokens, step)]

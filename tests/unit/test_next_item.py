@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.differentiable import counts_by_rank, gather_rows, send_home
@@ -326,3 +327,28 @@ def test_full_softmax_is_cross_entropy_also_of_far_scores() -> None:
     )
     wanted = torch.nn.functional.cross_entropy(scores, own, reduction="none")
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-3)
+
+
+def test_a_sampled_softmax_keeps_no_logits_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    loss, exchange = softmax.SampledSoftmax(50, torch.randn(50)), LocalExchange()
+    given = [torch.randn(shape, requires_grad=True) for shape in ((70, 4), (70,), (30, 4), (30,))]
+    tokens, own_scores, candidates, biases = given
+    own_ids, ids = torch.randint(0, 50, (70,)), torch.arange(30)
+    kept: list[int] = []
+
+    def keep(saved: Tensor) -> Tensor:
+        kept.append(saved.numel())
+        return saved
+
+    def run() -> tuple[Tensor, tuple[Tensor, ...]]:
+        losses = loss(tokens, own_scores, own_ids, candidates, biases, ids, exchange)
+        return losses, torch.autograd.grad(losses.square().sum(), given)
+
+    whole, wanted = run()
+    monkeypatch.setattr(softmax, "SAMPLED_LOGITS", 400, raising=False)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        ours, grads = run()
+    assert max(kept) <= 500
+    torch.testing.assert_close(ours, whole)
+    torch.testing.assert_close(grads, wanted)
