@@ -66,8 +66,11 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
             told = json.loads(stream.read())
         found = {name: np.array(told[name], dtype=np.int64) for name in (PROTOCOLS[1], *told)}
         wanted = found.get(WANTED)
-        if wanted is not None and wanted.sum() != len(found[PROTOCOLS[1]]):
-            raise ValueError(f"{wanted.sum()} wanted items, {len(found[PROTOCOLS[1]])} places")
+        for name, of_name in found.items():
+            if wanted is None or name == WANTED:
+                continue
+            if wanted.sum() != len(of_name) or wanted.min(initial=0) < 0:
+                raise ValueError(f"{wanted.sum()} wanted items, {len(of_name)} places")
         return found
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(

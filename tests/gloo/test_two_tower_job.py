@@ -127,6 +127,10 @@ def test_runs_are_compared_with_the_first_of_their_kind(tmp_path: Path) -> None:
     lines = list(comparison([str(tmp_path / name) for name in "abcd"]))
     said = [line.replace(f"{tmp_path}/", "").split(",")[0] for line in lines if " less " in line]
     assert said == ["d less b", "c less a"]
+    for damage in ({"popularity masked": [0]}, {"wanted": [4, -1]}):
+        (tmp_path / "a" / "places.json").write_text(json.dumps(towers | damage))
+        with pytest.raises(InputError, match="3 wanted items"):
+            list(comparison([str(tmp_path / "a")]))
 
 
 def test_a_model_below_popularity_is_said_in_one_line(
