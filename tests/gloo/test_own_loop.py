@@ -27,7 +27,7 @@ from tests.ranks import RankPool
 def loop(context: LoopContext) -> None:
     model = context.shard(context.build())
     parameters = [p for _, p in model.dense_parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=context.spec.dense_optimizer.lr)
+    optimizer = torch.optim.Adam(parameters, lr=context.spec.dense_optimizer.lr, fused=True)
     context.track(optimizer)
     for batch in context.batches():
         loss, (_, logits, labels) = model(batch)
