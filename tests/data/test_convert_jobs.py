@@ -372,6 +372,7 @@ def test_binary_input_is_no_criteo_log(tmp_path, capsys):
     assert line.count("\n") == 1 and "noise" in line
 
 
+@pytest.mark.slow
 @needs_movielens
 def test_the_files_of_grouplens_convert_to_the_same(tmp_path):
     """The real data, written as GroupLens writes them, give the same rows as the tab-separated

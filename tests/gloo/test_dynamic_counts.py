@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rayrec.checkpoint import CheckpointManager, load_table
 from rayrec.driver.planning import find_tables
 from rayrec.layout import column_wise, data_parallel, row_wise
@@ -44,6 +46,7 @@ def counted(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
     return halves, lines
 
 
+@pytest.mark.slow
 def test_a_run_tells_the_same_counts_on_any_ranks(ranks: RankPool, tmp_path: Path) -> None:
     data = write(tmp_path / "data", TABLE | {"dynamic": RULE})
     halves, lines = told = counted(0, 1, data, tmp_path / "one", "row_wise")

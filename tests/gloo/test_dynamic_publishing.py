@@ -47,7 +47,12 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
 
 @pytest.mark.parametrize(
     ("kind", "world_size", "rule"),
-    [("row", 2, "counted"), ("column", 2, "timed"), ("row", 2, "seconds"), ("grid", 4, "pressed")],
+    [
+        ("row", 2, "counted"),
+        pytest.param("column", 2, "timed", marks=pytest.mark.slow),
+        pytest.param("row", 2, "seconds", marks=pytest.mark.slow),
+        ("grid", 4, "pressed"),
+    ],
 )
 @without_programs()
 def test_what_follows_has_what_an_export_has_at_every_step(

@@ -37,7 +37,9 @@ def songs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_songs(tmp_path_factory.mktemp("songs"))
 
 
-@pytest.mark.parametrize("loss", ["sampled", "full", "in_batch"])
+@pytest.mark.parametrize(
+    "loss", ["sampled", "in_batch", pytest.param("full", marks=pytest.mark.slow)]
+)
 def test_ranks_train_and_rank_as_one(ranks: RankPool, songs: Path, loss: str) -> None:
     model = replace(SMALL, loss=loss, negatives=16 if loss == "sampled" else None)
     (one,) = ranks.run(1, run_task, task_for(songs, model, 1, "table_wise"))

@@ -222,6 +222,7 @@ def test_a_next_item_model_reads_the_log(plays: Path) -> None:
     assert abs(log["model kept"]["hr@10"] - log["popularity kept"]["hr@10"]) < 0.1
 
 
+@pytest.mark.slow
 def test_the_mean_leaves_out_the_first_window_of_a_new_run_alone(
     plays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,7 +142,9 @@ def append_all_to_iceberg(folder: Path) -> IcebergConfig:
     return IcebergConfig(table=NAME, properties=properties_of(folder / "table"))
 
 
-@pytest.mark.parametrize("append", [append_all, append_all_to_iceberg])
+@pytest.mark.parametrize(
+    "append", [append_all, pytest.param(append_all_to_iceberg, marks=pytest.mark.slow)]
+)
 def test_a_table_that_is_appended_to_trains_as_the_folder_does(
     ranks: RankPool, tmp_path: Path, append: Callable[[Path], DeltaConfig | IcebergConfig]
 ) -> None:
@@ -405,8 +407,8 @@ def keys_of(folder: Path, source: str) -> dict[str, object]:
     ("source", "place", "lost"),
     [
         ("folder", "in", "cannot be listed"),
-        ("delta", "table", "cannot be opened"),
-        ("iceberg", "table", "cannot be opened"),
+        pytest.param("delta", "table", "cannot be opened", marks=pytest.mark.slow),
+        pytest.param("iceberg", "table", "cannot be opened", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_file_walks_a_stream(

@@ -206,6 +206,7 @@ def test_ranks_that_share_their_negatives_learn_as_one(
     assert found[3][0].metrics == pytest.approx(found[1][0].metrics, abs=0.01)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_as_well(ranks: RankPool, planted: Path, tmp_path: Path) -> None:
     one, other = ranks.run(2, run_task, task_for(planted, tmp_path, 2, 200))
     assert one == other

@@ -30,6 +30,7 @@ class _Click(nn.Module):
         return logits
 
 
+@pytest.mark.slow
 def test_exports_and_versions_leave_no_symbols_and_no_sources(tmp_path: Path) -> None:
     shapes = pytest.importorskip("torch.fx.experimental.symbolic_shapes")
     table = EmbeddingBagConfig(10, 2, "t", feature_names=["f"])
