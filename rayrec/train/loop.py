@@ -62,7 +62,9 @@ class RankTrainer(RankRun):
         is_restored = spec.handed_over or bool(spec.resume_from)
         self.shard(spec.model(), prefetch=True, initialize=not is_restored)
         parameters = [p for _, p in self.model.dense_parameters()]
-        self._dense = spec.dense_optimizer.make_dense(parameters) if parameters else None
+        self._dense = None
+        if parameters:
+            self._dense = spec.dense_optimizer.make_dense(parameters, self.model.module)
         self._rates = LearningRates(spec, self.model, self._dense)
         clip_dense(spec, self._dense)
         self._track(self._dense)

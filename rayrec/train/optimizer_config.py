@@ -55,9 +55,13 @@ class OptimizerConfig:
         """Return the optimizer of a name, with the rate of `base` or the usual one of its kind."""
         return cls(name=word, lr=base.lr if word == base.name else _RATES.get(word, base.lr))
 
-    def make_dense(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_dense(
+        self, parameters: Sequence[nn.Parameter], module: nn.Module | None = None
+    ) -> torch.optim.Optimizer:
         """Return torch's optimizer of dense parameters; one kernel updates those of a device.
 
+        Args:
+            module: whose parameters they are; its layers may have sparse gradients.
         Raises:
             ConfigError: torch has no such option, or refuses its value.
         """
@@ -66,9 +70,14 @@ class OptimizerConfig:
                 f"dense_optimizer {self.name!r} has capturable, which torch has on GPUs alone; "
                 "leave it out."
             )
-        return self._make(parameters)
+        layers = () if module is None else module.modules()
+        # such as torch.nn.Embedding has them; the kernel takes none
+        is_sparse = any(getattr(layer, "sparse", False) is True for layer in layers)
+        return self._make(parameters, not is_sparse)
 
-    def _make(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def _make(
+        self, parameters: Sequence[nn.Parameter], fused: bool = True
+    ) -> torch.optim.Optimizer:
         import torch  # late: a run is told before torch is needed
 
         try:
@@ -76,7 +85,7 @@ class OptimizerConfig:
             options = dict(self.options)
             # torch has it for all of DENSE_OPTIMIZERS; it reads numbers as they lie in memory
             fits = all(one.is_contiguous() and one.is_floating_point() for one in parameters)
-            if fits and not _WAYS.intersection(options):
+            if fused and fits and not _WAYS.intersection(options):
                 options["fused"] = True
             return kind(parameters, lr=self.lr, **options)
         except _REFUSALS as error:

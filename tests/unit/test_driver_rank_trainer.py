@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,3 +188,25 @@ def test_dense_parameters_may_lie_in_memory_in_any_order(name: str) -> None:
         optimizer.step()
     torch.testing.assert_close(several, plain)
     assert bool((whole[:, 1::2] == 1).all())
+
+
+@pytest.mark.parametrize("name", ["adagrad", "sgd"])
+def test_layers_of_a_model_may_have_sparse_gradients(spec: TrainSpec, name: str) -> None:
+    def model() -> torch.nn.Module:
+        module = spec.model()
+        module.extra = torch.nn.Embedding(3, 2, sparse=True)
+        forward = module.forward
+
+        def with_extra(batch: Any) -> Any:
+            loss, told = forward(batch)
+            return loss + module.extra(torch.tensor([1])).sum(), told
+
+        module.forward = with_extra
+        return module
+
+    optimizer = OptimizerConfig(name=name, lr=0.1)
+    with RankTrainer(replace(spec, model=model, dense_optimizer=optimizer, steps=2)) as trainer:
+        before = trainer.model.module.extra.weight.detach().clone()
+        trainer.run()
+        moved = trainer.model.module.extra.weight != before
+    assert moved.any(1).tolist() == [False, True, False]
