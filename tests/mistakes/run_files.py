@@ -18,7 +18,7 @@ CHANGES = [
     ("--set run.sparse_optimizer.options.eps=-1", "eps=-1|zero or more"),
     ("--set run.sparse_optimizer.options.weight_decay=1e308", "weight_decay=1e+308|float32"),
     ("--set run.dense_optimizer.options.betas=[]", "dense_optimizer 'adam'"),
-    ("--set run.dense_optimizer.options.weight_decay=1" + "0" * 30, "dense_optimizer 'adam'"),
+    ("--set run.dense_optimizer.options.weight_decay=1" + "0" * 400, "dense_optimizer 'adam'"),
     ("--set run.dense_optimizer.options.fused=x", "fused='x'|true or false"),
     ("--set run.dense_optimizer.options.capturable=true", "capturable|GPUs"),
     ("--set run.dense_optimizer.options.differentiable=true", "dense_optimizer 'adam'"),

@@ -104,7 +104,9 @@ def test_a_replica_to_which_the_system_refuses_a_file_says_it_in_a_line(monkeypa
     process.start()
     process.join(100)
     assert process.exitcode == 1
-    assert capfd.readouterr().err == "replica 3: [Errno 24] Too many open files\n"
+    # where a test before used gRPC, it may say that it does nothing about the fork
+    lines = [one for one in capfd.readouterr().err.splitlines() if "fork_posix.cc" not in one]
+    assert lines == ["replica 3: [Errno 24] Too many open files"]
 
 
 def test_a_signal_reaches_the_replicas_at_once_and_once():
