@@ -87,6 +87,7 @@ def certificate(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_brokers_that_ask_for_tls_and_a_certificate(certificate: Path) -> None:
     secrets = certificate / "kafka.properties"
     secrets.write_text(f"# of the key\n\n ssl.key.password = {PASSWORD}\n")

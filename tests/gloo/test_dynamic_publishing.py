@@ -51,7 +51,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path, kind: str) -> 
         ("row", 2, "counted"),
         pytest.param("column", 2, "timed", marks=pytest.mark.slow),
         pytest.param("row", 2, "seconds", marks=pytest.mark.slow),
-        ("grid", 4, "pressed"),
+        pytest.param("grid", 4, "pressed", marks=pytest.mark.slow),
     ],
 )
 @without_programs()

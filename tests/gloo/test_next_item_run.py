@@ -138,6 +138,7 @@ def test_what_is_served_ranks_the_held_out_items_as_the_run_did(
     assert follower.step == 40 and torch.equal(follower.predict(rows), predictor.predict(rows))
 
 
+@pytest.mark.slow
 def test_ranks_publish_as_one(ranks: RankPool, songs: Path, tmp_path: Path) -> None:
     rows, found = rows_of(101, 101), []
     for world_size, kind in ((1, "table_wise"), (2, "row_wise"), (4, "column_wise")):
@@ -156,7 +157,11 @@ def test_ranks_publish_as_one(ranks: RankPool, songs: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "words",
-    [("model.model=hstu", "model.times=times"), ("model.model=hstu",), ("model.model=gru4rec",)],
+    [
+        ("model.model=hstu", "model.times=times"),
+        pytest.param(("model.model=hstu",), marks=pytest.mark.slow),
+        pytest.param(("model.model=gru4rec",), marks=pytest.mark.slow),
+    ],
 )
 def test_the_other_encoders_train(songs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     told = tmp_path / "result.json"

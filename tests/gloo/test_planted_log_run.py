@@ -69,6 +69,7 @@ def test_din_beats_a_model_without_history(plays: Path) -> None:
     assert din["auc"] > plain["auc"] + 0.05 and 0 < din["regret"] < 0.04
 
 
+@pytest.mark.slow
 def test_each_day_is_told_beside_its_best_score(
     plays: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,10 +70,14 @@ def halves(rank: int, world_size: int, name: str, folder: Path, out: Path) -> An
 
 
 ALL = pytest.param((1, 2, 4), marks=pytest.mark.slow, id="all")
+# the default tier takes these; `make test-all` takes all
+QUICK = ("evaluation", "accumulate", "tasks", "table_optimizers")
 
 
 @pytest.mark.parametrize("worlds", [pytest.param((1, 2), id="two"), ALL])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS]
+)
 def test_resuming_changes_nothing_and_ranks_agree(
     ranks: RankPool, shaped: Path, tmp_path: Path, name: str, worlds: tuple[int, ...]
 ) -> None:

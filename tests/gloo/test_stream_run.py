@@ -281,6 +281,7 @@ def by_events(
     return steps, published[0], published[1]
 
 
+@pytest.mark.slow
 def test_a_run_saves_by_event_time_at_the_same_steps_on_any_ranks(
     ranks: RankPool, tmp_path: Path
 ) -> None:

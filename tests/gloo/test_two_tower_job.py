@@ -272,6 +272,7 @@ def test_raw_ids_have_the_truth_of_numbered_ones(planted: Path, tmp_path: Path) 
     assert counts == dict(zip(own, numbered.counts.tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_towers_learn_from_raw_ids(ranks: RankPool, planted: Path, tmp_path: Path) -> None:
     folder = raw(planted, tmp_path / "raw")
     one, other = ranks.run(2, run_task, task_for(folder, tmp_path / "work", 2, 200))

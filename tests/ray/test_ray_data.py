@@ -191,7 +191,11 @@ def fails(block: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (fails, r"the pipeline of the Ray dataset failed: RuntimeError: the scale is not set\.$"),
+        pytest.param(
+            fails,
+            r"the pipeline of the Ray dataset failed: RuntimeError: the scale is not set\.$",
+            marks=pytest.mark.slow,
+        ),
         (lambda b: {"label": np.zeros(40)}, r"'row' is missing \(block 0 of the Ray dataset\)"),
         pytest.param(
             lambda b: ratings(user=np.arange(40) * 100),

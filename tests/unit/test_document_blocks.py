@@ -27,7 +27,10 @@ WALKS = sorted({block.page for block in BLOCKS if block.how == "walk"})
 SLOW = {
     "README",
     "walkthrough",
+    "checkpoints",
     "cli",
+    "data",
+    "doctor",
     "dynamic",
     "forget",
     "own-loop",
