@@ -121,21 +121,15 @@ class SampledSoftmax(nn.Module):
         of_candidates = candidates, biases, candidate_ids
         parts = _chunks(len(tokens), len(candidates), SAMPLED_LOGITS)
         if len(parts) < 2:
-            return self._losses(*of_tokens, *of_candidates)
+            return self._losses(of_tokens, of_candidates)
         # logits are made once more in the backward pass
         again = partial(checkpoint, self._losses, use_reentrant=False, preserve_rng_state=False)
-        losses = [again(*(one[rows] for one in of_tokens), *of_candidates) for rows in parts]
+        losses = [again([one[rows] for one in of_tokens], of_candidates) for rows in parts]
         return torch.cat(losses)
 
-    def _losses(
-        self,
-        tokens: Tensor,
-        own_scores: Tensor,
-        own_ids: Tensor,
-        candidates: Tensor,
-        biases: Tensor,
-        candidate_ids: Tensor,
-    ) -> Tensor:
+    def _losses(self, of_tokens: Sequence[Tensor], of_candidates: Sequence[Tensor]) -> Tensor:
+        tokens, own_scores, own_ids = of_tokens
+        candidates, biases, candidate_ids = of_candidates
         scores = tokens @ candidates.t() + biases
         # a popular item is drawn often, and would be pushed down for it
         log_q: Tensor | float = -math.log(self.num_items)

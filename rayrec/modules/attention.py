@@ -86,11 +86,8 @@ class TargetAttention(nn.Module):
         if not len(self.layers):
             scores = query @ values.T * self.dim**-0.5
         else:
-            first = self.layers[0]
-            assert isinstance(first, nn.Linear)
-            of_query, of_value, of_difference, of_product = first.weight.split(self.dim, dim=1)
-            per_query = functional.linear(query, of_query + of_difference, first.bias)
-            per_value = functional.linear(values, of_value - of_difference)
+            per_query, of_value, of_product = self._first(query)
+            per_value = functional.linear(values, of_value)
             products = functional.linear(query.unsqueeze(1) * values, of_product)
             hidden = products + per_query.unsqueeze(1) + per_value
             for layer in self.layers[1:]:
@@ -103,17 +100,22 @@ class TargetAttention(nn.Module):
         # (T,)
         if not len(self.layers):
             return dots(query, values, sequences) * self.dim**-0.5
-        # The first layer is W (query, value, query - value, query * value). What it does with the
-        # query is the same for a whole sequence, so it is done once per row and then copied.
-        first = self.layers[0]
-        assert isinstance(first, nn.Linear)
-        of_query, of_value, of_difference, of_product = first.weight.split(self.dim, dim=1)
-        per_row_BK = functional.linear(query, of_query + of_difference, first.bias)
+        per_row_BK, of_value, of_product = self._first(query)
         products_TD = expand_rows(query, sequences) * values
         # a product that is added as it is made spares two passes
-        hidden_TK = torch.addmm(
-            expand_rows(per_row_BK, sequences), values, (of_value - of_difference).T
-        ).addmm(products_TD, of_product.T)
+        hidden_TK = torch.addmm(expand_rows(per_row_BK, sequences), values, of_value.T).addmm(
+            products_TD, of_product.T
+        )
         for layer in self.layers[1:]:
             hidden_TK = layer(hidden_TK.sigmoid())
         return hidden_TK.squeeze(1)
+
+    def _first(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The first layer is W (query, value, query - value, query * value). What it does with the
+        # query is the same for a whole sequence, so it is done once per row: (B, K), beside the
+        # weights of values and of products, (K, D).
+        first = self.layers[0]
+        assert isinstance(first, nn.Linear)
+        of_query, of_value, of_difference, of_product = first.weight.split(self.dim, dim=1)
+        per_row = functional.linear(query, of_query + of_difference, first.bias)
+        return per_row, of_value - of_difference, of_product

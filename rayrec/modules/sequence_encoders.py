@@ -103,11 +103,14 @@ class AttentionEncoder(nn.Module):
         places = sequences.positions
         if self.positions == "newest":
             places = sequences.lengths.index_select(0, sequences.row) - places - 1
-        states = self.dropout(values * self.dim**0.5 + self.position(places), own)
-        context = _Context(groups, own, self._times(times, len(values)))
+        return self._states(values, places, _Context(groups, own, self._times(times, len(values))))
+
+    def _states(self, values: Tensor, places: Tensor, context: _Context) -> Tensor:
+        states = self.dropout(values * self.dim**0.5 + self.position(places), context.keys)
         for layer in self.layers:
             states = layer(states, context)
-        return self.norm(states)
+        normed: Tensor = self.norm(states)
+        return normed
 
     def _times(self, times: Tensor | None, num_values: int) -> Tensor | None:
         return None
@@ -205,11 +208,8 @@ class HSTUEncoder(AttentionEncoder):
         if self.positions == "newest":
             places = before - places
         whole = torch.cat([values, targets])
-        states = self.dropout(whole * self.dim**0.5 + self.position(places), None)
         context = _Context(groups, None, self._times(times, len(whole)), count)
-        for layer in self.layers:
-            states = layer(states, context)
-        return self.norm(states[before:])
+        return self._states(whole, places, context)[before:]
 
     def _times(self, times: Tensor | None, num_values: int) -> Tensor | None:
         if not self.time_buckets:
@@ -274,13 +274,17 @@ class _PointwiseBlock(nn.Module):
     def forward(self, states: Tensor, context: _Context) -> Tensor:
         projected = functional.silu(self.gate_value_query_key(self.input_norm(states)))
         gate, value, query, key = projected.chunk(4, dim=1)
-        biases, targets = (self.position_bias, self.time_bias), context.targets
-        before, times = len(states) - targets, context.times
-        first = query[:before], key[:before], value[:before]
-        own = None if times is None else times[:before]
-        attended = attend_pointwise(*first, context.groups, self.heads, *biases, own)
-        if targets:
-            given = query, key, value, targets, self.heads, *biases, times
-            attended = torch.cat([attended, attend_targets(*given)])
+        attended = self._attend(query, key, value, context)
         added = self.output(self.output_norm(attended) * gate)
         return states + self.dropout(added, context.keys)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: _Context) -> Tensor:
+        targets, times, heads = context.targets, context.times, self.heads
+        biases = self.position_bias, self.time_bias
+        if not targets:
+            return attend_pointwise(query, key, value, context.groups, heads, *biases, times)
+        first = query[:-targets], key[:-targets], value[:-targets]
+        own = None if times is None else times[:-targets]
+        attended = attend_pointwise(*first, context.groups, heads, *biases, own)
+        last = attend_targets(query, key, value, targets, heads, *biases, times)
+        return torch.cat([attended, last])

@@ -64,7 +64,8 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
     try:
         with files.open_input_stream(where) as stream:
             told = json.loads(stream.read())
-        found = {name: np.array(told[name], dtype=np.int64) for name in (PROTOCOLS[1], *told)}
+        needed = PROTOCOLS[1:] if WANTED in told else PROTOCOLS
+        found = {name: np.array(told[name], dtype=np.int64) for name in (*needed, *told)}
         wanted = found.get(WANTED)
         for name, of_name in found.items():
             if wanted is None or name == WANTED:
