@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
-from rayrec.runs.ranked_queries import PROTOCOLS, keep_places
+from rayrec.runs.ranked_queries import ITEMS, PROTOCOLS, keep_places
 from rayrec.runs.retrieval_scores import add_places, by_ranker, merged
 
 if TYPE_CHECKING:
@@ -103,8 +103,10 @@ class NextItemScorer:
         model: NextItem = trainer.model.module.model  # type: ignore[assignment]
         # by ranker and protocol, such as "model masked": places of the queries, call by call
         calls: dict[str, list[Tensor]] = {}
+        items: list[Tensor] = []
         with torch.no_grad():
-            for placed in self._placed(trainer, model):
+            for wanted, placed in self._placed(trainer, model):
+                items.append(wanted)
                 for ranker, places in placed.items():
                     for protocol in PROTOCOLS:
                         own = getattr(places, protocol)
@@ -113,10 +115,13 @@ class NextItemScorer:
         for name, parts in calls.items():
             scores |= self._scores(name, torch.cat(parts))
         kept = {name.removeprefix(f"{MODEL} "): parts for name, parts in calls.items()}
-        return {**scores, "queries": float(len(keep_places(trainer, kept)["kept"]))}
+        joined = keep_places(trainer, {**kept, ITEMS: items})
+        return {**scores, "queries": float(len(joined["kept"]))}
 
-    def _placed(self, trainer: RankTrainer, model: NextItem) -> Iterator[dict[str, ItemPlaces]]:
-        """Yield the places of this rank's queries by each ranker, call by call."""
+    def _placed(
+        self, trainer: RankTrainer, model: NextItem
+    ) -> Iterator[tuple[Tensor, dict[str, ItemPlaces]]]:
+        """Yield the items of this rank's queries and their places by each ranker, call by call."""
         import torch
 
         from rayrec.models import Lists, rank_items, rank_scores
@@ -134,7 +139,7 @@ class NextItemScorer:
             placed = {MODEL: rank_items(queries, wanted, seen, *of_slice, model.exchange)}
             for name, scores in self._baselines(batch, model):
                 placed[name] = rank_scores(scores.to(device), wanted, seen, known)
-            yield placed
+            yield ones, placed
 
     def _baselines(self, batch: Batch, model: NextItem) -> Iterator[tuple[str, Tensor]]:
         """Yield the baselines with their scores of all items for each query."""

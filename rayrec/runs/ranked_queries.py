@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 FILE = "places.json"
 PROTOCOLS = ("kept", "masked")
 WANTED = "wanted"  # the number of wanted items of each query, where it is not one
+ITEMS = "items"  # the wanted items, of which a number stands in the file
 K = 10
 
 
@@ -31,8 +33,11 @@ def keep_places(
     Args:
         calls: by protocol, places of this rank's queries, call by call; the ranks' parts of a call
             stand in the order of the queries. Those of a baseline have its name before the
-            protocol, such as "markov masked".
+            protocol, such as "markov masked". The wanted items (`ITEMS`) are kept as one number
+            that follows from all of them.
     """
+    import numpy as np
+
     from rayrec.train.window import gather_objects
 
     ranks = gather_objects(
@@ -42,6 +47,8 @@ def keep_places(
     for name in calls:
         ordered = zip(*(one[name] for one in ranks), strict=True)
         joined[name] = [place for call in ordered for part in call for place in part]
+    digest = hashlib.sha256(np.array(joined.pop(ITEMS), dtype="<i8").tobytes()).digest()
+    joined[ITEMS] = [int.from_bytes(digest[:7])]
     if trainer.rank == 0 and trainer.spec.run_path is not None:
         path = f"{trainer.spec.run_path}/{FILE}"
         write_whole("the places of the queries", path, json.dumps(joined))
@@ -68,7 +75,7 @@ def read_places(run_path: str) -> dict[str, NDArray[np.int64]] | None:
         found = {name: np.array(told[name], dtype=np.int64) for name in (*needed, *told)}
         wanted = found.get(WANTED)
         for name, of_name in found.items():
-            if wanted is None or name == WANTED:
+            if wanted is None or name in (WANTED, ITEMS):
                 continue
             if wanted.sum() != len(of_name) or wanted.min(initial=0) < 0:
                 raise ValueError(f"{wanted.sum()} wanted items, {len(of_name)} places")
@@ -111,8 +118,11 @@ def _differences(
     from rayrec.metrics.bootstrap import gains, paired_bootstrap
 
     recall = "recall" if WANTED in places else "hr"
-    if not np.array_equal(base.get(WANTED, ()), places.get(WANTED, ())):
-        raise InputError("the wanted items of the runs' queries differ; rank the same rows.")
+    for name in (WANTED, ITEMS):
+        # runs of earlier versions have kept no number of their items
+        known = name in base and name in places
+        if known and not np.array_equal(base[name], places[name]):
+            raise InputError("the wanted items of the runs' queries differ; rank the same rows.")
     for protocol in PROTOCOLS:
         if protocol not in base or protocol not in places:
             continue

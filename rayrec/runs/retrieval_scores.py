@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.errors import InputError
-from rayrec.runs.ranked_queries import WANTED, keep_places
+from rayrec.runs.ranked_queries import ITEMS, WANTED, keep_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,8 +72,7 @@ class RetrievalScorer:
         """Score the model and popularity; return the scores by name, the same on every rank."""
         truth = self.truth()
         calls = compare(trainer, truth)
-        kept = {**calls.places, WANTED: calls.wanted}
-        keep_places(trainer, kept)
+        keep_places(trainer, {**calls.places, WANTED: calls.wanted, ITEMS: calls.items})
         (queries, model), (_, popularity) = (
             merged(_counted(parts, calls.wanted, self.ks)) for parts in calls.places.values()
         )
@@ -91,10 +90,12 @@ class Calls(NamedTuple):
     Attributes:
         places: of the wanted items, by the model ("masked") and by popularity.
         wanted: the number of wanted items of each user.
+        items: ids of the wanted items.
     """
 
     places: dict[str, list[Tensor]]
     wanted: list[Tensor]
+    items: list[Tensor]
 
 
 def compare(trainer: RankTrainer, truth: Truth) -> Calls:
@@ -112,7 +113,7 @@ def compare(trainer: RankTrainer, truth: Truth) -> Calls:
     known = torch.ones(items, dtype=torch.bool, device=device)
     by_model: list[Tensor] = []
     by_count: list[Tensor] = []
-    calls = Calls({"masked": by_model, "popularity masked": by_count}, [])
+    calls = Calls({"masked": by_model, "popularity masked": by_count}, [], [])
     with torch.no_grad():
         # the ranks of a 2D group hold all items together, and rank the users of their own
         bounds = [items * r // exchange.world_size for r in range(exchange.world_size + 1)]
@@ -135,6 +136,7 @@ def compare(trainer: RankTrainer, truth: Truth) -> Calls:
             found = rank_items(queries, wanted, seen, vectors, zeros, first, mine, exchange)
             by_model.append(found.masked)
             calls.wanted.append(wanted.lengths)
+            calls.items.append(torch.from_numpy(truth.item_ids[wanted.ids.cpu().numpy()]))
             popular = rank_scores(counts.repeat(len(rows), 1), wanted, seen, known)
             by_count.append(popular.masked)
     return calls

@@ -52,7 +52,11 @@ class Publisher:
         assert config is not None, "publications are asked for"
         self._live, self._config, self._model = live, config, live.model
         self._types = {**config.tables, "*": config.dtype}
-        self._folder = ChainFolder(config.path or f"{live.spec.run_path}/{PUBLISHED}")
+        mark = live.spec.mark
+        self._folder = ChainFolder(
+            config.path or f"{live.spec.run_path}/{PUBLISHED}",
+            check=None if mark is None else mark.check,
+        )
         key = SigningKey.read(config.signing_key) if rank == 0 else None
         self._writer = ChainWriter(self._folder, tables, self._types, rank, live.writers, key)
         self._thread = SaveThread()

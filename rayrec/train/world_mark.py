@@ -1,9 +1,9 @@
-"""`WorldMark`: by which the ranks of a world see, before they save, that another one followed it.
+"""`WorldMark`: the number of a world of ranks, by which they see that another one followed it.
 
 A node that is cut off from the cluster's head may have all ranks of a world, which train on beside
 the world that the driver began in their place. What both save has the same names. So the driver
-writes the number of each world into one file of the run's folder before it begins, and a save is
-refused where that of a later one stands. It costs two reads of a small file for each save.
+writes the number of each world into one file of the run's folder before it begins, and saves and
+publications are refused where that of a later one stands. Each costs two reads of a small file.
 """
 
 from __future__ import annotations

@@ -184,6 +184,11 @@ def test_two_runs_are_compared_query_by_query(
     short, long = (read_places(run) for run in runs)
     better = gains(long["masked"], 10)[1].mean() - gains(short["masked"], 10)[1].mean()
     assert f"{runs[1]} less {runs[0]}" in said and f"ndcg@10 {better:+.4f} [+0." in said
+    # a run of other rows, of which there are as many, is refused
+    told = json.loads(Path(runs[0], "places.json").read_text())
+    Path(runs[0], "places.json").write_text(json.dumps(told | {"items": [told["items"][0] + 1]}))
+    with pytest.raises(InputError, match="differ; rank the same rows"):
+        list(comparison(runs))
     Path(runs[0], "places.json").write_text('{"kept": [1], "masked": [1]}')
     with pytest.raises(InputError, match="1 and 101 queries cannot be paired"):
         list(comparison(runs))

@@ -110,6 +110,7 @@ def test_recall_beats_popularity(
     first, line = comparison([str(tmp_path / "towers")])
     assert "towers less popularity" in first
     assert f"seen masked: recall@10 {(high - low).mean():+.4f} [+" in line
+    assert places["items"].shape == (1,)
     (tmp_path / "other").mkdir()
     for wanted, says in (([1, 1], "2 wanted items"), ([*places["wanted"][::-1]], "differ")):
         other = {"masked": places["masked"].tolist(), "wanted": np.array(wanted).tolist()}

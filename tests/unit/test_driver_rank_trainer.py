@@ -18,7 +18,9 @@ from rayrec.layout import Topology
 from rayrec.planner import manual_plan
 from rayrec.recipe import INIT_BOUND, ModelRecipe
 from rayrec.runs.inputs import open_data
+from rayrec.serve.chain.folder import ChainFolder
 from rayrec.train import CheckpointConfig, OptimizerConfig, ProgressReport, RankTrainer, TrainSpec
+from rayrec.train.publish_config import PublishConfig
 from rayrec.train.world_mark import WorldMark
 from tests.clicks import write_clicks
 from tests.gloo.trainers import numbers
@@ -102,6 +104,36 @@ def test_ranks_that_others_have_followed_leave_no_checkpoint(
         trainer.run()
     # each save asks twice
     assert CheckpointManager(str(tmp_path)).steps() == (5, 10)[: asked // 2]
+
+
+@pytest.mark.parametrize("asked", range(4))
+def test_ranks_that_others_have_followed_publish_nothing(
+    spec: TrainSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    """Nor do they remove what the others are writing."""
+    mark, check = WorldMark(str(tmp_path / "mark"), 1), WorldMark.check
+    others = tmp_path / "chain" / ".rayrec-base-00000009"
+    looks: list[None] = []
+
+    def look(own: WorldMark) -> None:
+        """Another world follows before it is asked for the last time."""
+        Path(own.path).write_text("1" if len(looks) < asked else "2")
+        if len(looks) == asked:
+            others.mkdir(parents=True, exist_ok=True)
+        looks.append(None)
+        check(own)
+
+    monkeypatch.setattr(WorldMark, "check", look)
+    publish = PublishConfig(every_n_steps=5, path=str(tmp_path / "chain"))
+    cut_off = replace(spec, publish=publish, mark=mark)
+    with (
+        RankTrainer(cut_off) as trainer,
+        pytest.raises(SaveError, match="world 2 of the run has followed"),
+    ):
+        trainer.run()
+    # a base asks twice, a delta once
+    assert len(ChainFolder(tmp_path / "chain").places()) == max(asked - 1, 0)
+    assert others.is_dir()
 
 
 def test_reports_cover_every_row_once(spec: TrainSpec) -> None:

@@ -38,12 +38,19 @@ class ChainFolder:
     Args:
         path: local folder; it need not exist yet.
         key: key that publications have to be signed with to be read; None asks for none.
+        check: called before anything gets or loses its place there; its error is raised.
     Raises:
         ConfigError: the path is no local one.
     """
 
-    def __init__(self, path: str | os.PathLike[str], key: SigningKey | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        key: SigningKey | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         self.path, self._key = local_folder("the folder of publications", path), key
+        self._check = check or (lambda: None)
 
     @classmethod
     def of_run(cls, path: str | os.PathLike[str], key: SigningKey | None = None) -> ChainFolder:
@@ -126,6 +133,7 @@ class ChainFolder:
         hidden, target = self.hidden(publication.place), self.folder(publication.place)
         try:
             publication.write(hidden, key)
+            self._check()
             self._check_alone(publication)
             os.rename(hidden, target)
             sync(self.path)
@@ -148,6 +156,7 @@ class ChainFolder:
 
     def clear(self) -> None:
         """Remove the remains of unfinished publications."""
+        self._check()
         for left in self.path.glob(f"{_HIDDEN}*"):
             shutil.rmtree(left, ignore_errors=True)
 
