@@ -26,8 +26,9 @@ DOCS := $(VENV)/.installed-docs
 VENV_CUDA := .venv-cuda-dry
 CUDA := $(VENV_CUDA)/.installed
 
-# one worker process per core; all tests of one Ray cluster go to one of them
-PYTEST = $(PY) -m pytest -q -n auto --dist loadgroup
+# One worker process per core; all tests of one Ray cluster go to one of them. Where the variable is set, as in many
+# images of containers, every process that a test starts would compile all sources anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n auto --dist loadgroup
 
 .PHONY: help train test test-worlds test-all test-cuda-dry lint docs bench clean
 .DEFAULT_GOAL := help

@@ -2,7 +2,7 @@
 
 A test says `@pytest.mark.seeds(range(200))` and takes `seed`. A run gives it
 
-    (nothing)                     the first tenth of these seeds
+    (nothing)                     the first tenth of these seeds, at most twelve
     --seeds all                   all of them
     --seeds 1234567               this one, whatever the test names
     --worlds TEXT --seconds 480   new seeds that follow from TEXT, until the time is over
@@ -25,18 +25,18 @@ from collections.abc import Sequence
 
 import pytest
 
-FRACTION = 10
+FRACTION, MOST = 10, 12
 FIRST_NEW, LAST_NEW = 1_000_000, 1_000_000_000
 ROUND_S = 8  # less than a core needs for one seed of all tests
 SEED_IN_ID = re.compile(r"\[(?:.*-)?seed(\d+)(?:-.*)?\]$")
 
 
 def fixed_part(seeds: Sequence[int]) -> Sequence[int]:
-    """The first tenth of the seeds, rounded up.
+    """The first tenth of the seeds, rounded up, and at most twelve.
 
     They are neighbours, since many tests choose variants by the remainder of a seed.
     """
-    return seeds[: math.ceil(len(seeds) / FRACTION)]
+    return seeds[: min(MOST, math.ceil(len(seeds) / FRACTION))]
 
 
 def new_seeds(text: str, count: int) -> range:

@@ -201,6 +201,7 @@ def publish(rank: int, world_size: int, data: Path, folder: Path) -> None:
     begin_and_run(replace(whole, plan=plan))
 
 
+@pytest.mark.slow
 @without_programs()
 def test_servers_follow_a_table_that_grows(ranks: RankPool, data: Path, tmp_path: Path) -> None:
     ranks.run(2, publish, data, tmp_path / "run")

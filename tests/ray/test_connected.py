@@ -43,6 +43,7 @@ with hold_signals(), connected(address="local"):
 """
 
 
+@pytest.mark.slow
 def test_sigterm_that_ray_takes_ends_with_the_code_of_the_signal() -> None:
     ended = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, timeout=60)
     assert ended.returncode == 143, ended.stderr.decode()[-2000:]

@@ -79,6 +79,7 @@ def test_a_rank_that_gets_sigterm_ends_without_a_traceback() -> None:
         on_ranks(act)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_after_the_last_look_at_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

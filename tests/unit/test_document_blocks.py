@@ -70,6 +70,7 @@ def test_commands_stand_in_blocks_that_are_known_as_such():
     assert not unknown, "mark blocks of commands as sh: " + "; ".join(unknown)
 
 
+@pytest.mark.xdist_group("warm interpreter")
 @pytest.mark.parametrize("block", ALONE, ids=lambda block: block.name)
 def test_an_example_runs(block: Block, tmp_path: Path, warm: Warm):
     run(block.code, tmp_path, warm)

@@ -17,6 +17,8 @@ from tests.warm import Warm
 
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 MAX_LINES = 60
+# in one worker process, with the other tests that start programs as its forks
+pytestmark = pytest.mark.xdist_group("warm interpreter")
 
 
 def printed(name: str, folder: Path, warm: Warm, *arguments: str) -> str:

@@ -15,7 +15,7 @@ from tests.mistakes.report import outcome
 from tests.mistakes.sound import COMMANDS, LINES
 from tests.mistakes.tables import MISTAKES
 
-EVERY = 88  # a default run tries one in so many
+EVERY = 150  # a default run tries one in so many
 PARTS = 4  # of all, each with a bound of its own on its time
 
 

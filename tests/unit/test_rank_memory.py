@@ -87,6 +87,7 @@ print(held - before, resident_bytes() - before)
 """
 
 
+@pytest.mark.slow
 def test_free_pieces_and_cycles_are_given_back() -> None:
     held, left = run(PIECES)
     assert held > 90 << 20 and left < 8 << 20
@@ -154,6 +155,7 @@ def test_a_rank_s_thread_allocates_from_the_main_arena_which_asks_for_huge_pages
     assert in_heap and marked
 
 
+@pytest.mark.slow
 def test_a_pool_s_thread_allocates_from_the_main_arena() -> None:
     assert run(HEAP + AMONG_THREADS, "pool")[0]
 

@@ -26,6 +26,7 @@ def example(page: str, name: str) -> str:
     return re.findall(rf"<!-- tested: {name} -->\n```python\n(.*?)```", page, re.DOTALL)[0]
 
 
+@pytest.mark.xdist_group("warm interpreter")
 def test_library_example_learns(tmp_path: Path, warm: Warm):
     printed = run(example(README, "library"), tmp_path, warm)
     losses = [float(line.split()[1]) for line in printed.splitlines()]

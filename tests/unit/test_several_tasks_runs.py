@@ -97,7 +97,7 @@ def auc_of(rows: pa.Table, label: str, scores: np.ndarray) -> float:
     return metrics.compute().auc
 
 
-@pytest.mark.parametrize("model", ["mmoe", "ple"])
+@pytest.mark.parametrize("model", ["mmoe", pytest.param("ple", marks=pytest.mark.slow)])
 def test_a_run_is_scored_exported_and_served_by_task(model, data, tmp_path, capsys):
     told = tmp_path / "result.json"
     assert main(["train", str(file_of(tmp_path, data, model)), "--result", str(told)]) == 0

@@ -163,7 +163,7 @@ def wandb_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     wandb.teardown()
 
 
-@pytest.mark.parametrize("error", [None, FAILED])
+@pytest.mark.parametrize("error", [pytest.param(None, marks=pytest.mark.slow), FAILED])
 def test_wandb_offline_has_settings_curves_and_outcome(wandb_home: Path, error):
     tell(WandbCallback("clicks", mode="offline", dir=str(wandb_home)), 400, error=error)
     # What its helper process holds is in the file when that has ended.
