@@ -40,6 +40,7 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
     "SASRec, full softmax": ("model=sasrec", "loss=full"),
     "SASRec, sampled softmax": ("model=sasrec",),
     "SASRec, sampled softmax, popularity": ("model=sasrec", "proposal=popularity"),
+    "SASRec, items of the batch": ("model=sasrec", "loss=in_batch"),
     "HSTU, full softmax": ("model=hstu", "times=times", "loss=full"),
     "HSTU, sampled softmax": ("model=hstu", "times=times"),
     "HSTU, sampled softmax, mixed": ("model=hstu", "times=times", "proposal=mixed"),
