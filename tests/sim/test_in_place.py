@@ -16,13 +16,14 @@ from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import (
     DataType,
     EmbeddingBagConfig,
+    EmbeddingConfig,
     Replicated,
     ShardingPlan,
     TableLayout,
     TablePlacement,
     table_wise,
 )
-from rayrec.modules import EmbeddingBagCollection
+from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import Adam, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad, SparseOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 from tests.simulation import (
@@ -247,3 +248,28 @@ def test_two_forwards_before_their_backwards() -> None:
     first, second = SimulatedWorld(2).run(train)
     for i, want in enumerate(train(LocalExchange())):
         torch.testing.assert_close((first, second)[i % 2][i // 2], want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("share_tables", [True, False])
+@pytest.mark.parametrize("is_sequence", [True, False])
+def test_rows_beyond_4_gib_of_a_table_get_their_own_gradients(
+    is_sequence: bool, share_tables: bool
+) -> None:
+    """The memory of rows that nobody touches is never taken."""
+    config = EmbeddingConfig if is_sequence else EmbeddingBagConfig
+    tables = [
+        config(rows, 64, name=f"t{i}", feature_names=[f"f{i}"])
+        for i, rows in enumerate([20, (1 << 24) + 1])
+    ]
+    collection = (EmbeddingCollection if is_sequence else EmbeddingBagCollection)(
+        tables=tables, device="meta"
+    )
+    options = EngineOptions(share_tables=share_tables, initialize=False)
+    plan = plan_for(1, {table.name: table_wise(table, 0) for table in tables})
+    model, engine = sharded(collection, plan, LocalExchange(), RowWiseAdagrad(lr=0.5), 0, options)
+    last = [table.num_embeddings - 1 for table in tables]
+    kjt = KeyedJaggedTensor(["f0", "f1"], torch.tensor(last), lengths=torch.ones(2).int())
+    output_of(model, kjt).sum().backward()
+    for state in engine.shard_states():
+        torch.testing.assert_close(state.weight[-1], torch.full((64,), -0.5))
+        assert not state.weight[:4].any()

@@ -16,7 +16,7 @@ from rayrec.distributed.kernels.lookup import (
     make_lookup,
 )
 from rayrec.distributed.kernels.torch_lookup import TorchLookup
-from rayrec.distributed.program.groups import LookupGroup, Slot, Use
+from rayrec.distributed.program.groups import MOST_VALUES, LookupGroup, Slot, Use
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import (
@@ -91,6 +91,21 @@ def test_on_cpu_fbgemms_update_is_taken_where_it_is_vectorized(
     slots = tuple(replace(group.slots[0], piece=i) for i in range(features))
     lookup = make_lookup(LookupGroup(group.key, (slots[0].shard,), slots), CPU)
     assert isinstance(lookup, kernel)
+
+
+@pytest.mark.parametrize(("more", "kernel"), [(0, RowWiseAdagradLookup), (1, TorchLookup)])
+def test_the_last_row_of_a_large_shard_gets_its_gradient(more, kernel) -> None:
+    """FBGEMM's update would add it to row 0 of a shard of more than 4 GiB."""
+    work = random_work(0, RowWiseAdagrad(lr=0.5), weighted=False)
+    shard = Shard("t", range(MOST_VALUES // 64 + more), range(64), 0)
+    slot = replace(work.group.slots[0], shard=shard)
+    lookup = make_lookup(LookupGroup(work.group.key, (shard,), (slot,)), CPU)
+    assert isinstance(lookup, kernel)
+    ids = torch.tensor([shard.rows.stop - 1])
+    lookup(GroupIds(ids, torch.tensor([0, 1]), None)).backward(torch.ones(1, 64))
+    (state,) = lookup.shard_states()
+    torch.testing.assert_close(state.weight[-1], torch.full((64,), -0.5))
+    assert not state.weight[0].any()
 
 
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))
