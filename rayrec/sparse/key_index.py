@@ -191,11 +191,15 @@ class KeyIndex(TensorBundle):
             unlike = torch.diff(offsets) != lengths.reshape(-1)
             lengths = lengths.reshape(-1).masked_fill(unlike, -1)
         # a sum hides a negative length
-        least = lengths.min() if cuts[-1] else lengths.sum()
+        extremes = torch.stack(lengths.aminmax()) if cuts[-1] else lengths.new_zeros(2)
         # the one host sync, which tells also whether every id has its bag
-        *ends, low = torch.cat([at_cuts, least.reshape(1)]).tolist()
+        *ends, low, high = torch.cat([at_cuts, extremes]).tolist()
         ids = self._values.shape[0]
-        if ends[0] != 0 or ends[-1] != ids or low < 0:
+        is_bad = ends[0] != 0 or ends[-1] != ids or low < 0 or high > ids
+        if not is_bad and high * cuts[-1] > torch.iinfo(offsets.dtype).max:
+            # offsets may have wrapped around, and ended there all the same
+            is_bad = int(lengths.sum(dtype=torch.int64)) != ids
+        if is_bad:
             sizes = self.lengths().reshape(-1).tolist()
             other = ", by other lengths" if both and unlike.any() else ""
             raise ShapeError(

@@ -173,6 +173,16 @@ def test_a_lookup_drops_no_ids_silently(lookups, lengths, more, message):
             collection(kjt)
 
 
+@pytest.mark.parametrize(("length", "bags", "ids"), [(2**30, 4, 0), (2**16, 2**16 + 1, 2**16)])
+def test_lengths_whose_sum_wraps_around_reach_no_kernel(length, bags, ids):
+    lengths = torch.full((bags,), length, dtype=torch.int32)
+    kjt = KeyedJaggedTensor(["a"], torch.zeros(ids, dtype=torch.int64), lengths=lengths)
+    assert kjt.offsets()[-1] == ids
+    for check in (check_kjt, KeyedJaggedTensor.length_per_key):
+        with pytest.raises(ShapeError, match=f"{ids} ids, but .*sum to {length * bags}"):
+            check(kjt)
+
+
 def test_a_repeated_key_is_named():
     with pytest.raises(InputError, match="key 'a' occurs 2 times in step 3"):
         check_kjt(
