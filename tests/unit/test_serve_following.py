@@ -14,6 +14,7 @@ import pytest
 
 from rayrec.serve import Predictor
 from rayrec.serve.artifact import DENSE
+from rayrec.serve.server.leading import DenseFile
 from tests.unit.published_worlds import assert_equal, published_world
 from tests.unit.serve_worlds import rows
 from tests.unit.served_processes import Answers, Server, following, said, wait_for
@@ -38,6 +39,13 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_replicas_are_told_dense_parts_of_more_than_2_gib():
+    file, content = DenseFile(), bytes(2**31) + b"end"
+    for one in (b"first", content, b"shorter"):
+        file.write(one)
+        assert file.read() == one
 
 
 def test_every_answer_under_load_is_that_of_one_version(tmp_path):

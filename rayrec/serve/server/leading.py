@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import mmap
 import os
 import time
 from collections.abc import Mapping
@@ -47,6 +48,27 @@ class ParentMessage:
     version: Version | None
 
 
+class DenseFile:
+    """File in memory that replicas inherit, for the dense part of a version."""
+
+    def __init__(self) -> None:
+        self._file = open(os.memfd_create("rayrec-dense"), "r+b", buffering=0)  # noqa: SIM115
+
+    def write(self, content: bytes) -> None:
+        """Write a dense part in place of the one before."""
+        file, rest = self._file.fileno(), memoryview(content)
+        os.ftruncate(file, 0)
+        while rest:
+            # one call writes 2 GiB at most
+            rest = rest[os.pwrite(file, rest, len(content) - len(rest)) :]
+
+    def read(self) -> bytes:
+        """Read the dense part."""
+        # one call of read would give 2 GiB at most
+        with mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            return content[:]
+
+
 class Lead:
     """Leader of replicas that follow a chain, in their parent.
 
@@ -57,8 +79,7 @@ class Lead:
 
     def __init__(self, predictor: FollowingPredictor, poll_s: float) -> None:
         self.predictor, self._poll_s = predictor, poll_s
-        files = [os.memfd_create("rayrec-dense") for _ in range(2)]
-        self._dense = [open(one, "r+b", buffering=0) for one in files]  # noqa: SIM115
+        self._dense = [DenseFile() for _ in range(2)]
         self._next = time.monotonic() + poll_s
         # replicas that have not changed over yet
         self._waited: set[int] = set()
@@ -71,8 +92,7 @@ class Lead:
 
     def dense_of(self, version: Version) -> Version:
         """Return a version with its dense part; called on a replica."""
-        file = self._dense[version.copy].fileno()
-        return replace(version, dense=os.pread(file, os.fstat(file).st_size, 0))
+        return replace(version, dense=self._dense[version.copy].read())
 
     def timeout(self) -> float:
         """Return the seconds until `turn` has something to do."""
@@ -106,9 +126,7 @@ class Lead:
     def _change_over(self, version: Version) -> None:
         """Change this process over to a version, which later replicas inherit."""
         self.predictor.take(version)
-        file = self._dense[version.copy].fileno()
-        os.ftruncate(file, 0)
-        os.pwrite(file, version.dense, 0)
+        self._dense[version.copy].write(version.dense)
         tell(f"now at step {version.step}, version {version.name}")
 
 
