@@ -24,7 +24,7 @@ from rayrec.distributed.reshard import redeploy, rows_to_grow
 from rayrec.distributed.step_runner import StepRunner
 from rayrec.distributed.steps.dedup import distinct_ids
 from rayrec.distributed.steps.routes_ahead import RoutesAhead
-from rayrec.distributed.steps.shared_exchange import Outputs, SharedExchange, Sharing
+from rayrec.distributed.steps.shared_exchange import Mode, Outputs, SharedExchange, Sharing
 from rayrec.distributed.ways import World
 from rayrec.dynamic.clock import NO_TIME, IdClock, Instant
 from rayrec.errors import ConfigError
@@ -202,13 +202,15 @@ class ShardedEmbeddings:
             InputError: a feature is missing, an id is out of range, or weights are missing.
             CommError: a peer is gone.
         """
-        shared = SharedExchange.on(kjt, self)
-        output = self._sharing.take(collection, shared)
+        shared, mode = SharedExchange.on(kjt, self), Mode.of(training)
+        output = self._sharing.take(collection, shared, mode)
         if output is None:
-            together = self._sharing.together(collection, tuple(kjt.keys()), shared)
-            results = self._run(together, kjt, shared, training)
+            together = self._sharing.together(collection, tuple(kjt.keys()), shared, mode)
+            results = self._run(together, kjt, shared, mode.trains)
             output = results.pop(collection)
             shared.waiting = results
+        if output[0].requires_grad:  # its backward pass, which is that of all of them, changes rows
+            output[0].register_hook(lambda _: self._sharing.begin_anew(shared))
         return output
 
     def forward_distinct(
@@ -286,7 +288,7 @@ class ShardedEmbeddings:
         collections: frozenset[int],
         kjt: KeyedJaggedTensor,
         shared: SharedExchange,
-        training: bool,
+        trains: bool,
     ) -> dict[int, Outputs]:
         """Run one step of some collections, with the ids that were routed ahead if there are."""
         ahead = None
@@ -295,6 +297,4 @@ class ShardedEmbeddings:
             with span(timer, "input"):
                 ahead = self._ahead.take(shared.started, collections, timer)
             shared.started = None  # a KJT that is kept must not keep what was routed
-        return self.runner.run(
-            self.deployed, collections, kjt, ahead, training and torch.is_grad_enabled()
-        )
+        return self.runner.run(self.deployed, collections, kjt, ahead, trains)

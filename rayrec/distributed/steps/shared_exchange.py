@@ -4,13 +4,18 @@ Which collections share an exchange is learned from which of them a model gives 
 to. The first to be called with a KJT runs the exchange for all that shared one before; the others
 find their result with the KJT. Every rank runs the same model code, so every rank learns the same,
 without talking. A collection that stops claiming its share goes back to exchanges of its own.
+
+A result is shared by calls of one `Mode` alone, and until the next backward pass, which changes
+rows. So a tower under no_grad, or one whose loss has a backward pass of its own, shares nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rayrec.distributed.steps.dedup import Distinct
@@ -20,17 +25,40 @@ from rayrec.sparse import KeyedJaggedTensor
 Outputs = tuple[Tensor, ...]
 
 
+class Mode(NamedTuple):
+    """What the result of a call depends on, beside ids and rows.
+
+    Attributes:
+        gradients: it is part of a graph.
+        inference: it is a tensor of torch.inference_mode, which no graph takes.
+        trains: dynamic tables may admit ids.
+    """
+
+    gradients: bool
+    inference: bool
+    trains: bool
+
+    @staticmethod
+    def of(training: bool) -> Mode:
+        """Return the mode of a call now, of a collection that is in training mode or not."""
+        gradients = torch.is_grad_enabled()
+        return Mode(gradients, torch.is_inference_mode_enabled(), training and gradients)
+
+
 @dataclass(eq=False)
 class SharedExchange:
     """State that one engine keeps with one KJT.
 
     Attributes:
-        callers: the collections that were called with it.
+        mode: the mode of its last call; None before the first one.
+        callers: the collections that were called with it in that mode, since the last backward
+            pass.
         waiting: results for collections that have not been called yet.
         started: the exchange of its ids, if that runs ahead of the forward pass.
         distinct: its distinct ids, if they are sent in its stead.
     """
 
+    mode: Mode | None = None
     callers: set[int] = field(default_factory=set)
     waiting: dict[int, Outputs] = field(default_factory=dict)
     started: Started | None = None
@@ -60,23 +88,31 @@ class Sharing:
         self._last = SharedExchange()
         self._first: dict[tuple[str, ...], frozenset[int]] = {}
 
-    def take(self, collection: int, shared: SharedExchange) -> Outputs | None:
+    def take(self, collection: int, shared: SharedExchange, mode: Mode) -> Outputs | None:
         """Return the result that waits for a collection, once; None when it is still to be made."""
+        if shared.mode not in (None, mode):
+            self.begin_anew(shared)
         if shared is not self._last or collection not in shared.waiting:
             return None
         shared.callers.add(collection)
         return shared.waiting.pop(collection)
 
+    def begin_anew(self, shared: SharedExchange) -> None:
+        """Share nothing with the calls until now, as after a backward pass."""
+        self._part(shared)
+        shared.callers = set()
+
     def together(
-        self, collection: int, keys: tuple[str, ...], shared: SharedExchange
+        self, collection: int, keys: tuple[str, ...], shared: SharedExchange, mode: Mode
     ) -> frozenset[int]:
         """Return the collections to run now that one is called and finds no result."""
         self._learn(collection, shared)
         partners = self._partners[collection] - shared.callers - {collection}
         able = {partner for partner in partners if self._features[partner].issubset(keys)}
         chosen = frozenset(able | {collection})
-        if not shared.callers:
+        if shared.mode is None:
             self._first[keys] = chosen
+        shared.mode = mode
         shared.callers.add(collection)
         return chosen
 
@@ -88,13 +124,17 @@ class Sharing:
         """Forget results, as after a change of plan."""
         self._last = SharedExchange()
 
-    def _learn(self, collection: int, shared: SharedExchange) -> None:
-        for unclaimed in self._last.waiting:  # that collection no longer shares its KJT
+    def _part(self, shared: SharedExchange) -> None:
+        """Drop results that nobody has claimed; their collections no longer share a KJT."""
+        for unclaimed in shared.waiting:
             former = self._partners[unclaimed]
             for member in former:
                 self._partners[member] = former - {unclaimed}
             self._partners[unclaimed] = frozenset([unclaimed])
-        self._last.waiting = {}
+        shared.waiting = {}
+
+    def _learn(self, collection: int, shared: SharedExchange) -> None:
+        self._part(self._last)
         if shared is not self._last:
             self._last, shared.callers, shared.waiting = shared, set(), {}
         elif collection not in shared.callers:  # a second one on this KJT: share from the next on
