@@ -179,12 +179,18 @@ def unsharded_state_dict(model: DistributedModelParallel) -> dict[str, Any] | No
         CommError: a peer is gone.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    named = model.module.named_modules()
+    # a collection may have several names in the model, and then each key has the same tensor
+    named = model.module.named_modules(remove_duplicate=False)
     tables = {f"{path}.weight": child for path, child in named if isinstance(child, TableShards)}
     result: dict[str, Any] = {}
+    key_of: dict[TableShards, str] = {}
     for key, value in model.state_dict().items():
         if key not in tables:
             result[key] = value.detach().cpu() if isinstance(value, Tensor) else value
+            continue
+        if key_of.setdefault(tables[key], key) != key:
+            if rank == 0:
+                result[key] = result[key_of[tables[key]]]
             continue
         # one table at a time, so that rank 0 holds no more than the result
         local = [ShardState(s.shard, s.weight.detach().cpu()) for s in tables[key].local()]

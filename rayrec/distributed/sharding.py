@@ -157,7 +157,8 @@ def replace_modules(module: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn
     if module in new:
         return new[module]
     for parent in list(module.modules()):
-        for name, part in list(parent.named_children()):
+        # named_children() leaves out the second name of a part that has two in one parent
+        for name, part in list(parent._modules.items()):
             if part in new:
                 setattr(parent, name, new[part])
     return module

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from rayrec import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel, load_table, unsharded_state_dict
 from rayrec.errors import InputError, ShapeError
 from rayrec.layout import DynamicConfig
@@ -63,6 +63,41 @@ def test_the_unsharded_state_dict_goes_out_and_comes_back(ranks: RankPool, tmp_p
     plain.load_state_dict(torch.load(path, weights_only=True))
     for a, b in zip(plain.parameters(), changed().parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+class TwoNames(torch.nn.Module):
+    """A collection that a model has under two names beside each other, and under a third."""
+
+    def __init__(self, device: str = "meta") -> None:
+        super().__init__()
+        table = EmbeddingBagConfig(9, 4, name="t", feature_names=["f"])
+        self.query = EmbeddingBagCollection([table], device=device)
+        self.item = self.query
+        self.others = torch.nn.ModuleList([self.query, torch.nn.Linear(4, 1)])
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        rows = self.query(ids).values() * self.item(ids).values()
+        return self.others[1](rows + self.others[0](ids).values()).sum()
+
+
+def train_two_names(rank: int, world_size: int):
+    module = TwoNames()
+    model = DistributedModelParallel(module)
+    assert [name for name, _ in model.named_parameters()] == ["others.1.weight", "others.1.bias"]
+    assert module.item is module.query and module.others[0] is module.query
+    model(KeyedJaggedTensor(["f"], torch.arange(3), lengths=torch.ones(3, dtype=int))).backward()
+    whole = unsharded_state_dict(model)
+    if whole is not None:
+        assert whole["item.embedding_bags.t.weight"] is whole["query.embedding_bags.t.weight"]
+        TwoNames("cpu").load_state_dict(whole)
+    return whole is not None
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_collection_of_several_names_is_one_in_all_of_them(
+    ranks: RankPool, world_size: int
+) -> None:
+    assert ranks.run(world_size, train_two_names)[0]
 
 
 def pretrained(rank: int, world_size: int, folder: str):
