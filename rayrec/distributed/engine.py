@@ -97,6 +97,7 @@ class ShardedEmbeddings:
             self.undo = RankUndo(memory, world.clock, lambda: self.lookups.values())
         self.runner = StepRunner(exchange, peers, device, self.options.check_ids)
         self._sharing = Sharing([spec.features for spec in world.specs])
+        self._in_sequences = frozenset().union(*(s.features for s in world.specs if s.sequence))
         self._ahead = None if prefetch_exchange is None else RoutesAhead(prefetch_exchange, device)
 
     @property
@@ -228,13 +229,11 @@ class ShardedEmbeddings:
         if shared.distinct is None:
             if self.options.check_ids:
                 check_ids(kjt, slots.limits, source=f"rank {self.exchange.rank}")
-            shared.distinct = distinct_ids(kjt)
+            shared.distinct = distinct_ids(kjt, self._in_sequences)
         rows = self.forward(collection, shared.distinct.kjt, training)
-        places = shared.distinct.places
-        uses = slots.uses[collection]
-        return tuple(
-            r.index_select(0, places[use.feature]) for r, use in zip(rows, uses, strict=True)
-        )
+        places, uses = shared.distinct.places, slots.uses[collection]
+        pairs = zip(rows, uses, strict=True)
+        return tuple(r.index_select(0, places[use.feature]) for r, use in pairs)
 
     def prefetch(self, kjt: KeyedJaggedTensor) -> bool:
         """Start the exchange of ids of a KJT that a later forward pass will be given.

@@ -150,6 +150,25 @@ def test_distinct_ids_cross_once() -> None:
     assert sent[True] * 20 < sent[False]
 
 
+@pytest.mark.parametrize("others", [[-5, -5, -6], [2**62, 2**63 - 1]])
+def test_keys_that_no_sequence_looks_up_may_have_any_ids_beside_distinct_ones(
+    others: list[int],
+) -> None:
+    table = EmbeddingConfig(64, 8, name="t", feature_names=["f"])
+    plan = plan_for(2, {"t": row_wise(table, [0, 1])})
+
+    def rank_main(exchange):
+        options = EngineOptions(dedup_sequences=True)
+        model, _ = sharded(EmbeddingCollection([table]), plan, exchange, options=options)
+        ids, sizes = torch.tensor([*others, 1, 40, 3, 40]), torch.tensor([len(others), 1, 3])
+        return model(KeyedJaggedTensor(["hash", "g", "f"], ids, lengths=sizes))["f"].values()
+
+    torch.manual_seed(0)
+    rows = EmbeddingCollection([table]).embeddings["t"].weight[[40, 3, 40]]
+    for found in SimulatedWorld(2).run(rank_main):
+        torch.testing.assert_close(found, rows)
+
+
 def test_a_clipped_gradient_of_distinct_ids_is_that_of_each_id() -> None:
     table = EmbeddingConfig(4, 8, name="t", feature_names=["f"], init_fn=torch.nn.init.zeros_)
     plan = plan_for(2, {"t": row_wise(table, [0, 1])})

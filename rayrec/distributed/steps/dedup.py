@@ -8,6 +8,7 @@ Pooled features have nothing to gain: their rows are pooled where they lie.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ class Distinct:
     """The distinct ids of a KJT.
 
     Attributes:
-        kjt: one bag per key, its distinct ids in ascending order.
+        kjt: one bag per wanted key, its distinct ids in ascending order.
         places: per key (N,), index of each of its ids among them.
     """
 
@@ -30,8 +31,11 @@ class Distinct:
     places: dict[str, Tensor]
 
 
-def distinct_ids(kjt: KeyedJaggedTensor) -> Distinct:
-    """Distinct ids of every key, by one sort over all of them."""
+def distinct_ids(kjt: KeyedJaggedTensor, wanted: Set[str]) -> Distinct:
+    """Distinct ids of every key in `wanted`, by one sort over all of them."""
+    # other keys may have any ids, whose numbers would not sort key by key
+    if not wanted.issuperset(kjt.keys()):
+        kjt = kjt.permute([index for index, key in enumerate(kjt.keys()) if key in wanted])
     ids, counts = kjt.values().to(torch.int64), kjt.length_per_key()
     # ids lie in [0, limit): shifted by their key they sort key by key
     span = ids.max() + 1 if ids.numel() else ids.new_ones(())
