@@ -170,7 +170,8 @@ def choose_optimizers(
     """Return each table's optimizer: by name, else as marked on the table, else that for all.
 
     Raises:
-        ConfigError: see `find_collections`; or a table has none.
+        ConfigError: see `find_collections`; or a table has none, or is frozen and has one that
+            would train it.
     """
     chosen: dict[str, SparseOptimizer] = {}
     for child in find_collections(module).values():
@@ -185,6 +186,15 @@ def choose_optimizers(
                 raise ConfigError(
                     f"table {name!r} has no sparse optimizer; name one for every table, mark it, "
                     "or give one for all."
+                )
+            frozen = (
+                not isinstance(child, FusedCollection) and not weight_of(child, name).requires_grad
+            )
+            if frozen and one.lr > 0:
+                raise ConfigError(
+                    f"table {name!r} is frozen (requires_grad=False), and a backward pass through "
+                    f"a sharded table trains it. Give it sparse_optimizer={{{name!r}: SGD(lr=0.0), "
+                    "...}, or thaw it and call its collection under torch.no_grad()."
                 )
             chosen[name] = one
     return chosen

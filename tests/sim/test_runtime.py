@@ -191,6 +191,23 @@ def test_a_collection_without_tables_is_named() -> None:
         DistributedModelParallel(both[0])
 
 
+def test_a_frozen_table_is_trained_by_nobody() -> None:
+    tables = [EmbeddingBagConfig(10, 8, name=f"t{i}", feature_names=["f"]) for i in range(2)]
+    module = torch.nn.Sequential(EmbeddingBagCollection(tables))
+    module[0].embedding_bags["t1"].weight.requires_grad_(False)
+    before = module[0].embedding_bags["t1"].weight.clone()
+    by_table = {"t0": SGD(lr=0.1), "t1": SGD(lr=0.1)}
+    for optimizer in (None, by_table):
+        with pytest.raises(ConfigError, match="table 't1' is frozen"):
+            DistributedModelParallel(module, sparse_optimizer=optimizer)
+    by_table["t1"] = SGD(lr=0.0)
+    model = DistributedModelParallel(module, sparse_optimizer=by_table)
+    model(KeyedJaggedTensor(["f"], torch.arange(10), lengths=torch.ones(10, dtype=int)))[
+        "f@t1"
+    ].sum().backward()
+    assert torch.equal(model.state_dict()["0.embedding_bags.t1.weight"], before)
+
+
 @pytest.mark.parametrize("check_ids", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("lengths", [[4, -1], [-1, 4]])
