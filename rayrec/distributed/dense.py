@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -61,6 +61,8 @@ def check_ddp_options(options: Mapping[str, Any], module: nn.Module) -> None:
 class DenseReplicas:
     """A module whose dense parameters stay the same on all ranks: their gradients are averaged.
 
+    Parameters may be frozen and thawed between steps, on all ranks alike.
+
     Args:
         transport: lets gradients go through shared memory, unless it is PROCESS_GROUP.
         watch: wraps an exchange so that its waits are counted.
@@ -82,45 +84,72 @@ class DenseReplicas:
         ignored = list(options.get("params_to_ignore", ()))
         if ignored:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
-        self._parameters = [
-            p for name, p in module.named_parameters() if p.requires_grad and name not in ignored
-        ]
+        self._module = module
+        self._parameters = [p for name, p in module.named_parameters() if name not in ignored]
         given = {name: value for name, value in options.items() if name in _DDP}
-        keywords: dict[str, Any] = {"gradient_as_bucket_view": True, **given}
+        self._given = dict(options)
+        self._keywords: dict[str, Any] = {"gradient_as_bucket_view": True, **given}
         if "broadcast_buffers" not in given:
-            keywords.setdefault("forward_sync_buffers", False)
-        devices = [device] if device.type == "cuda" else None
-        try:
-            self._ddp = DistributedDataParallel(
-                module, device_ids=devices, process_group=process_group, **keywords
-            )
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"ddp_options {dict(options)}: {error}") from error
+            self._keywords.setdefault("forward_sync_buffers", False)
+        self._keywords["device_ids"] = [device] if device.type == "cuda" else None
+        self._keywords["process_group"] = process_group
         # with these DDP does the same at a higher price, or was told that nothing ever changes
         self._reaches_all = not (given.get("find_unused_parameters") or given.get("static_graph"))
-        state: Any = process_group
-        hook: Hook = allreduce_hook
+        self._state: Any = process_group
+        self._hook: Hook = allreduce_hook
         if options.get("comm_hook") is not None:
-            state, hook = options["comm_hook"]
+            self._state, self._hook = options["comm_hook"]
         elif device.type == "cpu" and transport is not Transport.PROCESS_GROUP:
             exchange = exchange_for(process_group, device, transport, own=True)
             if isinstance(exchange, SharedMemoryExchange):
-                state = partial(watch, exchange)
-                hook = average_at_once if given.get("static_graph") else average_gradients
-        self._ddp.register_comm_hook(state, with_unused(hook) if self._reaches_all else hook)
+                self._state = partial(watch, exchange)
+                at_once = given.get("static_graph")
+                self._hook = average_at_once if at_once else average_gradients
+        self._flags = self._requires()
+        self._ddp = self._wrap()
+
+    def _requires(self) -> list[bool]:
+        return [p.requires_grad for p in self._parameters]
+
+    def _wrap(self) -> DistributedDataParallel | None:
+        """Return DDP around the parameters that are trained now; None where none is."""
+        self._trained = [p for p in self._parameters if p.requires_grad]
+        if not self._trained:
+            return None
+        try:
+            ddp = DistributedDataParallel(self._module, **self._keywords)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"ddp_options {self._given}: {error}") from error
+        # another one finds parameters and buffers as training has left them
+        self._keywords["init_sync"] = False
+        ddp.register_comm_hook(
+            self._state, with_unused(self._hook) if self._reaches_all else self._hook
+        )
+        return ddp
+
+    def _follow(self) -> None:
+        # DDP would wait for what was frozen since, and not average what was thawed
+        flags = self._requires()
+        if flags != self._flags:
+            self._flags, self._ddp = flags, None
+            self._ddp = self._wrap()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; the backward pass from what it returns averages gradients."""
+        self._follow()
+        if self._ddp is None:
+            return self._module(*args, **kwargs)
         output = self._ddp(*args, **kwargs)
-        return reach_all(output, self._parameters) if self._reaches_all else output
+        return reach_all(output, self._trained) if self._reaches_all else output
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, gradients are not averaged but kept for a later step."""
-        return self._ddp.no_sync()
+        self._follow()
+        return nullcontext() if self._ddp is None else self._ddp.no_sync()
 
 
 def need_averages(module: nn.Module, options: Mapping[str, Any], ranks: int) -> bool:
-    """Return True if ranks have gradients of dense parameters to average.
+    """Return True if ranks have gradients of dense parameters to average, now or once thawed.
 
     Args:
         options: arguments of DDP, see `check_ddp_options`.
@@ -137,7 +166,8 @@ def need_averages(module: nn.Module, options: Mapping[str, Any], ranks: int) -> 
             "which would update it before its gradient is averaged over the ranks. Mark tables "
             "alone, and give an optimizer to the rest."
         )
-    return ranks > 1 and bool(trained.keys() - set(options.get("params_to_ignore", ())))
+    names = {name for name, _ in module.named_parameters()}
+    return ranks > 1 and bool(names - set(options.get("params_to_ignore", ())))
 
 
 def materialize(module: nn.Module, device: torch.device, seed: int) -> None:

@@ -136,6 +136,34 @@ def test_1_2_and_4_ranks_train_alike(ranks: RankPool, options: str) -> None:
                 torch.testing.assert_close(value, wanted[name], **close)
 
 
+# by step: the heads that are trained from then on
+THAWED = {0: (), 1: (0, 1, 2), 3: (0, 2, 3), 5: (0, 1, 2, 3, 4)}
+
+
+def train_some(rank: int, world_size: int):
+    model = sharded(world_size)
+    dense = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    for step in range(len(ROUTES)):
+        if step in THAWED:
+            for number, head in enumerate(model.module.heads):
+                head.requires_grad_(number in THAWED[step])
+        if step == 3:  # two micro-batches, of which the first finds other parameters
+            with model.no_sync():
+                (model(Batch(6, rank, world_size))[0] * 0.5).backward()
+            (model(Batch(step, rank, world_size))[0] * 0.5).backward()
+            dense.step()
+        else:
+            train_step(model, dense, Batch(step, rank, world_size), world_size)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_heads_that_are_frozen_and_thawed_train_as_on_one_rank(ranks: RankPool) -> None:
+    (wanted,) = ranks.run(1, train_some)
+    for found in ranks.run(2, train_some):
+        for name, value in found.items():
+            torch.testing.assert_close(value, wanted[name], **CLOSE)
+
+
 def accumulated(rank: int, world_size: int):
     """Two batches, one update: a head that only the first of them used has a gradient."""
     model = sharded(world_size)
