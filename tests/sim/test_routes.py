@@ -4,6 +4,7 @@ promises; ids cross once.
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -128,6 +129,32 @@ def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType)
 def test_sequences_with_distinct_ids_equal_unsharded(seed: int) -> None:
     world = random_world(9500 + seed, sequences=True, varying=seed % 3 == 2)
     check_equals_unsharded(world, meta=True, options=EngineOptions(dedup_sequences=True))
+
+
+@pytest.mark.parametrize("bags", [1, 4])
+@pytest.mark.parametrize("ids", [torch.int64, torch.int32])
+def test_ids_lengths_and_weights_may_be_columns_of_matrices(ids: torch.dtype, bags: int) -> None:
+    table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
+    collection = EmbeddingBagCollection([table], is_weighted=True)
+
+    def batch(column: int) -> KeyedJaggedTensor:
+        numbers = torch.arange(2 * bags).view(bags, 2)
+        weights = torch.rand(bags, 2, generator=torch.Generator().manual_seed(0))[:, column]
+        ones = torch.ones(bags, 2, dtype=ids)[:, column]
+        return KeyedJaggedTensor(["f"], numbers.to(ids)[:, column], weights, ones)
+
+    for layout in (table_wise(table, 0), row_wise(table, [0, 1])):
+        plan = plan_for(2, {"t": layout}, ((0, 1),))
+
+        def rank_main(exchange, plan=plan):
+            torch.set_num_threads(1)
+            options = EngineOptions(share_tables=False)
+            copied = copy.deepcopy(collection)
+            return sharded(copied, plan, exchange, options=options)[0](batch(exchange.rank))
+
+        for rank, found in enumerate(SimulatedWorld(2).run(rank_main)):
+            wanted = collection(batch(rank)).values()
+            torch.testing.assert_close(found.values(), wanted)
 
 
 def test_distinct_ids_cross_once() -> None:

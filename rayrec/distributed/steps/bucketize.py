@@ -263,8 +263,11 @@ def _leave_out(parts: list[SourcePart], counted: dict[int, _Filled]) -> FilledBa
 
 
 def _viewable(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a new one if it is empty.
+    """Return the tensor, or a copy where its stride is not 1, so that it has no view of words.
 
-    An empty numpy array may have a stride with which no view of other words works.
+    So are columns of a matrix, and an empty numpy array, whose stride may be anything.
     """
-    return tensor if tensor.numel() else tensor.new_empty(0)
+    # of a single element torch calls any stride contiguous, and still makes no view of it
+    if tensor.numel() and tensor.stride(0) == 1:
+        return tensor
+    return tensor.new_empty(tensor.shape).copy_(tensor)
