@@ -129,7 +129,7 @@ class BagReader:
         if self._is_weighted:
             weights = batch.weights()
             # weights may be learned, but packed tables have no backward pass
-            weights = weights.detach().float()
+            weights = weights.detach().float().contiguous()
         if ids.dtype not in _UNSIGNED:
             ids = ids if ids.is_floating_point() else ids.long()
         # a batch that is not checked has its offsets taken as they are
@@ -138,7 +138,10 @@ class BagReader:
         offsets = batch.offsets() if one_each is None else one_each.offsets
         if check and not self._is_sound(ids, offsets, weights, rows, one_each):
             self._blame(batch)
-        return FeatureBags(ids, offsets, weights, rows, len(self._features))
+        # the operator reads whatever lies beside a number, as in a column of a matrix
+        return FeatureBags(
+            ids.contiguous(), offsets.contiguous(), weights, rows, len(self._features)
+        )
 
     def _one_each(self, batch: KeyedJaggedTensor, rows: int) -> OneEach | None:
         """Return the prepared bags if each bag of the batch holds one id, else None.

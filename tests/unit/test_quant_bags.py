@@ -50,6 +50,21 @@ def test_lengths_and_offsets_give_the_same_rows(ids_type, lengths_type):
             assert torch.equal(collection(by_lengths).values(), wanted)
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1, 1], [2, 0, 1, 1, 0, 2]])
+def test_ids_lengths_and_weights_may_be_columns_of_matrices(sizes, is_weighted):
+    collection = packed(is_weighted)
+    matrix = torch.tensor([[1, 9], [2, 9], [3, 9], [4, 9], [0, 9], [4, 9]])
+    weights, lengths = torch.rand(6, 2), torch.tensor([[size, 1] for size in sizes])
+    columns = matrix[:, 0], weights[:, 0], lengths[:, 0]
+    ids, own, counts = (column.clone() for column in columns)
+    wanted = collection(KeyedJaggedTensor(KEYS, ids, own, counts)).values()
+    assert torch.equal(collection(KeyedJaggedTensor(KEYS, *columns)).values(), wanted)
+    offsets = torch.stack([torch.tensor([0, *sizes]).cumsum(0), torch.zeros(7, dtype=int)], 1)
+    batch = KeyedJaggedTensor(KEYS, columns[0], columns[1], offsets=offsets[:, 0])
+    assert torch.equal(collection(batch).values(), wanted)
+
+
 @pytest.mark.parametrize(
     ("ids", "lengths"),
     [
