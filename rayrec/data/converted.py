@@ -20,14 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.checks import absolute_path, is_uri
-from rayrec.errors import ConfigError
+from rayrec.errors import ConfigError, SaveError
 from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
+from rayrec.storage import one_line
 
 PARTS = ("train", "eval", "schema.json", "next_item.json", "truth.json", "log")
 GROUP_ROWS = 65_536  # of a row group
+_OLD = "old-"  # begins the name of a part that a new one takes the place of
 
 
 @contextmanager
@@ -39,6 +41,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         overwrite: replace what an earlier conversion wrote, and write beside other files.
     Raises:
         ConfigError: `out` holds something and `overwrite` is not set, or it cannot be written to.
+        SaveError: the storage refuses later on.
     """
     target = Path(absolute_path("the folder of the data", out))
     if is_uri(os.fspath(out)):
@@ -66,22 +69,48 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         raise ConfigError(
             f"cannot write to {target}: {error.strerror}. Name a folder that can be written to."
         ) from None
+    moved = False
     try:
         yield partial
-        # all is written: the parts move into place one by one, each by a rename
+        _move_in(partial, target, bool(there))
+        moved = True
+    except OSError as error:
+        raise SaveError(
+            f"cannot write the data to {target}: {one_line(error)}. Make room, or name a folder "
+            "elsewhere."
+        ) from error
+    finally:
+        # where an old part could not be put back, the only copy of it is here
+        if moved or not any(partial.glob(f"{_OLD}*")):
+            shutil.rmtree(partial, ignore_errors=True)
+        _remove_empty(made)
+
+
+def _move_in(partial: Path, target: Path, replaces: bool) -> None:
+    """Move the parts into their places, and the old ones out of them; or leave all as it was.
+
+    Args:
+        replaces: an old part without a new one goes, too.
+    Raises:
+        OSError: the file system refuses a move; those before it are undone. Or the folder of the
+            new parts is gone.
+    """
+    partial.stat()
+    done: list[tuple[Path, Path]] = []
+    try:
         for name in PARTS:
             old, new = target / name, partial / name
-            if not new.exists() and not (there and old.exists()):
+            if not new.exists() and not (replaces and old.exists()):
                 continue
-            if old.is_dir():
-                shutil.rmtree(old)
-            else:
-                old.unlink(missing_ok=True)
-            if new.exists():
-                new.rename(old)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        _remove_empty(made)
+            for source, place in ((old, partial / f"{_OLD}{name}"), (new, old)):
+                if os.path.lexists(source):
+                    source.rename(place)
+                    done.append((source, place))
+    except OSError:
+        for source, place in reversed(done):
+            with suppress(OSError):
+                place.rename(source)
+        raise
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
@@ -103,7 +132,8 @@ class PartsWriter:
     """
 
     def __init__(self, folder: Path, groups_per_file: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        # not the folders above it: where they are gone, so is what was written before
+        folder.mkdir(exist_ok=True)
         self.rows = 0
         self._folder, self._groups_per_file = folder, groups_per_file
         self._waiting: list[pa.Table] = []

@@ -49,6 +49,7 @@ def write_synthetic(directory: str | Path, config: SyntheticConfig | None = None
     """
     config, root = config or SyntheticConfig(), Path(directory)
     check_room(root, config)
+    root.mkdir(parents=True, exist_ok=True)
     planted = Planted(config)
     paths = SyntheticPaths(root / "train", root / "eval", root / "schema.json", root / "truth.json")
     for _ in _write_part(planted, paths.train, _TRAIN, config.rows_train):

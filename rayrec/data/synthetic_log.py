@@ -41,6 +41,7 @@ def write_planted_log(directory: str | Path, config: PlantedLogConfig | None = N
     """
     config, root = config or PlantedLogConfig(), Path(directory)
     check_free(root, config.events, "events", config.events * _EVENT_BYTES)
+    root.mkdir(parents=True, exist_ok=True)
     told: list[tuple[NDArray[np.int16], NDArray[np.bool_], NDArray[np.float64]]] = []
 
     def tables() -> Iterator[pa.Table]:
