@@ -112,11 +112,11 @@ def _lines(path: str) -> Iterator[tuple[str, Any]]:
             line = json.loads(text)
         # data in data without end are no event either
         except (ValueError, RecursionError) as error:
-            if cut:
-                raise InputError(cut) from None
-            cut = f"{where} is no JSON: {one_line(error)}. Remove the line, or restore the file."
+            words = f"{where} is no JSON: {one_line(error)}. Remove the line, or restore the file."
+            cut = cut or words
             continue
-        # A killed driver leaves its last line cut. After it comes nothing, or another life.
+        # A driver that was killed, or whose disk is full, leaves its last line cut, also where that
+        # is its first. After it comes nothing, or another life.
         if cut and not (isinstance(line, dict) and line.get("event") == "start"):
             raise InputError(cut)
         cut = ""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from rayrec.cli.main import main
 from rayrec.data.converted import new_data_set
 from rayrec.errors import SaveError
+from tests.limits import files_up_to
 
 ROWS = ("--rows", "20000", "--eval-rows", "2000")
 
@@ -27,16 +25,6 @@ def made(tmp_path: Path) -> Path:
     folder = tmp_path / "clicks"
     assert main(["make-data", str(folder), "--rows", "300", "--eval-rows", "100"]) == 0
     return folder
-
-
-@contextmanager
-def files_up_to(num_bytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_one_line_that_names_the_folder_and_leaves_the_old_data(

@@ -22,6 +22,7 @@ from rayrec.watch import EventLog, event_file, read_events
 from rayrec.watch.event_log import LATER, with_event_log
 from rayrec.watch.run_page import run_page
 from rayrec.watch.schema import OUTCOMES, RECORDS, names_of
+from tests.limits import files_up_to
 from tests.watched import info, planned, report, tell
 
 
@@ -230,6 +231,22 @@ def test_a_disk_that_is_full_later_is_one_warning_and_the_lines_follow(tmp_path:
     log.on_window(report(150))
     log.on_end(None)
     assert steps(read_events(tmp_path).of("window")) == [50, 100, 150]
+
+
+def test_a_life_that_a_full_disk_ended_in_its_first_line_is_passed_over(tmp_path: Path):
+    tell(EventLog(tmp_path), 200)
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    log = EventLog(tmp_path)
+    with (
+        files_up_to(file.stat().st_size + 30),
+        pytest.raises(SaveError, match="cannot write events to"),
+    ):
+        log.on_start(info(400, 200))
+    tell(EventLog(tmp_path), 400, first=200)
+    run = read_events(tmp_path)
+    assert len(run.of("start")) == 2
+    assert steps(run.of("window")) == [*range(50, 401, 50)]
 
 
 def test_the_log_of_a_long_run_stays_small_and_has_its_whole_course(
