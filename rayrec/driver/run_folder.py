@@ -113,22 +113,26 @@ class RunFolder:
             ConfigError: the folder cannot be written to, or another driver holds it, or an erasure
                 in it was cut short.
         """
+        try:
+            self._open(say)
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder "
+                "or a URI that can be written to, with storage_path and name."
+            ) from None
+        self._thread.start()
+
+    def _open(self, say: Callable[[str], None]) -> None:
         journal = self._filesystem.get_file_info(f"{self._root}/{ERASURE}/{JOURNAL}")
         if journal.type == fs.FileType.File and not self._erases:
             raise ConfigError(
                 f"an erasure in {self.path} was cut short. Run rayrec forget on it again, which "
                 "finishes it."
             )
-        try:
-            # A folder that this driver made is removed again if nothing is kept in it.
-            self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
-            self._filesystem.create_dir(self._root, recursive=True)
-            self._write(self.token, b"0")
-        except (OSError, pa.ArrowException) as error:
-            raise ConfigError(
-                f"cannot write to the run's folder {self.path}: {one_line(error)}. Name a folder "
-                "or a URI that can be written to, with storage_path and name."
-            ) from None
+        # A folder that this driver made is removed again if nothing is kept in it.
+        self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
+        self._filesystem.create_dir(self._root, recursive=True)
+        self._write(self.token, b"0")
         owner = self._owner()
         if owner is not None and not owner.is_gone():
             remedy = (
@@ -150,7 +154,6 @@ class RunFolder:
         winner = self._owner()
         if winner is not None and winner.token != self._id:
             raise ConfigError(f"{self.path} is in use by {winner}, which started at the same time.")
-        self._thread.start()
 
     def next_world(self) -> WorldMark:
         """Mark the begin of another world of ranks, after which earlier ones save no more."""
@@ -200,21 +203,23 @@ class RunFolder:
         local = isinstance(self._filesystem, fs.LocalFileSystem)
         # An object store shows a file when it is closed, so it needs no second name.
         partial = f"{self._root}/.{name}-{self._id}" if local else target
-        with self._filesystem.open_output_stream(partial, compression=None) as stream:
-            stream.write(content)
-        if not local:
-            return
-        if new:
-            try:
-                # fails where another driver's lock stands: one of two wins
-                os.link(partial, target)
-            except FileExistsError:
-                # the file there may be no lock
-                new = self._owner() is not None
-        if new:
-            os.unlink(partial)
-        else:
-            os.replace(partial, target)
+        try:
+            with self._filesystem.open_output_stream(partial, compression=None) as stream:
+                stream.write(content)
+            if new and local:
+                try:
+                    # fails where another driver's lock stands: one of two wins
+                    os.link(partial, target)
+                except FileExistsError:
+                    # the file there may be no lock
+                    new = self._owner() is not None
+            if local and not new:
+                os.replace(partial, target)
+        finally:
+            # left by a disk that is full, or linked
+            if local:
+                with suppress(OSError):
+                    os.unlink(partial)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from rayrec.driver import run_folder
 from rayrec.driver.run_folder import LOCK, Owner, held
 from rayrec.errors import ConfigError, RayrecError, SaveError
 from rayrec.storage import folder_trouble, missing_file, probe_output, write_new, write_whole
+from tests.limits import files_up_to
 
 HOLD = """
 import sys
@@ -90,6 +91,33 @@ def test_of_many_that_start_at_once_one_holds_the_folder(tmp_path: Path) -> None
     # the driver that made the folder may be one of the refused, which removes it only when it is
     # empty
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def test_a_full_disk_refuses_the_folder_and_leaves_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with (
+        files_up_to(0),
+        pytest.raises(ConfigError, match=r"cannot write to the run's folder .*too large"),
+        held(str(folder), print),
+    ):
+        pass
+    assert not folder.exists()
+    with (  # room for the token, which is "0", and not for the lock
+        files_up_to(1),
+        pytest.raises(ConfigError, match=r"cannot write to the run's folder .*too large"),
+        held(str(folder), print),
+    ):
+        pass
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with (
+        pytest.raises(ConfigError, match=r"cannot write to the run's folder .*symbolic links"),
+        held(str(tmp_path / "loop" / "run"), print),
+    ):
+        pass
 
 
 def test_an_owner_elsewhere_holds_the_folder_until_its_beat_is_old(tmp_path: Path) -> None:
