@@ -88,9 +88,10 @@ def compile_program(program: Path, out: Path) -> None:
 
     Args:
         program: the file that `torch.export` saved.
-        out: file to write; a name that ends in ".pt2".
+        out: file to write.
     Raises:
         ArtifactError: torch or the compiler cannot compile it.
+        OSError: the file system refuses.
     """
     from torch._inductor import aoti_compile_and_package, config
     from torch._inductor.utils import fresh_cache
@@ -98,23 +99,24 @@ def compile_program(program: Path, out: Path) -> None:
     # The number of threads is that of the process which serves. Without workers of the compiler's
     # own, and without its cache, the export leaves nothing behind.
     settings = {"cpp.dynamic_threads": True, "compile_threads": 1}
+    written = io.BytesIO()
     try:
         with fresh_cache(), config.patch(settings):
             loaded = torch.export.load(program)
-            aoti_compile_and_package(loaded, package_path=str(out))
+            # not into the file: on a full disk torch's writer ends the process
+            aoti_compile_and_package(loaded, package_path=written)
         trouble = _difference(
-            loaded.module(), load_compiled(out.read_bytes(), out), loaded.example_inputs[0]
+            loaded.module(), load_compiled(written.getvalue(), out), loaded.example_inputs[0]
         )
     # Inductor has no error class of its own for what it does not know how to compile.
     except Exception as error:
-        out.unlink(missing_ok=True)
         raise ArtifactError(
             f"the dense part cannot be compiled: {type(error).__name__}: {one_line(error)[:300]}. "
             "Export without compiling."
         ) from error
     if trouble:
-        out.unlink()
         raise ArtifactError(f"the dense part is compiled wrongly: {trouble}. Export without.")
+    out.write_bytes(written.getbuffer())
 
 
 @torch.inference_mode()

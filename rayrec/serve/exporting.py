@@ -234,7 +234,8 @@ def _check_out(folder: Path) -> None:
 def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
     """Remove the files and folders of an unfinished export."""
     for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # a storage that has refused a write may refuse this, too
+            (folder / name).unlink()
     shutil.rmtree(folder / TABLES, ignore_errors=True)
     for path in made:
         with suppress(OSError):

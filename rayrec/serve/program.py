@@ -85,10 +85,13 @@ def export_program(
         dense_columns: number of dense columns, I.
     Returns:
         "" when the program was written, else why the model does not export, in one line.
+    Raises:
+        OSError: the file system refuses.
     """
     part = _DensePart(scorer, list(givens.values())).eval()
     rows = 4
     widths = [given.width for given in givens.values()]
+    written = io.BytesIO()
     inputs = (torch.randn(rows, dense_columns), *(torch.randn(rows, width) for width in widths))
     try:
         with torch.no_grad(), dropped_sources():
@@ -102,12 +105,13 @@ def export_program(
                 return "the exported program gives other results than the model"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                torch.export.save(program, path)
+                # not into the file: on a full disk torch's writer ends the process
+                torch.export.save(program, written)
             drop_symbols(program)
     # whatever a model of the user's holds may refuse to be traced, and it is served all the same
     except Exception as error:
-        path.unlink(missing_ok=True)
         return f"{type(error).__name__}: {one_line(error)}"[:300]
+    path.write_bytes(written.getbuffer())
     return ""
 
 
