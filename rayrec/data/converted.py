@@ -25,6 +25,7 @@ from rayrec.layout.dynamic import DynamicConfig
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
+from rayrec.machine.folder_lock import folder_lock
 from rayrec.storage import one_line
 
 PARTS = ("train", "eval", "schema.json", "next_item.json", "truth.json", "log")
@@ -48,18 +49,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         raise ConfigError(
             f"{out} is no local folder, in which data are made; name one, and copy it afterwards."
         )
-    there = [name for name in PARTS if _holds_data(target / name)]
-    others = sorted(target.glob("[!.]*")) if os.path.isdir(target) else []
-    if others and not there and not overwrite:
-        raise ConfigError(
-            f"{target} holds {others[0].name!r}, which is no part of a data set. Name a new "
-            "folder, or say overwrite=True (--overwrite) to write beside it."
-        )
-    if there and not overwrite:
-        raise ConfigError(
-            f"{target} already holds {' and '.join(there)}, which would be read together with the "
-            "new data. Name a new folder, or say overwrite=True (--overwrite) to replace them."
-        )
+    _check_target(target, overwrite)
     made = [folder for folder in (target, *target.parents) if not os.path.lexists(folder)]
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -72,7 +62,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
     moved = False
     try:
         yield partial
-        _move_in(partial, target, bool(there))
+        _move_in(partial, target, overwrite)
         moved = True
     except OSError as error:
         raise SaveError(
@@ -86,31 +76,54 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         _remove_empty(made)
 
 
-def _move_in(partial: Path, target: Path, replaces: bool) -> None:
+def _check_target(target: Path, overwrite: bool) -> bool:
+    """Check that data may be written to a folder, and return True if it holds some already."""
+    there = [name for name in PARTS if _holds_data(target / name)]
+    others = sorted(target.glob("[!.]*")) if os.path.isdir(target) else []
+    if others and not there and not overwrite:
+        raise ConfigError(
+            f"{target} holds {others[0].name!r}, which is no part of a data set. Name a new "
+            "folder, or say overwrite=True (--overwrite) to write beside it."
+        )
+    if there and not overwrite:
+        raise ConfigError(
+            f"{target} already holds {' and '.join(there)}, which would be read together with the "
+            "new data. Name a new folder, or say overwrite=True (--overwrite) to replace them."
+        )
+    return bool(there)
+
+
+def _move_in(partial: Path, target: Path, overwrite: bool) -> None:
     """Move the parts into their places, and the old ones out of them; or leave all as it was.
 
-    Args:
-        replaces: an old part without a new one goes, too.
     Raises:
+        ConfigError: others have written there since the first look, or do so at this moment.
         OSError: the file system refuses a move; those before it are undone. Or the folder of the
             new parts is gone.
     """
     partial.stat()
-    done: list[tuple[Path, Path]] = []
-    try:
-        for name in PARTS:
-            old, new = target / name, partial / name
-            if not new.exists() and not (replaces and old.exists()):
-                continue
-            for source, place in ((old, partial / f"{_OLD}{name}"), (new, old)):
-                if os.path.lexists(source):
-                    source.rename(place)
-                    done.append((source, place))
-    except OSError:
-        for source, place in reversed(done):
-            with suppress(OSError):
-                place.rename(source)
-        raise
+    with folder_lock(target) as is_alone:
+        if not is_alone:
+            raise ConfigError(
+                f"another process puts its data into {target} at this moment. Name a new folder."
+            )
+        replaces = _check_target(target, overwrite)
+        done: list[tuple[Path, Path]] = []
+        try:
+            for name in PARTS:
+                old, new = target / name, partial / name
+                # an old part without a new one goes, too
+                if not new.exists() and not (replaces and old.exists()):
+                    continue
+                for source, place in ((old, partial / f"{_OLD}{name}"), (new, old)):
+                    if os.path.lexists(source):
+                        source.rename(place)
+                        done.append((source, place))
+        except OSError:
+            for source, place in reversed(done):
+                with suppress(OSError):
+                    place.rename(source)
+            raise
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

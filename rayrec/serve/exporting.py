@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
@@ -25,6 +25,7 @@ from rayrec.data import FileDataset
 from rayrec.errors import ArtifactError, SaveError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_sequences import schema_of_lists
+from rayrec.machine.folder_lock import folder_lock
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import QuantType, types_of
 from rayrec.quant.types import Types
@@ -95,8 +96,8 @@ def export(
         ConfigError: a type, table, model or schema does not fit; or there is no compiler, or no
             key.
         InputError: a row cannot be packed, or the data cannot be read.
-        ArtifactError: `out` is not empty, or scores are too far from the model's; names the tables;
-            or the dense part is to be compiled and cannot be.
+        ArtifactError: `out` is not empty, or another export writes to it; or scores are too far
+            from the model's; names the tables; or the dense part is to be compiled and cannot be.
         SaveError: the file system refuses.
     """
     whole_number("sample_rows", sample_rows)
@@ -114,10 +115,8 @@ def export(
     if trained.schema is None:
         check_takes_ids(trained, sample)
     packed = measured(reader, trained.tables(), kinds)
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        _clear(folder)
-        (folder / TABLES).mkdir(parents=True)
+    with _owned(folder):
+        (folder / TABLES).mkdir()
         wanted = ids_of(trained.tables(), sample.batch.sparse_features)
         tables, kept = write_packed(reader, folder, packed, wanted)
         manifest = _described(trained, folder, tuple(tables))
@@ -125,13 +124,35 @@ def export(
             manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(trained, folder, manifest, sample, kept, bounds or ParityBounds())
         manifest.write(folder, key)
-    except OSError as error:
-        _clear(folder, missing)
-        raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
-    except BaseException:
-        _clear(folder, missing)
-        raise
     return manifest
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Have the folder of the artifact for this export alone; an error leaves nothing of it.
+
+    Raises:
+        ArtifactError: another export has it, or has written it meanwhile.
+        SaveError: the file system refuses.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder) as is_alone:
+            if not is_alone:
+                raise ArtifactError(
+                    f"another export writes to {folder} at this moment; export to another folder, "
+                    "or wait for it."
+                )
+            _check_out(folder)
+            _clear(folder)
+            try:
+                yield
+            except BaseException:
+                _clear(folder, missing)
+                raise
+    except OSError as error:
+        raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
 
 
 def _described(trained: TrainedModel, folder: Path, tables: tuple[Any, ...]) -> Manifest:

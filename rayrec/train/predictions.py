@@ -8,6 +8,7 @@ sorting. The file appears under its name when it is complete.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,8 +68,10 @@ class PredictionWriter:
         self._rank, self._world_size = rank, world_size
         self._filesystem, self._path = resolve(config.path)
         local = isinstance(self._filesystem, fs.LocalFileSystem)
-        self._folder, _, name = self._path.rpartition("/")
-        self._partial = f"{self._folder}/.{name}.partial" if local else self._path
+        self._folder = self._path.rpartition("/")[0]
+        # of this writer alone: two that write one file at once would spoil each other's
+        own = f"{self._folder}/.rayrec-{uuid.uuid4().hex[:8]}"
+        self._partial = own if local else self._path
         self._makes_folder = local and rank == 0 and not os.path.isdir(self._folder)
         self._waiting: list[pa.Table] = []
         self._file: pq.ParquetWriter | None = None
