@@ -20,6 +20,7 @@ from rayrec.erasure.checkpoints import StoredCheckpoint
 from rayrec.erasure.keys import TableSize
 from rayrec.erasure.windows import StoredWindows
 from rayrec.errors import ConfigError, DamagedCheckpointError
+from rayrec.machine.folder_lock import folder_lock
 from rayrec.serve.chain.publication import place_of
 from rayrec.serve.manifest import MANIFEST
 from rayrec.streams.kept import FOLDER as STREAM
@@ -39,7 +40,7 @@ class StoredFolders:
         others: paths of files that are part of none of these.
     Raises:
         ConfigError: it holds none of these, or is one itself, or a link is in it, or it lies in the
-            folder of a run, or around one.
+            folder of a run, or around one, or an export writes to it.
         CheckpointError, ArtifactError: something cannot be read.
     """
 
@@ -61,6 +62,22 @@ class StoredFolders:
         # an increment comes after what it adds to, whichever folder either lies in
         by_step = sorted(self.checkpoints.items(), key=lambda one: one[1].manifest.step)
         self.checkpoints = dict(by_step)
+
+    def check_exports(self, now: StoredFolders) -> None:
+        """Check that no artifact has come since the folder was looked through.
+
+        Args:
+            now: what the folder holds now.
+        Raises:
+            ConfigError: one has.
+        """
+        for path, artifact in now.artifacts.items():
+            before = self.artifacts.get(path)
+            if before is None or before.manifest.sha256 != artifact.manifest.sha256:
+                raise ConfigError(
+                    f"{artifact.folder} came while keys were looked for, so nothing was changed. "
+                    "Run this again."
+                )
 
     def schemas(self) -> list[FeatureSchema]:
         """Return the schemas that are known."""
@@ -99,6 +116,11 @@ class StoredFolders:
             else:
                 self.artifacts[path] = StoredArtifact(folder)
             return
+        if _is_written(folder):
+            raise ConfigError(
+                f"{folder} is being written by another process, such as rayrec export. Wait for "
+                "it, or end it, and run this again."
+            )
         if folder.name == STREAM and any(name.startswith("window-") for name in files):
             self.windows[path] = StoredWindows(folder)
             self.windows[path].clear_unfinished()
@@ -125,6 +147,15 @@ def _is_run(folder: Path) -> bool:
     if (folder / LOCK).exists():
         return True
     return (folder / EVENTS).exists() and bool(CheckpointManager(str(folder)).steps())
+
+
+def _is_written(folder: Path) -> bool:
+    """Return True while an export writes to a folder."""
+    try:
+        with folder_lock(folder) as is_alone:
+            return not is_alone
+    except OSError:  # nobody may look into it
+        return False
 
 
 def _format_of(folder: Path) -> str:

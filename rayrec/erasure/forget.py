@@ -51,8 +51,8 @@ def forget(
     Returns:
         the receipt, and the path of its file.
     Raises:
-        ConfigError: a run has the folder, or it holds nothing to forget in; or a column of the keys
-            names nothing; or something is signed, and there is no key.
+        ConfigError: a run has the folder, or an export writes to it, or it holds nothing to forget
+            in; or a column of the keys names nothing; or something is signed, and there is no key.
         InputError: the keys cannot be read, or one cannot be an id.
         CheckpointError, ArtifactError: something cannot be read, or is damaged.
         SaveError: the file system refuses.
@@ -89,6 +89,7 @@ class _Erasure:
             self._stage_chains()
             self._stage_windows()
             receipt = self._receipt(self._left())
+            self._folders.check_exports(StoredFolders(self._root))
         except BaseException as error:
             self._staging.clear()
             if isinstance(error, OSError):

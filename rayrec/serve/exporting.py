@@ -92,7 +92,8 @@ def export(
     Returns:
         the manifest of the artifact, with the measured distances in `parity`.
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged, or of another model.
+        CheckpointError: there is no checkpoint, it is damaged, of another model, or was written
+            anew meanwhile.
         ConfigError: a type, table, model or schema does not fit; or there is no compiler, or no
             key.
         InputError: a row cannot be packed, or the data cannot be read.
@@ -123,6 +124,7 @@ def export(
         if compiled:
             manifest = _with_compiled(folder, manifest)
         manifest = _with_parity(trained, folder, manifest, sample, kept, bounds or ParityBounds())
+        trained.check_unchanged()
         manifest.write(folder, key)
     return manifest
 

@@ -16,8 +16,9 @@ from rayrec.checkpoint import (
     load_dense,
     restore_checkpoint,
 )
+from rayrec.checkpoint.store import Store
 from rayrec.dynamic.clock import clocks_in
-from rayrec.errors import ConfigError
+from rayrec.errors import CheckpointError, ConfigError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_sequences import with_sequences
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -74,6 +75,22 @@ class TrainedModel:
         # one task has no name in what a module gives
         outputs = outputs if len(outputs) > 1 else tuple(("", kind) for _, kind in outputs)
         return Scorer(exchanged(self.module, places), labels, outputs or ONE_BINARY).eval()
+
+    def check_unchanged(self) -> None:
+        """Check that the rows of no id were taken out of the checkpoint since it was opened.
+
+        Raises:
+            CheckpointError: they were; one that is gone has not changed.
+        """
+        try:
+            now = Store(self.path).manifest().sha256()
+        except CheckpointError:
+            return
+        if now != self.restored.manifest.sha256():
+            raise CheckpointError(
+                f"{self.path} was written anew while it was exported, as by rayrec forget. Export "
+                "it again."
+            )
 
     @property
     def is_weighted(self) -> bool:

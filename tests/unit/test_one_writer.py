@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,11 +13,13 @@ import torch
 
 from rayrec.data.converted import new_data_set
 from rayrec.data.origin import RowOrigin
-from rayrec.errors import ArtifactError, ConfigError
+from rayrec.erasure.checkpoints import StoredCheckpoint
+from rayrec.erasure.forget import forget
+from rayrec.errors import ArtifactError, CheckpointError, ConfigError
 from rayrec.machine.folder_lock import folder_lock
-from rayrec.serve import Predictor, export
+from rayrec.serve import Predictor, export, exporting
 from rayrec.train.predictions import GROUP_ROWS, PredictionConfig, PredictionWriter
-from tests.unit.serve_worlds import a_model, a_world
+from tests.unit.serve_worlds import World, a_model, a_world
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
@@ -51,6 +55,61 @@ def test_an_export_spoils_no_artifact_that_came_meanwhile(tmp_path: Path) -> Non
     assert Predictor.load(out).step == 7
 
 
+def a_run(folder: Path) -> tuple[World, Path]:
+    """A run's folder with one checkpoint, and a file of keys beside it."""
+    (folder / "keys.csv").write_text("item\n3\n")
+    (folder / "run").mkdir()
+    return a_world(folder / "run"), folder / "keys.csv"
+
+
+def test_keys_are_not_forgotten_beside_an_export_that_has_not_ended(tmp_path: Path) -> None:
+    world, keys = a_run(tmp_path)
+    run = Path(world.checkpoint).parent
+    before = (Path(world.checkpoint) / "manifest.json").read_bytes()
+    (run / "served" / "tables").mkdir(parents=True)
+    with (
+        folder_lock(run / "served"),
+        pytest.raises(ConfigError, match="served is being written by another process"),
+    ):
+        forget(run, keys)
+    assert (Path(world.checkpoint) / "manifest.json").read_bytes() == before
+
+
+def test_an_export_keeps_no_rows_that_were_forgotten_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, keys = a_run(tmp_path)
+    out, compare = tmp_path / "served", exporting.compared
+
+    def compared(*args: Any) -> dict[str, Any]:
+        # all rows have been read, and the artifact is not there yet
+        forget(Path(world.checkpoint).parent, keys)
+        return compare(*args)
+
+    monkeypatch.setattr(exporting, "compared", compared)
+    with pytest.raises(CheckpointError, match="was written anew while it was exported"):
+        export(world.checkpoint, out)
+    assert not out.exists()
+
+
+def test_an_export_that_ends_before_the_rows_are_gone_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, keys = a_run(tmp_path)
+    run, rewrite = Path(world.checkpoint).parent, StoredCheckpoint.rewrite
+
+    def rewritten(*args: Any) -> str:
+        export(world.checkpoint, run / "served")
+        return rewrite(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredCheckpoint, "rewrite", rewritten)
+        with pytest.raises(ConfigError, match="served came while keys were looked for"):
+            forget(run, keys)
+    receipt, _ = forget(run, keys)
+    assert any(one.path.startswith("served/") for one in receipt.files)
+
+
 def test_two_that_make_data_in_one_folder_do_not_mix(tmp_path: Path) -> None:
     """The first to have all written has the folder, whoever began first."""
     out = tmp_path / "out"
@@ -65,12 +124,13 @@ def test_two_that_make_data_in_one_folder_do_not_mix(tmp_path: Path) -> None:
 
 def test_data_move_into_a_folder_one_set_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match="another process puts its data into"):
-        with new_data_set(out, True) as folder:
-            (folder / "schema.json").write_text("mine")
-            lock = folder_lock(out)
-            lock.__enter__()
-    lock.__exit__(None, None, None)
+    with (
+        ExitStack() as other,
+        pytest.raises(ConfigError, match="another process puts its data into"),
+        new_data_set(out, True) as folder,
+    ):
+        (folder / "schema.json").write_text("mine")
+        other.enter_context(folder_lock(out))
     assert not out.exists()
 
 
