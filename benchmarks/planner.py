@@ -64,10 +64,7 @@ def run_problem(problem: Problem, long: bool = False) -> Outcome:
     step_s = _seconds(problem)
     cpu_s = time.process_time() - before
     items = problem.request.items()
-    simple, over = (
-        step_s / simple_bound(items, problem.ranks),
-        step_s / lower_bound(items, problem.ranks),
-    )
+    simple, over = step_s / simple_bound(items), step_s / lower_bound(items)
     over_long = step_s / min(step_s, _long_search(problem)) if long and simple > 1.1 else None
     return Outcome(problem.name, cpu_s, step_s * 1e3, simple, over, over_long)
 

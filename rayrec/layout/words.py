@@ -7,7 +7,7 @@ compares the two libraries. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
@@ -87,7 +87,7 @@ def also_takes(
     return wrap
 
 
-def foreign_names(package: str, names: Mapping[str, str] = NAMES) -> Callable[[str], NoReturn]:
+def foreign_names(package: str) -> Callable[[str], NoReturn]:
     """Return the `__getattr__` of a package, for names that it does not have.
 
     Raises:
@@ -96,8 +96,8 @@ def foreign_names(package: str, names: Mapping[str, str] = NAMES) -> Callable[[s
     """
 
     def missing(name: str) -> NoReturn:
-        if name in names:
-            raise ConfigError(f"{package} has no {name}: {names[name]}.")
+        if name in NAMES:
+            raise ConfigError(f"{package} has no {name}: {NAMES[name]}.")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return missing

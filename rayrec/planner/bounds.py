@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rayrec.planner.options import Item
 
 
-def simple_bound(items: Sequence[Item], world_size: int) -> float:
+def simple_bound(items: Sequence[Item]) -> float:
     """The cheapest work shared evenly, or the largest piece that no option avoids."""
     bound = float(sum(item.options[0].mean_s for item in items))
     for item in items:
@@ -16,7 +16,7 @@ def simple_bound(items: Sequence[Item], world_size: int) -> float:
     return bound
 
 
-def lower_bound(items: Sequence[Item], world_size: int) -> float:
+def lower_bound(items: Sequence[Item]) -> float:
     """Seconds that no packing of these options can beat; at least `simple_bound`.
 
     In T seconds, an item can only use options whose pieces, with what all items cost every home,
@@ -30,7 +30,7 @@ def lower_bound(items: Sequence[Item], world_size: int) -> float:
         pieces = [option.work_s / option.num_ranks + option.home_s for option in item.options]
         means = [option.mean_s for option in item.options]
         ways.append([(own + others, mean) for own, mean in zip(pieces, means, strict=True)])
-    low = simple_bound(items, world_size)
+    low = simple_bound(items)
 
     def possible(top: float) -> bool:
         total = 0.0

@@ -62,7 +62,7 @@ class _Problem:
     @cached_property
     def bound(self) -> float:
         """Seconds that no packing beats."""
-        return lower_bound(self.items, self.topology.world_size)
+        return lower_bound(self.items)
 
     @cached_property
     def order(self) -> list[int]:

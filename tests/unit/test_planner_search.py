@@ -50,9 +50,7 @@ def test_no_plan_beats_the_lower_bound(seed: int) -> None:
     request = problem(seed)
     plan = plan_request(request)
     fixed = CostModel(request.topology).fixed_cost().total_s
-    assert seconds(plan) - fixed >= lower_bound(request.items(), request.topology.world_size) * (
-        1 - 1e-9
-    )
+    assert seconds(plan) - fixed >= lower_bound(request.items()) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("problems", [4, pytest.param(15, marks=pytest.mark.slow)])
@@ -67,7 +65,7 @@ def test_ample_tables_are_spread_to_within_a_tenth_of_the_lower_bound(problems: 
         request = EmbeddingShardingPlanner(
             Topology.uniform(2, 4, 10**12, "cuda"), 2048, random_constraints(rng, tables)
         ).request(tables)
-        bound = lower_bound(request.items(), 8) + 4 * request.topology.latency_s
+        bound = lower_bound(request.items()) + 4 * request.topology.latency_s
         near += seconds(plan_request(request)) <= 1.1 * bound
     assert near >= problems - 1
 
@@ -116,7 +114,7 @@ def test_a_packing_near_the_lower_bound_ends_the_search(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(search, "_search", spied)
     plan_request(request)
-    assert searched[-1].slowest <= search.NEAR * lower_bound(request.items(), 16)
+    assert searched[-1].slowest <= search.NEAR * lower_bound(request.items())
     # the fastest one does not fit, and the next one of the ladder is as near
     assert len(searched) == 2 and search.SMALL < 260 * 16 <= search.MONOTONE
 
