@@ -25,7 +25,6 @@ from rayrec.layout.presets import preset_topology
 from rayrec.planner import polish, search
 from rayrec.planner.bounds import lower_bound, simple_bound
 from rayrec.planner.costs import CostModel
-from rayrec.planner.items import table_works
 from rayrec.planner.planner import plan_request
 
 # tables, hosts of 8, seconds allowed
@@ -117,11 +116,7 @@ def price_layouts(problem: Problem, layouts: dict[str, Layout]) -> float:
     """Predicted seconds of a plan given as layouts, fixed latency left out."""
     request, costs = problem.request, CostModel(problem.request.topology)
     loads, home_s = [0.0] * problem.ranks, 0.0
-    for table, work in zip(
-        request.tables,
-        table_works(request.tables, request.constraints, request.batch_size, request.topology),
-        strict=True,
-    ):
+    for table, work in zip(request.tables, request.works(), strict=True):
         home_s += costs.layout_home_cost(work, layouts[table.name]).total_s
         for rank, price in costs.price(work, layouts[table.name]).items():
             loads[rank] += price.total_s

@@ -35,7 +35,7 @@ from rayrec.planner import ParameterConstraints
 from rayrec.planner.amounts import StepAmounts
 from rayrec.planner.costs import CostModel
 from rayrec.planner.fit_rates import Links, StepSample, fit_topology
-from rayrec.planner.items import table_works
+from rayrec.planner.request import PlanRequest
 from rayrec.sparse import KeyedJaggedTensor
 
 DESIGNS = 32
@@ -117,10 +117,14 @@ def plan_amounts(design: Design, topology: Topology, share_tables: bool) -> list
     """Return the cost model's amounts of a step, by rank; `share_tables` has rows read in place."""
     costs = CostModel(topology)
     ranks = [StepAmounts()] * topology.world_size
-    works = table_works(
-        design.tables, design.constraints, design.batch_size, topology, share_tables=share_tables
+    request = PlanRequest(
+        tables=design.tables,
+        topology=topology,
+        batch_size=design.batch_size,
+        constraints=design.constraints,
+        share_tables=share_tables,
     )
-    for work, layout in zip(works, design.layouts, strict=True):
+    for work, layout in zip(request.works(), design.layouts, strict=True):
         home, owners = costs.layout_home_amounts(work, layout), costs.amounts(work, layout)
         ranks = [r.plus(home).plus(owners.get(i, StepAmounts())) for i, r in enumerate(ranks)]
     return ranks

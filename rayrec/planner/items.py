@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rayrec.errors import ConfigError, PlanError
-from rayrec.layout.plan import TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Sites, enumerate_candidates, find_sites
@@ -18,8 +17,7 @@ from rayrec.planner.constraints import NO_CONSTRAINTS, ParameterConstraints, sto
 from rayrec.planner.costs import CostModel
 from rayrec.planner.options import Item, Option
 from rayrec.planner.pricing import Routes, join_options, price_options
-from rayrec.planner.work import TableWork, table_work
-from rayrec.spec.wire import FLOAT32, Wire
+from rayrec.planner.work import TableWork
 
 
 def kinds_of(limits: ParameterConstraints, kinds: Sequence[str]) -> tuple[str, ...]:
@@ -126,29 +124,3 @@ def _no_kind(
         "hosts of equal size, data_parallel all ranks, and table_row_wise and table_column_wise a "
         "whole host. Allow row_wise or table_wise."
     )
-
-
-def table_works(
-    tables: Sequence[BaseEmbeddingConfig],
-    constraints: Mapping[str, ParameterConstraints],
-    batch_size: int,
-    topology: Topology,
-    wire: Wire = FLOAT32,
-    placed: Mapping[str, TablePlacement] | None = None,
-    share_tables: bool = False,
-) -> list[TableWork]:
-    """Return the work of a step on each table where it lies.
-
-    Args:
-        placed: placement by table; a table without one is assumed in the fastest storage.
-        share_tables: see `table_work`.
-    """
-    world, device = topology.world_size, topology.device
-    works = []
-    for table in tables:
-        limits = constraints.get(table.name, NO_CONSTRAINTS)
-        storage = placed[table.name].storage if placed and table.name in placed else None
-        works.append(
-            table_work(table, limits, batch_size, world, device, wire, storage, share_tables)
-        )
-    return works

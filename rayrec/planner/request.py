@@ -20,10 +20,10 @@ from rayrec.planner.constraints import (
     check_kinds,
 )
 from rayrec.planner.costs import CostModel
-from rayrec.planner.items import make_items, table_works
+from rayrec.planner.items import make_items
 from rayrec.planner.options import Item
 from rayrec.planner.search import has_room
-from rayrec.planner.work import TableWork
+from rayrec.planner.work import TableWork, table_work
 from rayrec.spec.optimizers import optimizer_class
 from rayrec.spec.wire import FLOAT32, ExchangeOptions
 
@@ -69,14 +69,18 @@ class PlanRequest(ExchangeOptions):
         return self.constraints.get(self.tables[index].name, NO_CONSTRAINTS)
 
     def works(self, placed: Mapping[str, TablePlacement] | None = None) -> list[TableWork]:
-        """Return the work of a step on each table where it lies; see `table_works`."""
-        wire = self.wire
+        """Return the work of a step on each table.
+
+        Args:
+            placed: placement by table; a table without one is assumed in the fastest storage.
+        """
+        wire, world, device = self.wire, self.topology.world_size, self.topology.device
         # Ranks read rows in place only in the memory of one host, and then nothing is coded. A
         # dynamic table whose ids have weights has its whole collection exchanged, and which tables
         # lie in one is not known here.
         shared = (
             self.share_tables
-            and self.topology.device == "cpu"
+            and device == "cpu"
             and len(self.topology.hosts) == 1
             and wire == FLOAT32
             and not any(
@@ -84,14 +88,15 @@ class PlanRequest(ExchangeOptions):
                 for number, table in enumerate(self.tables)
             )
         )
-        works = table_works(
-            self.tables, self.constraints, self.batch_size, self.topology, wire, placed, shared
-        )
-        own = [self.table_optimizers.get(table.name) for table in self.tables]
-        return [
-            replace(work, optimizer=name) if name is not None else work
-            for work, name in zip(works, own, strict=True)
-        ]
+        works = []
+        for number, table in enumerate(self.tables):
+            name, limits = table.name, self.limits(number)
+            storage = placed[name].storage if placed and name in placed else None
+            work = table_work(table, limits, self.batch_size, world, device, wire, storage, shared)
+            if name in self.table_optimizers:
+                work = replace(work, optimizer=self.table_optimizers[name])
+            works.append(work)
+        return works
 
     def items(self) -> list[Item]:
         """The priced items of the search.
