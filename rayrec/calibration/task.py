@@ -25,4 +25,4 @@ class CalibrateTask:
         exchange: Exchange = LocalExchange()
         if self.topology.world_size > 1:
             exchange = exchange_for(None, device)
-        return measure_topology(exchange, self.topology, device, context.note)
+        return measure_topology(exchange, self.topology, device, context.report)

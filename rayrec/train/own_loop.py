@@ -85,7 +85,7 @@ class LoopContext(RankRun):
             raise ConfigError("context.track comes after context.shard(module).")
         self._track(optimizer)
         self._context.phase("starting")
-        began = self.begin(self._context.note)
+        began = self.begin(self._context.report)
         self._context.at_step(self.step)
         self._context.mark("model and tables made")
         self._context.report(began)

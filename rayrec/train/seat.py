@@ -74,19 +74,13 @@ class RankContext:
         return "cuda:0" if self.seat.device == "cuda" else "cpu"
 
     def report(self, event: Event) -> None:
-        """Report an event to the driver; only rank 0 does, since its events are merged already."""
+        """Report an event or a line for the user; only rank 0 does, whose events are merged."""
         if self.seat.rank == 0:
             self.log.add(event)
 
-    def note(self, text: str) -> None:
-        """Print a line for the user, from rank 0 only."""
-        if self.seat.rank == 0:
-            self.log.add(text)
-
     def mark(self, name: str) -> None:
         """Report that a part of the start-up is over, from rank 0 only."""
-        if self.seat.rank == 0:
-            self.log.add(Milestone(name))
+        self.report(Milestone(name))
 
     def at_step(self, step: int) -> None:
         """Record the newest finished step of this rank."""

@@ -51,7 +51,7 @@ class FitTask:
             trainer.save_asked, trainer.going_to = context.save_asked, context.going_to
             reads = self.spec.resume_from or self.spec.init_from
             context.phase("reading the checkpoint" if reads else "starting")
-            began = trainer.begin(context.note)
+            began = trainer.begin(context.report)
             context.at_step(trainer.step)
             context.mark("model and tables made")
             context.report(began)
@@ -66,7 +66,7 @@ class FitTask:
                 stopped = trainer.run(context.should_stop, context.report, at_step)
                 times = trainer.times()
                 for line in trainer.id_lines():
-                    context.note(line)
+                    context.report(line)
                 metrics = {} if stopped else self._scores(trainer, context)
             except Exception as error:
                 trainer.hooks.end(error, trainer.step)
