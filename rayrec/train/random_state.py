@@ -29,17 +29,18 @@ def random_state(device: torch.device) -> dict[str, Any]:
     Returns:
         tensors, numbers and tuples, which load without unpickling.
     """
-    kept = np.random.get_state(legacy=False)
-    assert isinstance(kept, dict)
+    kept = np.random.get_state(legacy=True)
+    assert isinstance(kept, tuple)
+    kind, key, place, has_gauss, gauss = kept
     state = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": {
-            "kind": kept["bit_generator"],
-            "key": torch.from_numpy(kept["state"]["key"].astype(np.int64)),
-            "place": int(kept["state"]["pos"]),
-            "has_gauss": int(kept["has_gauss"]),
-            "gauss": float(kept["gauss"]),
+            "kind": kind,
+            "key": torch.from_numpy(key.astype(np.int64)),
+            "place": int(place),
+            "has_gauss": int(has_gauss),
+            "gauss": float(gauss),
         },
     }
     if device.type == "cuda":
@@ -53,15 +54,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kept = state["numpy"]
-    words_of_numpy = {"key": kept["key"].numpy().astype(np.uint32), "pos": kept["place"]}
-    np.random.set_state(
-        {
-            "bit_generator": kept["kind"],
-            "state": words_of_numpy,
-            "has_gauss": kept["has_gauss"],
-            "gauss": kept["gauss"],
-        }
-    )
+    key = kept["key"].numpy().astype(np.uint32)
+    np.random.set_state((kept["kind"], key, kept["place"], kept["has_gauss"], kept["gauss"]))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
 
