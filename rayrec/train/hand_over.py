@@ -71,12 +71,6 @@ def take() -> Held:
     return held
 
 
-def asked(live: LiveRun, wanted: int | None) -> bool:
-    """Return True if the tables are kept for the next world; see `next_ranks`."""
-    states = live.model.shard_states()
-    return next_ranks(wanted, states, live.spec.sharding_group_size) > 0
-
-
 def hold(live: LiveRun) -> None:
     """Keep what this rank holds for the next world; all ranks call it together."""
     # replicas have drifted apart, and each new rank takes a row from one of them
@@ -101,8 +95,8 @@ def _on_cpu(states: Sequence[ShardState]) -> list[ShardState]:
     return copies
 
 
-def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int | None) -> int:
-    """Return the number of ranks that the tables are kept for; 0 if the run must save instead.
+def may_keep(wanted: int | None, states: Sequence[ShardState], group_size: int | None) -> bool:
+    """Return True if the tables are kept for the next world; False if the run must save instead.
 
     All ranks call it together at the end of their task.
 
@@ -112,15 +106,15 @@ def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int
         states: shard states of this rank.
         group_size: ranks that hold every table together; None where all do.
     Returns:
-        the same on every rank: 0 where no rank was asked, or where a host has no memory for the old
-        tables, what comes from other ranks and the new tables side by side.
+        the same on every rank: False where no rank was asked, or where a host has no memory for the
+        old tables, what comes from other ranks and the new tables side by side.
     """
     size = sum(t.numel() * t.element_size() for s in states for t in s.tensors().values())
     told = gather_objects((wanted, host_identity(), size, available_bytes()))
     asked = [wanted for wanted, *_ in told]
     ranks = max(asked) if None not in asked else 0
     if not ranks:
-        return 0
+        return False
     copies = len(told) // (group_size or len(told))
     each = sum(size for _, _, size, _ in told) / copies / (group_size or ranks)
     for host in {host for _, host, *_ in told}:
@@ -128,8 +122,8 @@ def next_ranks(wanted: int | None, states: Sequence[ShardState], group_size: int
         # all new ranks may come to one host
         most = len(here) + max(0, ranks - len(told))
         if 2 * most * each * _MARGIN > min(here):
-            return 0
-    return ranks
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

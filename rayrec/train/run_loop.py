@@ -128,7 +128,11 @@ class RunLoop:
         error = self._live.hooks.error
         if self.saves is not None:
             self.saves.ending = True
-            may = self.stopped and hand_over.asked(self._live, None if error else going_to())
+            may = self.stopped and hand_over.may_keep(
+                None if error else going_to(),
+                self._live.model.shard_states(),
+                self._spec.sharding_group_size,
+            )
             if may:
                 self.saves.finish()
                 hand_over.hold(self._live)

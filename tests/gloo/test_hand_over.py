@@ -17,7 +17,7 @@ from rayrec.layout import Shard, TableLayout
 from rayrec.shards.state import ShardState
 from rayrec.train import hand_over
 from rayrec.train.checkpoint_config import CheckpointConfig
-from rayrec.train.hand_over import HandOverTask, next_ranks
+from rayrec.train.hand_over import HandOverTask, may_keep
 from rayrec.train.loop import RankTrainer
 from rayrec.train.optimizer_config import OptimizerConfig
 from tests.clicks import write_clicks
@@ -163,15 +163,15 @@ def test_what_ranks_have_in_common_comes_from_one_of_them(ranks: RankPool) -> No
     ranks.run(3, passed_on_with_much_in_common)
 
 
-def asked(rank: int, ranks: int, wanted: list[int | None], size: int) -> int:
+def asked(rank: int, ranks: int, wanted: list[int | None], size: int) -> bool:
     rows = torch.zeros(1, 64).expand(size, 64)
     state = ShardState(Shard("t", range(size), range(64), rank), rows)
-    return next_ranks(wanted[rank], [state], None)
+    return may_keep(wanted[rank], [state], None)
 
 
 def test_ranks_agree_whether_they_hand_over(ranks: RankPool) -> None:
-    assert ranks.run(2, asked, [0, 3], 10) == [3, 3]
-    assert ranks.run(2, asked, [0, 0], 10) == [0, 0]
-    assert ranks.run(2, asked, [3, None], 10) == [0, 0]
+    assert ranks.run(2, asked, [0, 3], 10) == [True, True]
+    assert ranks.run(2, asked, [0, 0], 10) == [False, False]
+    assert ranks.run(2, asked, [3, None], 10) == [False, False]
     # more than any machine of the tests has
-    assert ranks.run(2, asked, [3, 3], 1 << 34) == [0, 0]
+    assert ranks.run(2, asked, [3, 3], 1 << 34) == [False, False]
