@@ -17,7 +17,7 @@ import numpy as np
 
 from rayrec.runs.item_pairs import Pairs, markov_scores
 from rayrec.runs.ranked_queries import ITEMS, PROTOCOLS, keep_places
-from rayrec.runs.retrieval_scores import add_places, by_ranker, merged
+from rayrec.runs.retrieval_scores import by_ranker, ranking_scores
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,9 @@ class NextItemScorer:
                         calls.setdefault(f"{ranker} {protocol}", []).append(own)
         scores: dict[str, float] = {}
         for name, parts in calls.items():
-            scores |= self._scores(name, torch.cat(parts))
+            ones = [torch.ones_like(places) for places in parts]
+            _, found = ranking_scores(parts, ones, self.ks, "hr")
+            scores |= {f"{name} {score}": value for score, value in found.items()}
         kept = {name.removeprefix(f"{MODEL} "): parts for name, parts in calls.items()}
         joined = keep_places(trainer, {**kept, ITEMS: items})
         return {**scores, "queries": float(len(joined["kept"]))}
@@ -178,16 +180,6 @@ class NextItemScorer:
             for feature in (model.history, model.item):
                 known[batch.sparse_features[feature].values()] = True
         return known
-
-    def _scores(self, name: str, places: Tensor) -> dict[str, float]:
-        import torch
-
-        from rayrec.metrics import RankingMetrics
-
-        metrics = RankingMetrics(self.ks, places.device)
-        add_places(metrics, places, torch.ones_like(places))
-        _, scores = merged(metrics, "hr")
-        return {f"{name} {score}": value for score, value in scores.items()}
 
 
 def score_lines(metrics: Mapping[str, float]) -> list[str]:

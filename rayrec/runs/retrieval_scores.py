@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rayrec.errors import InputError
 from rayrec.runs.ranked_queries import ITEMS, WANTED, keep_places
@@ -72,34 +72,21 @@ class RetrievalScorer:
         """Score the model and popularity; return the scores by name, the same on every rank."""
         truth = self.truth()
         calls = compare(trainer, truth)
-        keep_places(trainer, {**calls.places, WANTED: calls.wanted, ITEMS: calls.items})
-        (queries, model), (_, popularity) = (
-            merged(_counted(parts, calls.wanted, self.ks)) for parts in calls.places.values()
-        )
-        return {
-            **{f"model {name}": value for name, value in model.items()},
-            **{f"popularity {name}": value for name, value in popularity.items()},
-            "queries": float(queries),
-            "candidates": float(len(truth.item_ids)),
-        }
+        keep_places(trainer, calls)
+        scores: dict[str, float] = {}
+        for ranker, name in (("model", "masked"), ("popularity", "popularity masked")):
+            queries, found = ranking_scores(calls[name], calls[WANTED], self.ks)
+            scores |= {f"{ranker} {score}": value for score, value in found.items()}
+        return {**scores, "queries": float(queries), "candidates": float(len(truth.item_ids))}
 
 
-class Calls(NamedTuple):
-    """What was found for this rank's users, call by call.
+def compare(trainer: RankTrainer, truth: Truth) -> dict[str, list[Tensor]]:
+    """Rank the items for this rank's users by the model and by popularity; a collective.
 
-    Attributes:
-        places: of the wanted items, by the model ("masked") and by popularity.
-        wanted: the number of wanted items of each user.
-        items: ids of the wanted items.
+    Returns:
+        call by call, the places of the wanted items, by the model ("masked") and by popularity; and
+        the number of wanted items of each user, and their ids.
     """
-
-    places: dict[str, list[Tensor]]
-    wanted: list[Tensor]
-    items: list[Tensor]
-
-
-def compare(trainer: RankTrainer, truth: Truth) -> Calls:
-    """Rank the items for this rank's users by the model and by popularity; a collective."""
     import torch
 
     from rayrec.models import rank_items, rank_scores
@@ -113,7 +100,8 @@ def compare(trainer: RankTrainer, truth: Truth) -> Calls:
     known = torch.ones(items, dtype=torch.bool, device=device)
     by_model: list[Tensor] = []
     by_count: list[Tensor] = []
-    calls = Calls({"masked": by_model, "popularity masked": by_count}, [], [])
+    numbers: list[Tensor] = []
+    asked: list[Tensor] = []
     with torch.no_grad():
         # the ranks of a 2D group hold all items together, and rank the users of their own
         bounds = [items * r // exchange.world_size for r in range(exchange.world_size + 1)]
@@ -135,22 +123,11 @@ def compare(trainer: RankTrainer, truth: Truth) -> Calls:
             mine = known[: len(vectors)]
             found = rank_items(queries, wanted, seen, vectors, zeros, first, mine, exchange)
             by_model.append(found.masked)
-            calls.wanted.append(wanted.lengths)
-            calls.items.append(torch.from_numpy(truth.item_ids[wanted.ids.cpu().numpy()]))
+            numbers.append(wanted.lengths)
+            asked.append(torch.from_numpy(truth.item_ids[wanted.ids.cpu().numpy()]))
             popular = rank_scores(counts.repeat(len(rows), 1), wanted, seen, known)
             by_count.append(popular.masked)
-    return calls
-
-
-def _counted(
-    calls: Sequence[Tensor], wanted: Sequence[Tensor], ks: tuple[int, ...]
-) -> RankingMetrics:
-    from rayrec.metrics import RankingMetrics
-
-    metrics = RankingMetrics(ks, wanted[0].device)
-    for places, lengths in zip(calls, wanted, strict=True):
-        add_places(metrics, places, lengths)
-    return metrics
+    return {"masked": by_model, "popularity masked": by_count, WANTED: numbers, ITEMS: asked}
 
 
 def places_of(lists: Sequence[IdArray], rows: range, truth: Truth, device: Any) -> Lists:
@@ -183,15 +160,21 @@ def add_places(metrics: RankingMetrics, places: Tensor, wanted: Tensor) -> None:
     metrics.update_hits(hits, wanted)
 
 
-def merged(metrics: RankingMetrics, recall: str = "recall") -> tuple[int, dict[str, float]]:
+def ranking_scores(
+    calls: Sequence[Tensor], wanted: Sequence[Tensor], ks: tuple[int, ...], recall: str = "recall"
+) -> tuple[int, dict[str, float]]:
     """Return the number of queries of all ranks, and their scores by name; a collective.
 
     Args:
+        calls, wanted: places and numbers of this rank's queries, call by call; see `add_places`.
         recall: name of the recall; where one item is wanted, it is the hit rate.
     """
     from rayrec.metrics import RankingMetrics
     from rayrec.train.window import all_sum
 
+    metrics = RankingMetrics(ks, wanted[0].device)
+    for places, numbers in zip(calls, wanted, strict=True):
+        add_places(metrics, places, numbers)
     # States are sums over queries, so the sum over ranks is the state of all queries.
     state = metrics.state()
     all_sum(state)
