@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -88,11 +88,21 @@ def candidates_of(schema: FeatureSchema) -> dict[str, str | None]:
         ConfigError: there is no history with a candidate, a table has several candidates or no
             history, or ids have weights.
     """
+    features = {feature.name: feature for feature in schema.features}
     found: dict[str, str | None] = {}
-    for table, past, others in _histories_of(schema):
+    for table in schema.embedding_configs():
+        own = [features[name] for name in table.feature_names]
+        for feature in own:
+            if feature.weights is not None:
+                raise ConfigError(
+                    f"feature {feature.name!r} has weights, and sequences have none; give its "
+                    f"table {table.name!r} pooling sum or mean, or leave the weights out."
+                )
+        past = [one.name for one in own if one.history is not None or one.most_recent is not None]
+        others = [one.name for one in own if one.name not in past]
         if not past or len(others) > 1:
             raise ConfigError(
-                f"table {table!r} of pooling none has the histories {past} and beside them "
+                f"table {table.name!r} of pooling none has the histories {past} and beside them "
                 f"{others}; it needs at least one feature with history or most_recent, and at most "
                 "one other, the candidate."
             )
@@ -188,25 +198,6 @@ def aligned_groups(schema: FeatureSchema) -> dict[str, str]:
             own, new = groups[one.name], groups[other]
             groups = {name: new if group == own else group for name, group in groups.items()}
     return groups
-
-
-def _histories_of(schema: FeatureSchema) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each table of pooling none with its histories and its other features.
-
-    Raises:
-        ConfigError: ids have weights.
-    """
-    features = {feature.name: feature for feature in schema.features}
-    for table in schema.embedding_configs():
-        own = [features[name] for name in table.feature_names]
-        for feature in own:
-            if feature.weights is not None:
-                raise ConfigError(
-                    f"feature {feature.name!r} has weights, and sequences have none; give its "
-                    f"table {table.name!r} pooling sum or mean, or leave the weights out."
-                )
-        past = [one.name for one in own if one.history is not None or one.most_recent is not None]
-        yield table.name, past, [one.name for one in own if one.name not in past]
 
 
 def without_feature(schema: FeatureSchema, name: str) -> FeatureSchema:
