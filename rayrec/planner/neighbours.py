@@ -10,45 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayrec.layout.topology import Topology
-from rayrec.planner.options import Item
-from rayrec.planner.packing import Choice
+from rayrec.planner.packing import Choice, Packing
 
 MORE = 1.01
 
 
-def seat_neighbours(
-    items: Sequence[Item],
-    choices: Sequence[Choice],
-    topology: Topology,
-    limits: Sequence[int],
-    more: float = MORE,
-) -> list[Choice]:
+def seat_neighbours(packing: Packing, more: float = MORE) -> list[Choice]:
     """The choices, with single-rank items that may lie on the same ranks seated in order.
 
     Items with rivals keep their place. Where no seats near that order keep the slowest rank about
     as fast, a group stays as it was.
 
     Args:
-        limits: bytes per rank.
+        packing: a place for every item; it stays as it is.
         more: times the seconds of the slowest rank that it may take then.
     """
-    locality = [len(topology.hosts[host]) for host in topology.host_of]
+    locality = packing.locality
+    choices = [packing.choices[item] for item in range(len(packing.items))]
     groups: dict[object, list[int]] = {}
-    for i, (item, choice) in enumerate(zip(items, choices, strict=True)):
+    for i, (item, choice) in enumerate(zip(packing.items, choices, strict=True)):
         if choice.option.num_ranks == 1 and not choice.option.replicated and not item.rivals:
             key = choice.option.sites, locality[choice.ranks[0]], choice.option.home_bytes
             groups.setdefault(key, []).append(i)
     seated = list(choices)
-    loads = [0.0] * topology.world_size
-    used = [sum(choice.option.home_bytes for choice in choices)] * topology.world_size
-    for choice in choices:
-        for position, rank in enumerate(choice.ranks):
-            loads[rank] += choice.option.seconds[locality[rank]][position]
-            used[rank] += choice.option.num_bytes[position]
-    top = max(loads, default=0.0) * more
+    loads = packing.loads
+    used = [own + packing.home_bytes for own in packing.used]
+    top = max(loads) * more
     # A rank that is over its limit already gets no more.
-    most = [max(limit, old) for limit, old in zip(limits, used, strict=True)]
+    most = [max(limit, old) for limit, old in zip(packing.limits, used, strict=True)]
     for group in groups.values():
         near = locality[choices[group[0]].ranks[0]]
         seats = _Seats(

@@ -98,7 +98,8 @@ def pack(
         # Small problems are solved exactly where the search ended above the bound.
         exact = solve(items, topology, best.slowest)
         if exact is not None:
-            return seat_neighbours(items, exact, topology, limits, more=1.0)
+            found = packed(topology, items, limits, dict(enumerate(exact)))
+            return seat_neighbours(found, more=1.0)
     return [best.choices[item] for item in range(len(items))]
 
 
@@ -156,8 +157,8 @@ def _search(problem: _Problem, limits: Sequence[int]) -> Packing | None:
     best = packed(problem.topology, problem.items, limits, best.choices)
     if problem.recutter is not None:
         even_out(best, problem.recutter, problem.bound)
-    choices = [best.choices[item] for item in range(len(problem.items))]
-    seated = seat_neighbours(problem.items, choices, problem.topology, limits)
+        best = packed(problem.topology, problem.items, limits, best.choices)
+    seated = seat_neighbours(best)
     return packed(problem.topology, problem.items, limits, dict(enumerate(seated)))
 
 

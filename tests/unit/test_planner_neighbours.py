@@ -9,6 +9,7 @@ import pytest
 
 from rayrec.layout import EmbeddingBagConfig, Topology
 from rayrec.planner import EmbeddingShardingPlanner
+from rayrec.planner.greedy import packed
 from rayrec.planner.neighbours import seat_neighbours
 from rayrec.planner.options import Item
 from rayrec.planner.packing import Choice
@@ -44,8 +45,8 @@ def test_seats_are_in_order_and_no_rank_gets_slower_or_too_full(seed: int) -> No
     request = EmbeddingShardingPlanner(topology, 1024, kinds=["table_wise"]).request(tables)
     items = request.items()
     before = by_work(items, world)
-    limits = topology.memory_bytes
-    after = seat_neighbours(items, before, topology, limits)
+    packing = packed(topology, items, topology.memory_bytes, dict(enumerate(before)))
+    after = seat_neighbours(packing)
 
     def totals(choices):
         seconds, num_bytes = [0.0] * world, [sum(c.option.home_bytes for c in choices)] * world
@@ -58,8 +59,8 @@ def test_seats_are_in_order_and_no_rank_gets_slower_or_too_full(seed: int) -> No
     (old_s, old_bytes), (new_s, new_bytes) = totals(before), totals(after)
     assert max(new_s) <= max(old_s) * 1.0100001 and max(new_bytes) <= max(memory, *old_bytes)
     assert runs_of([c.ranks for c in after]) <= runs_of([c.ranks for c in before])
-    assert after == seat_neighbours(items, before, topology, limits)
-    strict = seat_neighbours(items, before, topology, limits, more=1.0)
+    assert after == seat_neighbours(packing)
+    strict = seat_neighbours(packing, more=1.0)
     assert max(totals(strict)[0]) <= max(old_s) * (1 + 1e-12)
 
 
