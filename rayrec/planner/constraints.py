@@ -111,7 +111,7 @@ class ParameterConstraints:
             self._stored(self.storage)
         for name in ("ranks", "hosts"):
             pinned = getattr(self, name)
-            if pinned is not None and not _are_indices(pinned):
+            if pinned is not None and (not pinned or min(pinned) < 0):
                 raise ConfigError(
                     f"{name}={pinned!r} must be a non-empty list of indices, 0 or more; leave it "
                     "out to allow all."
@@ -161,12 +161,6 @@ class ParameterConstraints:
 
 
 NO_CONSTRAINTS = ParameterConstraints()
-
-
-def _are_indices(pinned: Sequence[Any]) -> bool:
-    if isinstance(pinned, str) or not pinned:
-        return False
-    return all(isinstance(index, int) and index >= 0 for index in pinned)
 
 
 def storages_of(

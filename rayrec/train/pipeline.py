@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rayrec.checks import whole_number
 from rayrec.distributed import DistributedModelParallel
 from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_fields
@@ -54,12 +55,8 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.accumulate < 1:
-            raise ConfigError(
-                f"accumulate={self.accumulate}; a dense update needs at least one micro-batch."
-            )
-        if self.read_ahead < 1:
-            raise ConfigError(f"read_ahead={self.read_ahead}; the thread reads at least one batch.")
+        whole_number("PipelineOptions has accumulate", self.accumulate)
+        whole_number("PipelineOptions has read_ahead", self.read_ahead)
         if self.autocast not in (None, torch.bfloat16):
             raise ConfigError(
                 f"autocast={self.autocast}; use torch.bfloat16 or None. float16 would need loss "

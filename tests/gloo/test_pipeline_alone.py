@@ -69,9 +69,9 @@ def test_what_a_pipeline_cannot_do_is_refused() -> None:
         list(alone("sparse", prefetch=False).iterate(parts(i, 0, 1) for i in range(3)))
     with pytest.raises(ConfigError, match=r"needs \(loss, output\)"):
         TrainPipelineBase(nn.Identity(), None, "cpu").progress(iter([1]))
-    with pytest.raises(ConfigError, match="at least one micro-batch"):
+    with pytest.raises(ConfigError, match="accumulate=0; it must be at least 1"):
         PipelineOptions(accumulate=0)
-    with pytest.raises(ConfigError, match="reads at least one batch"):
+    with pytest.raises(ConfigError, match="read_ahead=0; it must be at least 1"):
         PipelineOptions(read_ahead=0)
     with pytest.raises(ConfigError, match="loss scaling"):
         PipelineOptions(autocast=torch.float16)
