@@ -182,11 +182,7 @@ def _climb(
 
 
 def _first(problem: _Problem, limits: Sequence[int], ceiling: float) -> Packing | None:
-    """Greedy under a ceiling; an item that found no room goes to the front of another attempt.
-
-    Returns:
-        None when that does not help.
-    """
+    """Greedy under a ceiling, with an item that found no room in front next; None if none helps."""
     order = problem.order.copy()
     for _ in range(RESTARTS):
         packing = Packing(problem.topology, problem.items, limits)
@@ -213,11 +209,7 @@ def _by_bytes(problem: _Problem, limits: Sequence[int]) -> Packing | None:
 
 
 def _last_resort(problem: _Problem) -> Packing:
-    """Pack by bytes alone, or few items in any way that fits.
-
-    Raises:
-        NoRoom: an item found no place.
-    """
+    """Pack by bytes alone, or few items in any way that fits; NoRoom where an item has no place."""
     items, topology = problem.items, problem.topology
     packing = _by_bytes(problem, topology.memory_bytes)
     exact = solve(items, topology, INFINITE) if packing is None else None

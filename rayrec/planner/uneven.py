@@ -91,13 +91,9 @@ def even_out(packing: Packing, recutter: Recutter, bound: float) -> None:
 
 
 def _shift(packing: Packing, recutter: Recutter, item: int, goal: float) -> bool:
-    """Level the ranks of one item, unless the slowest rank of all still takes `goal` seconds.
+    """Level the ranks of one item; return True if the slowest of all takes less than `goal` then.
 
-    Only an item of one table that is cut along one axis can be levelled. Where nothing is gained,
-    the packing is left as it was.
-
-    Returns:
-        whether the item has new cuts.
+    Only an item of one table that is cut along one axis can be. Else the packing is left as it was.
     """
     tables, old = packing.items[item].tables, packing.choices[item]
     axis = recutter.axis(tables, old)

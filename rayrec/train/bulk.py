@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rayrec.comm import plain
 from rayrec.data import FileDataset
-from rayrec.data.origin import RowOrigin
 from rayrec.data.scored import PART_ROWS, Predicted, ScoredFolder, part_name
 from rayrec.data.scored_files import PartWriter, WholeFolder, scored_rows
 from rayrec.distributed import DistributedModelParallel
@@ -77,7 +76,11 @@ def predict(
             # A rank whose part is empty still calls the model: its tables answer the other ranks.
             with dense_dtype:
                 found = own(on_device(batch, device))
-            mine = _table(folder, found, batch.origin) if batch.rows else None
+            mine, origin = None, batch.origin
+            if batch.rows:
+                assert origin is not None, "the loader was asked for the rows"
+                kept = [] if origin.columns is None else [origin.columns]
+                mine = scored_rows(folder, found, kept)
             # Ranks without rows of a batch send None, since the gather is a collective.
             everyone = plain.gather(mine) if live.world_size > 1 else [mine]
             if writer is not None:
@@ -109,18 +112,8 @@ def _of_logits(
     return [probabilities(kind, own) for (_, kind), (own, _) in outputs]
 
 
-def _table(folder: ScoredFolder, scores: Sequence[Tensor], origin: RowOrigin | None) -> pa.Table:
-    """Return the scores of this rank's rows of a batch, beside their columns."""
-    assert origin is not None, "the loader was asked for the rows"
-    return scored_rows(folder, scores, [] if origin.columns is None else [origin.columns])
-
-
 class _Writer:
-    """Cuts rows into files of `PART_ROWS` rows.
-
-    Args:
-        parts: total number of files.
-    """
+    """Cuts rows into `parts` files of `PART_ROWS` rows."""
 
     def __init__(self, folder: ScoredFolder, parts: int) -> None:
         self._whole, self._parts = WholeFolder(folder.path), parts

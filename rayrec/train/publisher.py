@@ -196,11 +196,7 @@ class Publisher:
         return self._model.shard_states() if self._live.rank < self._live.writers else []
 
     def _copied(self, state: ShardState, rows: Tensor) -> TouchedState:
-        """Copy what has changed of a shard since the last publication.
-
-        Args:
-            rows: (U,) int64 row numbers that training has touched.
-        """
+        """Copy what has changed of a shard since the last publication: `rows`, by training."""
         name = state.shard.table
         if name not in self._id_clocks:
             return copy_touched(ShardState(state.shard, state.weight), rows)

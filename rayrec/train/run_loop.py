@@ -190,10 +190,8 @@ class RunLoop:
         return True
 
     def _begin_rows(self, should_stop: Callable[[], bool]) -> bool:
-        """Wait for rows, and score the window in time that begins with the next step, if one does.
-
-        Returns:
-            False if the run is to end before: it is stopped, or its stream is over.
+        """Wait for rows, and score the window in time that begins with the next step, if one does;
+        return False if the run is to end before.
         """
         live, stream = self._live, self.stream
         if stream is not None and not stream.ready(should_stop, self._wait):
