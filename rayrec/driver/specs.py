@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 
 from rayrec.data import FileDataset, WindowedDataset
 from rayrec.data.statistics import check_statistics
@@ -12,6 +11,7 @@ from rayrec.driver.config import RunConfig
 from rayrec.driver.planning import RunPlanner
 from rayrec.driver.start import Start
 from rayrec.errors import ConfigError
+from rayrec.fields.misfit import meant
 from rayrec.fields.writing import json_data
 from rayrec.layout import ShardingPlan
 from rayrec.layout.estimates import RankEstimate
@@ -42,11 +42,9 @@ def check_shape(
         return
     score = run.evaluation.score
     if score is not None and score not in names:
-        near = get_close_matches(score, names, 1)
-        hint = f"did you mean {near[0]!r}? They" if near else "they"
         raise ConfigError(
-            f"EvaluationConfig has score={score!r}, which is no score of this run; {hint} are "
-            f"{', '.join(sorted(names))}."
+            f"EvaluationConfig has score={score!r}, which is no score of this run"
+            f"{meant(score, sorted(names))}"
         )
     if scorer is not None:
         raise ConfigError(

@@ -8,13 +8,14 @@ Standard library only.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from rayrec.errors import ConfigError, PlanError
 from rayrec.fields.json_text import json_object, of_json
+from rayrec.fields.misfit import meant
 from rayrec.fields.typed import check_argument, check_fields, shown
 from rayrec.layout.geometry import COLUMN_MULTIPLE
 from rayrec.layout.kinds import KINDS
@@ -197,10 +198,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
         raise ConfigError(f"kinds={kinds!r} must be a non-empty list of {', '.join(KINDS)}.")
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigError(
-                f"sharding kind {kind!r} is unknown{did_you_mean(kind, KINDS)}; the kinds are "
-                f"{', '.join(KINDS)}."
-            )
+            raise ConfigError(f"sharding kind {kind!r} is unknown{meant(kind, KINDS)}")
 
 
 def check_constraints(
@@ -209,16 +207,12 @@ def check_constraints(
     """Raise ConfigError when a constraint names a table that does not exist."""
     for name in constraints:
         if name not in tables:
+            near = get_close_matches(name, list(tables), n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""  # all of hundreds are no help
             raise ConfigError(
                 f"constraints name table {name!r}, which is not among the {len(tables)} "
-                f"tables{did_you_mean(name, tables)}."
+                f"tables{hint}."
             )
-
-
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """ " (did you mean 'x'?)" when a known name is close, else ""."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def constraints_from_json(

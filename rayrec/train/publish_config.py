@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from rayrec.checks import is_uri, lasting_path, positive, whole_number
 from rayrec.errors import ConfigError
+from rayrec.fields.misfit import meant
 from rayrec.fields.typed import check_fields
 from rayrec.serve.signing import key_place
 from rayrec.train.every import Every
@@ -99,9 +99,7 @@ class PublishConfig:
         known = list(names)
         for name in self.tables:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}? They" if near else "they"
                 raise ConfigError(
-                    f"PublishConfig has a type for table {name!r}, which the model does not have; "
-                    f"{hint} are {', '.join(known)}."
+                    f"PublishConfig has a type for table {name!r}, which the model does not have"
+                    f"{meant(name, known)}"
                 )

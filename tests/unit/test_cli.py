@@ -104,7 +104,7 @@ def test_wire_types_and_the_hidden_input_reach_the_prices(schema: Path, tmp_path
     [
         (["--topology", "h1000"], "neither a file nor a preset; the presets are a100-40"),
         (["--ranks", "6", "--hosts", "4"], "6 ranks do not divide evenly over 4 hosts"),
-        (["--kinds", "rowwise"], "did you mean 'row_wise'"),
+        (["--kinds", "rowwise"], "did you mean row_wise"),
         (["--constraints", "nowhere.json"], "cannot read nowhere.json"),
         (["--schema", "nowhere.json"], "cannot read the schema nowhere.json"),
         (["--batch", "100000000"], "Any one of these makes a plan exist: lower batch_size"),

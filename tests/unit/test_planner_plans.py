@@ -322,7 +322,7 @@ def test_small_tables_are_not_cut_and_a_giant_is() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ParameterConstraints(kinds=["tablewise"]), "did you mean 'table_wise'"),
+        (lambda: ParameterConstraints(kinds=["tablewise"]), "did you mean table_wise"),
         (lambda: ParameterConstraints(kinds=[]), "non-empty"),
         (lambda: ParameterConstraints(kinds="row_wise"), "kinds='row_wise'; it must be a list"),
         (lambda: ParameterConstraints(pooling_factor=0.0), "pooling_factor=0.0"),
