@@ -20,7 +20,6 @@ from rayrec.spec.task import Task
 from rayrec.streams import StreamDataset
 from rayrec.train.callbacks import RunInfo
 from rayrec.train.config import ENDLESS, Dataset, TrainData, TrainSpec
-from rayrec.train.evaluation_schedule import check_sample
 from rayrec.train.own_loop import TrainLoop
 from rayrec.train.scoring import binary_labels, check_columns_of_metrics, check_tasks
 from rayrec.train.tasks import Scorer
@@ -51,7 +50,17 @@ def check_shape(
             "the Driver has a scorer, which scores after training alone, and RunConfig has "
             "evaluation=...; leave one of them out."
         )
-    check_sample(run.evaluation.rows, eval_data)
+    if eval_data is None:
+        raise ConfigError(
+            "RunConfig has evaluation=..., and there are no evaluation data: give the Driver "
+            "eval_data."
+        )
+    rows = run.evaluation.rows
+    if rows is not None and rows > eval_data.num_rows:
+        raise ConfigError(
+            f"EvaluationConfig has rows={rows}, and the evaluation data have {eval_data.num_rows}; "
+            "leave rows out to score all of them."
+        )
 
 
 def _check_loop(run: RunConfig, scorer: Scorer | None) -> None:

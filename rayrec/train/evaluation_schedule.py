@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rayrec.errors import ConfigError
-from rayrec.train.config import Dataset, TrainSpec
+from rayrec.train.config import TrainSpec
 from rayrec.train.events import Evaluation
 from rayrec.train.every import Every
 from rayrec.train.shaping import Best
@@ -22,11 +22,16 @@ class EvaluationSchedule:
         best: the best evaluation so far; checkpoints carry it.
         last: the newest evaluation, or None.
         early: reason of early stopping, or "".
+        rows: number of rows of the sample; None for all rows.
+        keeps_best: the weights of the best evaluation are saved.
     """
 
     def __init__(self, spec: TrainSpec) -> None:
-        self._config, self._steps = spec.evaluation, spec.steps
-        self._every = Every() if spec.evaluation is None else spec.evaluation.every
+        config = spec.evaluation
+        self._config, self._steps = config, spec.steps
+        self._every = Every() if config is None else config.every
+        self.rows = None if config is None else config.rows
+        self.keeps_best = config is not None and config.keep_best
         self.best, self.early = Best(), ""
         self.last: Evaluation | None = None
         self._seconds = 0.0
@@ -53,7 +58,7 @@ class EvaluationSchedule:
         A sample is not compared with all rows.
         """
         config = self._config
-        compares = config is not None and config.score is not None and config.rows is None
+        compares = config is not None and config.score is not None and self.rows is None
         return compares and step == self._steps
 
     def due(self, step: int, seconds: float) -> bool:
@@ -62,11 +67,6 @@ class EvaluationSchedule:
             return True
         self._seconds += seconds
         return self._every.due(step, self._seconds)
-
-    @property
-    def rows(self) -> int | None:
-        """Number of rows of the sample; None for all rows."""
-        return self._config.rows if self._config is not None else None
 
     def judge(self, step: int, scores: Mapping[str, float], seconds: float) -> Evaluation:
         """Compare new scores with the best.
@@ -94,43 +94,21 @@ class EvaluationSchedule:
         return self.last
 
     def _look_at_patience(self) -> None:
-        stopping = self._config.early_stopping if self._config is not None else None
-        if stopping is None or self.best.without < stopping.patience:
+        config = self._config
+        if config is None or config.early_stopping is None:
             return
-        assert self._config is not None
+        if self.best.without < config.early_stopping.patience:
+            return
         value = "none" if self.best.value is None else f"{self.best.value:.6g}"
         self.early = (
-            f"{self._config.score} was not better in {self.best.without} evaluations; the best "
+            f"{config.score} was not better in {self.best.without} evaluations; the best "
             f"was {value} at step {self.best.step}"
         )
-
-    @property
-    def keeps_best(self) -> bool:
-        """True if the weights of the best evaluation are saved."""
-        return self._config is not None and self._config.keep_best
 
     def whole(self, step: int) -> Evaluation | None:
         """Return the evaluation of all rows at this very step, or None."""
         last = self.last
         return last if last is not None and last.step == step and self.rows is None else None
-
-
-def check_sample(spec_rows: int | None, data: Dataset | None) -> None:
-    """Check that there are evaluation data, and as many rows as the sample wants.
-
-    Raises:
-        ConfigError: there are none, or too few.
-    """
-    if data is None:
-        raise ConfigError(
-            "RunConfig has evaluation=..., and there are no evaluation data: give the Driver "
-            "eval_data."
-        )
-    if spec_rows is not None and spec_rows > data.num_rows:
-        raise ConfigError(
-            f"EvaluationConfig has rows={spec_rows}, and the evaluation data have {data.num_rows}; "
-            "leave rows out to score all of them."
-        )
 
 
 def rows_of(scores: Mapping[str, float]) -> int:
