@@ -15,7 +15,7 @@ from rayrec.distributed.program.groups import GroupKey
 from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.route import SendPlan, plan_send
 from rayrec.distributed.steps.unpack import Arrived
-from rayrec.distributed.ways.way import Leg, Opening, Way, World
+from rayrec.distributed.ways.way import Leg, Way, World
 from rayrec.dynamic.rows import DynamicRows
 from rayrec.layout import Shard, ShardingPlan
 from rayrec.shards.state import ShardState
@@ -122,7 +122,7 @@ def deploy(world: World, plan: ShardingPlan, before: Deployed | None = None) -> 
     plan.check([table for c in world.specs for table in c.tables], world.exchange.world_size)
     former: Iterable[Way | None] = [None] * len(ways.WAYS) if before is None else before.opened
     opened = tuple(
-        open_way(Opening(world, plan, way)) for open_way, way in zip(ways.WAYS, former, strict=True)
+        open_way(world, plan, way) for open_way, way in zip(ways.WAYS, former, strict=True)
     )
     ready = [way for way in opened if way is not None]
     way_of = tuple(next(way for way in ready if way.takes(c)) for c in range(len(world.specs)))

@@ -15,15 +15,15 @@ from rayrec.distributed.program.slots import Sizes, SlotTable
 from rayrec.distributed.steps.unpack import Arrived
 from rayrec.distributed.ways.matrices import POOLED
 from rayrec.distributed.ways.pooled import Pooled
-from rayrec.distributed.ways.way import Joined, Leg, Opening, Step, Way
-from rayrec.layout import Layout, TableLayout
+from rayrec.distributed.ways.way import Joined, Leg, Step, Way, World
+from rayrec.layout import Layout, ShardingPlan, TableLayout
 
 
 class Plain(Way):
     """Takes pooled collections whose tables are not cut by rows."""
 
-    def __init__(self, opening: Opening) -> None:
-        self._specs, self._plan = opening.world.specs, opening.plan
+    def __init__(self, world: World, plan: ShardingPlan, before: Way | None) -> None:
+        self._specs, self._plan = world.specs, plan
 
     def takes(self, collection: int) -> bool:
         spec = self._specs[collection]

@@ -19,7 +19,7 @@ from rayrec.distributed.ways.message_leg import MessageLeg
 from rayrec.distributed.ways.pooled import Pooled
 from rayrec.distributed.ways.sequences import Sequences
 from rayrec.distributed.ways.two_hop import TwoHop
-from rayrec.distributed.ways.way import Leg, Opening, Way
+from rayrec.distributed.ways.way import Leg, Way, World
 from rayrec.layout import Layout, Replicated, ShardingPlan, takes_two_hops
 from rayrec.layout.kinds import COMPACT_COLUMNS
 
@@ -37,9 +37,8 @@ class Exchanged(Way):
         self._plan, self._device, self._codecs, self.hops = plan, device, codecs, hops
 
     @staticmethod
-    def open(opening: Opening) -> Exchanged:
+    def open(world: World, plan: ShardingPlan, before: Way | None) -> Exchanged:
         """Open the exchanges inside and between hosts, if the plan needs them."""
-        world, plan, before = opening.world, opening.plan, opening.before
         hops = before.hops if isinstance(before, Exchanged) else None
         if hops is not None and hops.hosts != plan.hosts:
             hops = None

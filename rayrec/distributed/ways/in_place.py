@@ -42,7 +42,7 @@ from rayrec.distributed.ways.in_place_groups import (
     sequence_ids_in_place,
 )
 from rayrec.distributed.ways.in_place_rows import OwnedRows
-from rayrec.distributed.ways.way import Joined, Leg, Opening, Step, Way, World
+from rayrec.distributed.ways.way import Joined, Leg, Step, Way, World
 from rayrec.layout import Layout, ShardingPlan, TableLayout, takes_two_hops
 from rayrec.observe.timer import span
 
@@ -80,9 +80,8 @@ class InPlace(Way):
         self._spaces, self._homes, self._gradients = spaces, homes, gradients
 
     @staticmethod
-    def open(opening: Opening) -> InPlace | None:
+    def open(world: World, plan: ShardingPlan, before: Way | None) -> InPlace | None:
         """Lay tables out in shared memory; collections whose layouts stay keep their memory."""
-        world, plan = opening.world, opening.plan
         coded = world.options.codecs != Codecs()
         # A codec speaks of rows on the wire, which these rows never cross.
         if not world.options.share_tables or world.device.type != "cpu" or coded:
@@ -90,7 +89,7 @@ class InPlace(Way):
         # Replicas swap ids and gradients around a kernel's own passes, which this way leaves out.
         if world.has_replicas:
             return None
-        before = opening.before if isinstance(opening.before, InPlace) else None
+        before = before if isinstance(before, InPlace) else None
         spaces: dict[int, TableSpace] = {}
         homes: dict[int, Home] = {}
         for c, spec in enumerate(world.specs):

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,13 +211,6 @@ class Joined(torch.autograd.Function):
         return None, None, grads[0].new_empty(0), *back
 
 
-class Opening(NamedTuple):
-    """A way that is opened for a new plan, and the one that it takes over from, if any."""
-
-    world: World
-    plan: ShardingPlan
-    before: Way | None
-
-
-# Every rank calls it with the same plan. It returns None where this world cannot go that way.
-Open = Callable[[Opening], Way | None]
+# Opens a way for a plan; it takes over from the way under the plan before, if there was one. Every
+# rank calls it with the same plan. It returns None where this world cannot go that way.
+Open = Callable[[World, ShardingPlan, Way | None], Way | None]
