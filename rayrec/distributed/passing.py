@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from rayrec.comm.exchange import Exchange
 from rayrec.layout import Shard, ShardingPlan
 from rayrec.shards.overlap import within
-from rayrec.shards.state import Gather, ShardState
+from rayrec.shards.state import WEIGHT, Gather, ShardState
 
 # of all ranks together, in one round
 ROUND_BYTES = 1 << 28
@@ -48,14 +49,17 @@ class RowType:
     dtype: torch.dtype
     is_row_wise: bool
 
+    def shape_of(self, shard: Shard) -> tuple[int, ...]:
+        """Shape of the values of a rectangle."""
+        return shard.shape[:1] if self.is_row_wise else shard.shape
+
     def bytes_of(self, shard: Shard) -> int:
         """Bytes of a rectangle on the wire."""
-        rows, cols = shard.shape
-        size = rows * (1 if self.is_row_wise else cols) * self.dtype.itemsize
+        size = prod(self.shape_of(shard)) * self.dtype.itemsize
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-Columns = Mapping[str, RowType]  # by name, the weight first
+Columns = Mapping[str, RowType]  # by name
 
 
 def passages(
@@ -149,34 +153,30 @@ def pass_on(
 
 def _part(state: ShardState, piece: Shard) -> ShardState:
     """A rectangle of a shard, as views."""
-    rows, cols = within(piece.rows, state.shard.rows), within(piece.cols, state.shard.cols)
-    tensors = {
-        name: tensor[rows, cols] if tensor.dim() == 2 else tensor[rows]
-        for name, tensor in state.tensors().items()
-    }
-    (weight, *_), optimizer = tensors.values(), dict(list(tensors.items())[1:])
-    return ShardState(piece, weight.detach(), optimizer)
+    tensors = {name: _cut(tensor, state.shard, piece) for name, tensor in state.tensors().items()}
+    return ShardState(piece, tensors.pop(WEIGHT).detach(), tensors)
+
+
+def _cut(tensor: Tensor, whole: Shard, piece: Shard) -> Tensor:
+    rows, cols = within(piece.rows, whole.rows), within(piece.cols, whole.cols)
+    return tensor[rows, cols] if tensor.dim() == 2 else tensor[rows]
 
 
 def _empty(piece: Shard, columns: Columns, device: torch.device) -> ShardState:
-    rows, cols = piece.shape
-    tensors = {}
-    for name, column in columns.items():
-        shape = (rows,) if column.is_row_wise else (rows, cols)
-        tensors[name] = torch.empty(shape, dtype=column.dtype, device=device)
-    (weight, *_), optimizer = tensors.values(), dict(list(tensors.items())[1:])
-    return ShardState(piece, weight, optimizer)
+    tensors = {
+        name: torch.empty(column.shape_of(piece), dtype=column.dtype, device=device)
+        for name, column in columns.items()
+    }
+    return ShardState(piece, tensors.pop(WEIGHT), tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Some rows of a passage, which travel in one round."""
+    """Some rows of a passage, which travel in one round, and their bytes on the wire."""
 
     passage: Passage
     piece: Shard
-
-    def bytes(self, columns: Columns) -> int:
-        return sum(column.bytes_of(self.piece) for column in columns.values())
+    size: int
 
 
 def _rounds(travels: Sequence[Passage], columns: Mapping[str, Columns]) -> Iterator[list[_Stretch]]:
@@ -184,21 +184,27 @@ def _rounds(travels: Sequence[Passage], columns: Mapping[str, Columns]) -> Itera
     batch: list[_Stretch] = []
     room = ROUND_BYTES
     for passage in travels:
-        rows, of = passage.piece.rows, columns[passage.piece.table]
-        one = replace(passage.piece, rows=range(rows.start, rows.start + 1))
-        row_bytes = _Stretch(passage, one).bytes(of)
-        start = rows.start
-        while start < rows.stop:
-            stop = min(rows.stop, start + max(1, room // row_bytes))
-            stretch = _Stretch(passage, replace(passage.piece, rows=range(start, stop)))
+        start, stop = passage.piece.rows.start, passage.piece.rows.stop
+        row_bytes = _stretch(passage, start, start + 1, columns).size
+        while start < stop:
+            # a row is the least, also where it alone is larger than a round
+            most = max(1, room // row_bytes)
+            stretch = _stretch(passage, start, min(stop, start + most), columns)
             batch.append(stretch)
-            room -= stretch.bytes(of)
-            start = stop
+            room -= stretch.size
+            start = stretch.piece.rows.stop
             if room < row_bytes:
                 yield batch
                 batch, room = [], ROUND_BYTES
     if batch:
         yield batch
+
+
+def _stretch(passage: Passage, start: int, stop: int, columns: Mapping[str, Columns]) -> _Stretch:
+    piece = replace(passage.piece, rows=range(start, stop))
+    return _Stretch(
+        passage, piece, sum(column.bytes_of(piece) for column in columns[piece.table].values())
+    )
 
 
 @torch.no_grad()
@@ -219,37 +225,28 @@ def _round(
     )
     send_splits, recv_splits = [0] * exchange.world_size, [0] * exchange.world_size
     for stretch in leaving:
-        size = stretch.bytes(columns[stretch.piece.table])
-        send_splits[stretch.passage.target] += size
+        send_splits[stretch.passage.target] += stretch.size
     for stretch in arriving:
-        size = stretch.bytes(columns[stretch.piece.table])
-        recv_splits[stretch.passage.source] += size
+        recv_splits[stretch.passage.source] += stretch.size
     send = torch.zeros(sum(send_splits), dtype=torch.uint8, device=device)
-    at = 0
-    for stretch in leaving:
-        part = _part(own[stretch.passage.held], stretch.piece)
-        for column, into in _columns_in(send, at, stretch.piece, columns[stretch.piece.table]):
-            into.copy_(part.tensors()[column])
-        at += stretch.bytes(columns[stretch.piece.table])
+    for stretch, column, into in _columns_in(send, leaving, columns):
+        held = own[stretch.passage.held]
+        into.copy_(_cut(held.tensors()[column], held.shard, stretch.piece))
     received = exchange.all_to_all(send, send_splits, recv_splits).wait()
-    at = 0
-    for stretch in arriving:
-        part = _part(coming[stretch.passage], stretch.piece)
-        for column, values in _columns_in(
-            received, at, stretch.piece, columns[stretch.piece.table]
-        ):
-            part.tensors()[column].copy_(values)
-        at += stretch.bytes(columns[stretch.piece.table])
+    for stretch, column, values in _columns_in(received, arriving, columns):
+        taken = coming[stretch.passage]
+        _cut(taken.tensors()[column], taken.shard, stretch.piece).copy_(values)
     return send.numel()
 
 
 def _columns_in(
-    message: Tensor, at: int, piece: Shard, columns: Columns
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the columns of a rectangle in a message from byte `at` on, as views."""
-    rows, cols = piece.shape
-    for name, column in columns.items():
-        count = rows * (1 if column.is_row_wise else cols)
-        values = message[at : at + count * column.dtype.itemsize].view(column.dtype)
-        yield name, values if column.is_row_wise else values.view(rows, cols)
-        at += column.bytes_of(piece)
+    message: Tensor, stretches: Sequence[_Stretch], columns: Mapping[str, Columns]
+) -> Iterator[tuple[_Stretch, str, Tensor]]:
+    """Yield the columns of stretches that follow each other in a message, as views."""
+    at = 0
+    for stretch in stretches:
+        for name, column in columns[stretch.piece.table].items():
+            shape = column.shape_of(stretch.piece)
+            values = message[at : at + prod(shape) * column.dtype.itemsize].view(column.dtype)
+            yield stretch, name, values.view(shape)
+            at += column.bytes_of(stretch.piece)
