@@ -192,12 +192,12 @@ def id_problem(kind: pa.DataType, feature: Feature, unbounded: bool) -> str | No
     )
 
 
-def group_problem(kind: pa.DataType, column: str) -> str | None:
+def group_problem(kind: pa.DataType, column: str, use: str = "group") -> str | None:
     """Why a column of this type cannot name groups of rows, with the remedy; None when it can."""
     leaf = kind.value_type if pa.types.is_dictionary(kind) else kind
     if pa.types.is_integer(leaf) or is_text(leaf):
         return None
-    return f"group column {column!r} has type {kind}; cast it to int64 or to string."
+    return f"{use} column {column!r} has type {kind}; cast it to int64 or to string."
 
 
 def time_type_problem(kind: pa.DataType, column: str) -> str | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 
-from rayrec.data.column_types import group_problem, missing
+from rayrec.data.column_types import group_problem, missing, time_type_problem
 from rayrec.data.found import find_files
 from rayrec.data.listing import DataFile
 from rayrec.data.numeric import first_true, mask
@@ -50,15 +50,10 @@ class EventSource:
                     raise InputError(
                         f"{source} has a column {name!r}, which a sorted log gets; rename it."
                     )
-            problem = group_problem(schema.field(user).type, user)
+            problem = group_problem(schema.field(user).type, user, "user")
+            problem = problem or time_type_problem(schema.field(time).type, time)
             if problem is not None:
                 raise InputError(f"{source}: {problem}")
-            kind = schema.field(time).type
-            if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
-                raise InputError(
-                    f"{source}: time column {time!r} has type {kind}; cast it to int64 or to a "
-                    "timestamp."
-                )
         try:
             self._schema = pa.unify_schemas([*map(_plain, schemas)], promote_options="permissive")
         except pa.ArrowException as error:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rayrec.data.column_types import group_problem, is_list, missing
+from rayrec.data.column_types import group_problem, is_list, missing, time_type_problem
 from rayrec.data.numeric import first_true, mask
 from rayrec.data.readers import FileReader
 from rayrec.errors import InputError
@@ -73,19 +73,11 @@ class HistoryReader:
         self.metadata: pq.FileMetaData | None = reader.metadata
         self.schema: pa.Schema = reader.schema
         source = f"file {path!r}"
-        user = self._type_of(histories.user)
-        if is_list(user) or group_problem(user, histories.user) is not None:
-            raise InputError(
-                f"{source}: user column {histories.user!r} has type {user}; cast it to int64 or to "
-                "string."
-            )
-        if histories.time is not None:
-            time = self._type_of(histories.time)
-            if not (pa.types.is_integer(time) or pa.types.is_timestamp(time)):
-                raise InputError(
-                    f"{source}: time column {histories.time!r} has type {time}; cast it to int64, "
-                    "whole seconds."
-                )
+        problem = group_problem(self._type_of(histories.user), histories.user, "user")
+        if problem is None and histories.time is not None:
+            problem = time_type_problem(self._type_of(histories.time), histories.time)
+        if problem is not None:
+            raise InputError(f"{source}: {problem}")
         for name, (column, _) in histories.cuts.items():
             kind = self._type_of(column)
             if is_list(kind):
