@@ -35,14 +35,14 @@ def check_columns(
         if arrow.get_field_index(name) < 0:
             raise InputError(missing(name, arrow, source))
     types = {name: plain_type(arrow.field(name).type) for name in wanted}
-    labels = schema.labels if with_labels else ()
-    problems = [number_problem(types[name], name, "label") for name in labels]
-    if with_labels and schema.weight is not None:
-        problems.append(number_problem(types[schema.weight], schema.weight, "weight"))
+    problems: list[str | None] = []
     if with_labels:
+        problems += [number_problem(types[name], name, "label") for name in schema.labels]
+        if schema.weight is not None:
+            problems.append(number_problem(types[schema.weight], schema.weight, "weight"))
         problems += [group_problem(types[name], name) for name in schema.groups]
-    if with_labels and schema.time is not None and schema.tells_time:
-        problems.append(time_type_problem(types[schema.time], schema.time))
+        if schema.time is not None and schema.tells_time:
+            problems.append(time_type_problem(types[schema.time], schema.time))
     problems += [number_problem(types[c.column], c.column, "dense") for c in schema.dense]
     unbounded = schema.unbounded()
     problems += [id_problem(types[f.source], f, f.name in unbounded) for f in schema.features]

@@ -109,30 +109,26 @@ def read_columns(
         bags.append(bag)
     sequences = [_sequence(column(one.source), one, where) for one in schema.sequences]
     _check_aligned(bags, sequences, schema, rows, where)
-    for own, read in ((schema.features, bags), (schema.sequences, sequences)):
-        for place, spec in enumerate(own):
+    for specs, of_specs in ((schema.features, bags), (schema.sequences, sequences)):
+        for place, spec in enumerate(specs):
             if spec.most_recent is not None:
-                read[place] = read[place].last(spec.most_recent)
+                of_specs[place] = of_specs[place].last(spec.most_recent)
+    weight_of_row = None
     if with_labels:
         each = [label_values(column(name), name, where, name in binary) for name in schema.labels]
+        if schema.weight is not None:
+            weight_of_row = row_weights(column(schema.weight), schema.weight, where)
     else:
         each = [np.zeros(rows, np.float32)] * len(schema.labels)
+        weight_of_row = None if schema.weight is None else np.ones(rows, np.float32)
     labels = each[0] if len(each) == 1 else cast("Labels", np.stack(each, axis=1))
-    weight_of_row = None
-    if schema.weight is not None and not with_labels:
-        weight_of_row = np.ones(rows, np.float32)
-    elif schema.weight is not None:
-        weight_of_row = row_weights(column(schema.weight), schema.weight, where)
     dense = dense_matrix([column(spec.column) for spec in schema.dense], rows, schema, where)
-    groups = {}
+    read = Columns(rows, bags, sequences, dense, labels, where, weight_of_row)
     if with_labels:
-        groups = {name: group(name) for name in schema.groups}
-    times = None
-    if with_labels and schema.time is not None and schema.tells_time:
-        times = times_of(column(schema.time), schema.time, where)
-    return Columns(
-        rows, bags, sequences, dense, labels, where, weight_of_row, groups=groups, times=times
-    )
+        read.groups = {name: group(name) for name in schema.groups}
+        if schema.time is not None and schema.tells_time:
+            read.times = times_of(column(schema.time), schema.time, where)
+    return read
 
 
 def _feature_bags(array: pa.Array, feature: Feature, unbounded: bool, where: Where) -> Bags:
