@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.data.column_types import is_list, is_list_view
@@ -39,9 +40,15 @@ class Bags:
         """(rows,) entries per bag."""
         if self.offsets is None:
             return np.ones(rows, np.int64)
+        begins, ends = self._spans()
+        return (ends - begins).astype(np.int64, copy=False)
+
+    def _spans(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(B,) where the bag of each row begins among the values, and where it ends."""
+        assert self.offsets is not None, "bags of one value each have no offsets"
         if self.ends is not None:
-            return self.ends - self.offsets
-        return np.diff(self.offsets).astype(np.int64)
+            return self.offsets, self.ends
+        return self.offsets[:-1], self.offsets[1:]
 
     def row_of(self, position: int) -> int:
         """The row whose bag holds the value at `position`; of bags that follow each other."""
@@ -59,9 +66,7 @@ class Bags:
         """
         if self.offsets is None:
             return first_true(flags) if flags.any() else None
-        begins, ends = self.offsets, self.ends
-        if ends is None:
-            begins, ends = self.offsets[:-1], self.offsets[1:]
+        begins, ends = self._spans()
         before = np.concatenate([[0], np.cumsum(flags)])
         held = before[ends] > before[np.minimum(begins + first, ends)]
         return first_true(held) if held.any() else None
@@ -78,10 +83,7 @@ class Bags:
         """The last `count` entries of each bag, as views."""
         if self.offsets is None:
             return self
-        if self.ends is not None:
-            begins, ends = self.offsets, self.ends
-        else:
-            begins, ends = self.offsets[:-1].astype(np.int64), self.offsets[1:].astype(np.int64)
+        begins, ends = (bounds.astype(np.int64, copy=False) for bounds in self._spans())
         return replace(self, offsets=np.maximum(begins, ends - count), ends=ends)
 
     def packed(self) -> Bags:
@@ -176,18 +178,10 @@ def read_bags(
     if is_list_view(kind) and not nulls and not array.values.null_count:
         begins = array.offsets.to_numpy().astype(np.int64)
         return Bags(leaf(array.values), begins, ends=begins + array.sizes.to_numpy())
-    if is_list_view(kind):
-        values = array.flatten()
-        sizes = array.sizes.to_numpy()
-        offsets = _offsets(sizes * mask(array.is_valid()) if nulls else sizes)
-    elif pa.types.is_fixed_size_list(kind):
+    if nulls or is_list_view(kind) or pa.types.is_fixed_size_list(kind):
         # `flatten` leaves out null lists, so their lengths are 0
         values = array.flatten()
-        lengths = np.full(len(array), kind.list_size, np.int64)
-        offsets = _offsets(lengths * mask(array.is_valid()) if nulls else lengths)
-    elif nulls:
-        values = array.flatten()
-        offsets = _offsets(np.diff(array.offsets.to_numpy()) * mask(array.is_valid()))
+        offsets = _offsets(pc.list_value_length(array).fill_null(0).to_numpy())
     else:
         # a slice: its values begin where its first offset says, and offsets shall begin at 0
         offsets = array.offsets.to_numpy()
