@@ -38,7 +38,7 @@ class EventSource:
     def __init__(self, path: str, user: str, time: str, reserved: Sequence[str]) -> None:
         self._found, self._files = find_files(path, [ParquetReader, ArrowReader], None)
         self._user, self._time = user, time
-        schemas = [self._found.open(f.path, dict(f.folders)).schema for f in self._files]
+        schemas = [self._found.open(file).schema for file in self._files]
         columns = dict.fromkeys(name for schema in schemas for name in schema.names)
         for file, schema in zip(self._files, schemas, strict=True):
             source = f"file {file.path!r}"
@@ -137,7 +137,7 @@ class EventSource:
         for file in self._files:
             first = 0
             try:
-                reader = self._found.open(file.path, dict(file.folders))
+                reader = self._found.open(file)
                 for chunk in range(len(reader.chunk_rows)):
                     for piece in reader.pieces(chunk, columns):
                         yield file, first, piece

@@ -126,7 +126,7 @@ class FileDataset(RowDataset):
 
     def open(self, file: DataFile) -> FileReader:
         """Open one file; InputError when it is gone, truncated or not of this kind."""
-        return self._found.open(file.path, dict(file.folders))
+        return self._found.open(file)
 
     def broken(self, path: str, error: Exception) -> InputError:
         """The error for a file that cannot be read."""
@@ -134,7 +134,7 @@ class FileDataset(RowDataset):
 
     def _counted(self, file: DataFile) -> DataFile:
         """The file with the rows that are taken of each chunk, once its columns are checked."""
-        reader = self._found.open(file.path, dict(file.folders), check=True)
+        reader = self._found.open(file, check=True)
         check_columns(reader.schema, self.schema, f"file {file.path!r}", self.with_labels)
         try:
             rows = reader.count() if isinstance(reader, SelectedReader) else reader.chunk_rows

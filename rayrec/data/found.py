@@ -6,7 +6,7 @@ the rows that `where` takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 
 from rayrec.data.histories import Histories, HistoryReader
 from rayrec.data.listing import DataFile, list_files, resolve_path
-from rayrec.data.partitions import Partitions, Value
+from rayrec.data.partitions import Partitions
 from rayrec.data.predicate import parse_where
 from rayrec.data.readers import ArrowReader, FileReader, ParquetReader
 from rayrec.data.selected import Selection
@@ -48,7 +48,7 @@ class FoundFiles:
         """The canonical text of `where`; None where all rows are taken."""
         return None if self.selection.predicate is True else str(self.selection.predicate)
 
-    def open(self, path: str, folders: Mapping[str, Value], check: bool = False) -> FileReader:
+    def open(self, file: DataFile, check: bool = False) -> FileReader:
         """Open a file, with the columns of its folders and the rows that are taken.
 
         Args:
@@ -57,13 +57,14 @@ class FoundFiles:
             InputError: it is gone, truncated or of another kind; or see `check_terms`.
         """
         try:
-            own: FileReader = self.kind(self.filesystem, path, self.threads)
+            own: FileReader = self.kind(self.filesystem, file.path, self.threads)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self.broken(path, error) from error
+            raise self.broken(file.path, error) from error
         if self.histories is not None:
-            own = HistoryReader(own, self.histories, path)
+            own = HistoryReader(own, self.histories, file.path)
+        folders = dict(file.folders)
         if check:
-            self.selection.check(own, folders, path)
+            self.selection.check(own, folders, file.path)
         return self.selection.reader(own, folders)
 
     def check_log(self, files: Sequence[DataFile]) -> None:
@@ -129,15 +130,14 @@ def find_files(
         listed=len(infos),
         histories=histories,
     )
-    files = []
+    listed = []
     for info, name in zip(infos, below, strict=True):
-        told = selection.folders(name)
-        if told is not None:
-            folders = tuple(told.items())
-            files.append(DataFile(path=info.path, size=info.size, chunk_rows=(), folders=folders))
+        folders = tuple(selection.partitions.values(name).items())
+        listed.append(DataFile(path=info.path, size=info.size, chunk_rows=(), folders=folders))
+    files = [file for file in listed if selection.may_take(dict(file.folders))]
     if not files:
         # no file would be opened, and a misspelt column pass for one that no row fits
-        found.open(infos[0].path, selection.partitions.values(below[0]), check=True)
+        found.open(listed[0], check=True)
     return found, files
 
 

@@ -122,8 +122,7 @@ class HistoryReader:
                 pa.array((places - begins).astype(np.int32)),
                 values,
             )
-        kind = pa.Table if isinstance(rows, pa.Table) else pa.RecordBatch
-        return kind.from_arrays([arrays[name] for name in columns], names=columns)
+        return type(rows).from_arrays([arrays[name] for name in columns], names=columns)
 
     def pieces(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """One chunk in consecutive pieces; in one piece where histories are cut from it."""

@@ -80,7 +80,7 @@ def sample_rows(path: str, rows: int, where: str | None = None) -> Sample:
 
 
 def _open(found: FoundFiles, file: DataFile) -> FileReader:
-    reader = found.open(file.path, dict(file.folders), check=True)
+    reader = found.open(file, check=True)
     for name in reader.schema.names:
         if reader.schema.get_field_index(name) < 0:
             raise InputError(missing(name, reader.schema, f"file {file.path!r}"))

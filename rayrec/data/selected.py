@@ -64,15 +64,10 @@ class Selection:
         own = [field for field in reader.schema if field.name not in types.names]
         check_terms(terms_of(self.predicate), pa.schema([*own, *told]), f"file {path!r}")
 
-    def folders(self, path: str) -> dict[str, Value] | None:
-        """The columns that the folders of a file spell; None where they leave the file out.
-
-        Args:
-            path: of the file, below the root of the data set.
-        """
-        told = self.partitions.values(path)
-        rest = simplify(self.predicate, told)
-        return None if rest is False or rest is None else told
+    def may_take(self, folders: Mapping[str, Value]) -> bool:
+        """Return False where what the folders of a file spell leaves all of its rows out."""
+        rest = simplify(self.predicate, folders)
+        return rest is not False and rest is not None
 
     def reader(self, reader: FileReader, folders: Mapping[str, Value]) -> FileReader:
         """A file as its chunks are read: itself, or with rows left out and columns added.
@@ -175,5 +170,4 @@ class SelectedReader:
             numbers = np.arange(count, dtype=np.int64) if places is None else places
             added[ROW] = pa.array(numbers + start)
         arrays = [added[name] if name in added else rows.column(name) for name in columns]
-        kind = pa.Table if isinstance(rows, pa.Table) else pa.RecordBatch
-        return kind.from_arrays(arrays, names=columns)
+        return type(rows).from_arrays(arrays, names=columns)
