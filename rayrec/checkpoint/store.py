@@ -153,8 +153,12 @@ class Store:
             with self.filesystem.open_input_file(self._file(path)) as file:
                 return file.readall()
         except FileNotFoundError as error:
-            kind = CheckpointError if path == MANIFEST else DamagedCheckpointError
-            raise kind(f"{self.path} has no file {path}. {self._remedy(path)}") from error
+            if path != MANIFEST:
+                raise self._missing(path) from error
+            raise CheckpointError(
+                f"{self.path} has no file {path}. Without it a directory is not a checkpoint: the "
+                "path is wrong, or the save was cut short. Use an earlier checkpoint."
+            ) from error
         except OSError as error:
             raise CheckpointError(f"{self.path}/{path} cannot be read: {error}") from error
 
@@ -170,31 +174,27 @@ class Store:
         """Open a file for reading ranges of it; it is closed when the source is dropped.
 
         Raises:
-            CheckpointError: it is missing or cannot be read.
+            CheckpointError: it cannot be read.
+            DamagedCheckpointError: it is missing.
         """
         open_file = pa.memory_map if self._local else self.filesystem.open_input_file
         try:
             file = open_file(self._file(path))
         except FileNotFoundError as error:
-            raise DamagedCheckpointError(
-                f"{self.path} has no file {path}. {self._remedy(path)}"
-            ) from error
+            raise self._missing(path) from error
         except OSError as error:
             raise CheckpointError(
-                f"{self.path}/{path} cannot be read: {error}. {self._remedy(path)}"
+                f"{self.path}/{path} cannot be read: {error}. Restore an earlier checkpoint."
             ) from error
         return Source(file, file.read_buffer() if self._local else None)
 
     def _file(self, path: str) -> str:
         return f"{self.root}/{path}"
 
-    def _remedy(self, path: str) -> str:
-        if path == MANIFEST:
-            return (
-                "Without it a directory is not a checkpoint: the path is wrong, or the save was "
-                "cut short. Use an earlier checkpoint."
-            )
-        return "Restore an earlier checkpoint."
+    def _missing(self, path: str) -> DamagedCheckpointError:
+        return DamagedCheckpointError(
+            f"{self.path} has no file {path}. Restore an earlier checkpoint."
+        )
 
     def _make_directory(self, directory: str) -> None:
         if self._has_directories:
