@@ -50,20 +50,18 @@ def check_dynamic(collections: Sequence[CollectionSpec], options: EngineOptions)
         ConfigError: names the first dynamic table, what does not go with it, and what to do.
     """
     tables = [table for spec in collections for table in spec.tables]
-    for holds, why in (
-        (
-            options.averaged,
+    if options.averaged:
+        refuse_dynamic(
+            tables,
             "rows of sharding groups are averaged by number (sync_every above 1), where each group "
             "gives them to ids of its own; use sync_every=1",
-        ),
-        (
-            options.dedup_sequences,
+        )
+    if options.dedup_sequences:
+        refuse_dynamic(
+            tables,
             "ids are sent once per batch (dedup_sequences), and their counts decide who gets a "
             "row; leave it out",
-        ),
-    ):
-        if holds:
-            refuse_dynamic(tables, why)
+        )
     if options.memory is not None:
         why = "the rows of sync points lie in memory (memory=) that keeps its size; leave it out"
         refuse_growth(tables, why)
