@@ -80,7 +80,7 @@ class ShardedEmbeddings:
             optimizers=dict(optimizers),
             exchange=exchange,
             device=device,
-            workers=Workers.of(device),
+            workers=Workers(torch.get_num_threads() if device.type == "cpu" else 1),
             options=self.options,
             has_replicas=peers is not None,
             clock=TouchClock() if self.options.track_rows or memory is not None else None,

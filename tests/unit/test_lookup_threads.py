@@ -148,7 +148,7 @@ def test_clipped_row_wise_adagrad_is_fbgemms() -> None:
 
 def test_tasks_run_on_all_threads_with_one_torch_thread_each() -> None:
     torch.set_num_threads(3)
-    workers = Workers.of(CPU)
+    workers = Workers(torch.get_num_threads())
     together = threading.Barrier(3, timeout=60)  # passes when three threads are in a task at once
     seen = []
 

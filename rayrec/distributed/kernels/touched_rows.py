@@ -53,17 +53,17 @@ def update_tasks(
         return [partial(_update_touched, band, bags, grad, update)]
     ids = ids_per_slot(bags.offsets, len(slot_shards))
     shares = cut_rows(ids, [band.width] * len(slot_shards), slot_shards, threads)
-    return [partial(_update_share, band, bags, grad, update, share) for share in shares]
+    return [partial(_update_touched, band, bags, grad, update, share) for share in shares]
 
 
-def _update_share(
-    band: Band, bags: BandBags, grad: Tensor, update: Update, share: RowShare
+def _update_touched(
+    band: Band, bags: BandBags, grad: Tensor, update: Update, share: RowShare | None = None
 ) -> None:
-    _update_touched(band, bags.part(share), grad, update)
+    """Sum the gradients of equal ids and update each touched row of a share, or of all, once.
 
-
-def _update_touched(band: Band, bags: BandBags, grad: Tensor, update: Update) -> None:
-    """Sum the gradients of equal ids and update each touched row once; `grad` is (S * B, D)."""
+    `grad` is (S * B, D).
+    """
+    bags = bags if share is None else bags.part(share)
     # A stable sort keeps equal ids in their order, so that their sum repeats bit for bit.
     sorted_N, order_N = bags.rows_N.sort(stable=True)
     bag_N = bags.grad_row_N().index_select(0, order_N)

@@ -34,11 +34,6 @@ class Workers:
         memo[id(self)] = twin = Workers(self.threads)  # threads are not copied, but started again
         return twin
 
-    @staticmethod
-    def of(device: torch.device) -> Workers:
-        """Take as many threads as torch has in this process, if rows lie on the CPU; else one."""
-        return Workers(torch.get_num_threads() if device.type == "cpu" else 1)
-
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks, the first ones first, and wait for them. They must not need each other,
         nor autograd.
