@@ -15,7 +15,7 @@ would take a 32nd of the memory, but only one reader could clear it, and setting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -185,11 +185,10 @@ class RowStamps:
         # a deep copy must not keep views of the original's memory
         return {**self.__dict__, "_lane_views": None}
 
-    def touch_all(self, tables: Iterable[str] | None = None) -> None:
+    def touch_all(self, tables: Collection[str] | None = None) -> None:
         """Stamp every row, or every row of some tables."""
-        wanted = None if tables is None else set(tables)
         for i, shard in enumerate(self.shards):
-            if wanted is None or shard.table in wanted:
+            if tables is None or shard.table in tables:
                 self.stamps[self._starts[i] : self._starts[i + 1]] = self._clock.now
 
     def since(self, mark: int) -> dict[Shard, Tensor]:
@@ -233,11 +232,10 @@ class TouchedRows:
             touched |= kernel.since(mark)
         return touched
 
-    def touch_all(self, tables: Iterable[str] | None = None) -> None:
+    def touch_all(self, tables: Collection[str] | None = None) -> None:
         """Count every row as touched now, or every row of some tables."""
-        names = None if tables is None else tuple(tables)
         for kernel in self._kernels():
-            kernel.touch_all(names)
+            kernel.touch_all(tables)
 
     def kernels(self) -> tuple[RowStamps, ...]:
         """The stamps of every kernel; replicas of a shard merge them by their maximum."""
