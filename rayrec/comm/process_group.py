@@ -35,11 +35,10 @@ _sockets: dict[int, int] = {}
 _to_store: dict[int, int] = {}
 
 
-def create_store(host: str, timeout_s: float = 60.0) -> dist.TCPStore:
+def create_store(host: str) -> dist.TCPStore:
     """Make the rendezvous of a world, on rank 0 and a free port of `host` (`store.port`)."""
-    return dist.TCPStore(
-        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-    )
+    timeout = timedelta(minutes=1)
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
 
 
 def connect_store(host: str, port: int, timeout_s: float = 60.0) -> dist.TCPStore:
