@@ -7,7 +7,7 @@ share what is decoded of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,7 @@ from rayrec.data.convert import Part, assemble
 from rayrec.data.hashing import mix_int
 from rayrec.data.joining import joined
 from rayrec.data.order import ChunkRange, SampleOrder
-from rayrec.data.origin import origin_of_block
+from rayrec.data.origin import RowOrigin
 from rayrec.data.readers import STREAM_ROWS, FileReader
 from rayrec.data.selected import ROW
 
@@ -108,17 +108,14 @@ class _Stream:
         row_numbers = None
         if source.dataset.filters_rows:
             row_numbers = rows.column(ROW).to_numpy()
-        where = partial(_where, source, ranges, places, row_numbers)
+        where = partial(source.row_name, ranges, places, row_numbers)
         dataset = source.dataset
         columns = read_columns(
             rows, dataset.schema, where, reading.binary_labels, dataset.with_labels
         )
         if reading.with_rows:
             kept = rows.select(list(reading.keep_columns)) if reading.keep_columns else None
-            numbers = source.file_numbers
-            columns.origin = origin_of_block(
-                source.chunks, numbers, ranges, places, kept, row_numbers
-            )
+            columns.origin = source.origin(ranges, places, row_numbers)._replace(columns=kept)
         self.block, self.columns = block, columns
         return columns
 
@@ -141,19 +138,6 @@ def _reads_as(own: pa.Schema, other: pa.Schema) -> bool:
     return own.equals(other) and [*map(is_forgotten, own)] == [*map(is_forgotten, other)]
 
 
-def _where(
-    source: _ChunkSource,
-    ranges: list[ChunkRange],
-    places: NDArray[np.int64] | None,
-    numbers: NDArray[np.int64] | None,
-    row: int,
-) -> str:
-    """Row of a shuffled block -> row of a file, in words."""
-    files = source.file_numbers
-    origin = origin_of_block(source.chunks, files, ranges, places, None, numbers)
-    return f"row {origin.row[row]} of {source.dataset.files[origin.file[row]].path!r}"
-
-
 class _ChunkSource:
     """Open files and decoded chunks that the streams of one loader share.
 
@@ -166,7 +150,7 @@ class _ChunkSource:
         if dataset.filters_rows:
             # chunks give a part of their rows, which say their numbers themselves
             self.columns.append(ROW)
-        self.file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
+        self._file_numbers = {file.path: number for number, file in enumerate(dataset.files)}
         # weak: a chunk lives as long as a stream stands in it, and streams in one chunk share it
         self._decoded: weakref.WeakValueDictionary[int, pa.Table | pa.RecordBatch] = (
             weakref.WeakValueDictionary()
@@ -184,6 +168,42 @@ class _ChunkSource:
         if rows is None:
             rows = self._decoded[index] = reader.read(self.chunks[index].index, self.columns)
         return rows
+
+    def origin(
+        self,
+        ranges: Sequence[ChunkRange],
+        places: NDArray[np.int64] | None,
+        numbers: NDArray[np.int64] | None,
+    ) -> RowOrigin:
+        """The origin of one block of rows.
+
+        Args:
+            ranges: the parts of chunks that make up the block, in order.
+            places: which row of the block in that order comes i-th; None for the order as it is.
+            numbers: (B,) number of each row in its file, in the order of `places`, where chunks
+                give a part of their rows; None where they give all.
+        """
+        files, rows = [], []
+        for part in ranges:
+            chunk, count = self.chunks[part.chunk], part.stop - part.start
+            files.append(np.full(count, self._file_numbers[chunk.file.path], np.int32))
+            first = chunk.first_row + part.start
+            rows.append(np.arange(first, first + count, dtype=np.int64))
+        file, row = np.concatenate(files), np.concatenate(rows)
+        if places is not None:
+            file, row = file[places], row[places]
+        return RowOrigin(file, row if numbers is None else numbers, None)
+
+    def row_name(
+        self,
+        ranges: Sequence[ChunkRange],
+        places: NDArray[np.int64] | None,
+        numbers: NDArray[np.int64] | None,
+        row: int,
+    ) -> str:
+        """The row of a file that is a row of a block, in words; see `origin`."""
+        origin = self.origin(ranges, places, numbers)
+        return f"row {origin.row[row]} of {self.dataset.files[origin.file[row]].path!r}"
 
 
 class _ChunkCursor:
