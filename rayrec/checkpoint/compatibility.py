@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from pyarrow import fs
 
-from rayrec.checkpoint.chain import Chain
+from rayrec.checkpoint.chain import Chain, Link
 from rayrec.checkpoint.entries import ROW, FileEntry
 from rayrec.checkpoint.manifest import Json, Manifest
 from rayrec.checkpoint.resized import is_resized
-from rayrec.checkpoint.store import Store
 from rayrec.dynamic.columns import lanes_of
 from rayrec.errors import CheckpointError, DamagedCheckpointError
 from rayrec.layout.tables import BaseEmbeddingConfig
@@ -67,7 +66,7 @@ def check_whole(path: str, manifest: Manifest, *, filesystem: fs.FileSystem | No
         DamagedCheckpointError: a file is missing or truncated, or a parent is not what was saved.
     """
     for link in Chain.of(path, manifest, filesystem).links:
-        check_files(link.store, link.manifest, set(link.manifest.paths()))
+        check_files(link, set(link.manifest.paths()))
 
 
 def no_table(manifest: Manifest, table: str, where: str) -> CheckpointError:
@@ -141,9 +140,10 @@ def check_columns(entry: FileEntry, state: ShardState, where: str) -> None:
             )
 
 
-def check_files(store: Store, manifest: Manifest, paths: set[str]) -> None:
+def check_files(link: Link, paths: set[str]) -> None:
     """Raise for missing and truncated files, found by one listing before anything is read."""
-    wanted = {path: size for path, size in manifest.paths().items() if path in paths}
+    store = link.store
+    wanted = {path: size for path, size in link.manifest.paths().items() if path in paths}
     on_disk = store.sizes(list(wanted))
     for path, size in wanted.items():
         if path not in on_disk:

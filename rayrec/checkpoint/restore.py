@@ -139,7 +139,7 @@ def restore_checkpoint(
     rectangles |= {entry.shard for entry in chain.base.files if entry.table in resized}
     for link in chain.links:
         wanted = {entry.path for entry in link.manifest.files if entry.shard in rectangles}
-        check_files(link.store, link.manifest, wanted | {link.manifest.dense.path})
+        check_files(link, wanted | {link.manifest.dense.path})
     dense = _read_dense(store, manifest, verify)
     # all that can be refused has been; from here on live rows are overwritten
     writer = OverlapWriter()

@@ -15,7 +15,7 @@ from pyarrow import fs
 from torch import Tensor
 
 from rayrec.checkpoint.chain import Chain, Rectangle
-from rayrec.checkpoint.compatibility import check_whole
+from rayrec.checkpoint.compatibility import check_files
 from rayrec.checkpoint.entries import FileEntry
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.paths import located
@@ -38,7 +38,8 @@ class TableReader:
     ) -> None:
         path = located(path, filesystem)
         self._chain = Chain.of(path, manifest, filesystem)
-        check_whole(path, manifest, filesystem=filesystem)
+        for link in self._chain.links:
+            check_files(link, set(link.manifest.paths()))
         self._files = self._chain.base.files_by_table()
         self._open: dict[str, _OpenFile] = {}
 

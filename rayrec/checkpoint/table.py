@@ -56,7 +56,7 @@ def load_table(
         raise no_table(manifest, table, path)
     for link in chain.links:
         files = {entry.path for entry in link.manifest.files if entry.table == table}
-        check_files(link.store, link.manifest, files)
+        check_files(link, files)
     writer, blocks = OverlapWriter(), list[ShardState]()
     for entry in chain.base.files_by_table()[table]:
         if not blocks or blocks[-1].shard.rows != entry.rows:
