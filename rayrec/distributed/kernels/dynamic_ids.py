@@ -28,7 +28,7 @@ from rayrec.dynamic.rows import DynamicRows, rows_of
 from rayrec.errors import ConfigError
 from rayrec.shards.state import ShardState
 from rayrec.shards.touched import RowStamps
-from rayrec.sparse.ops import offsets_of
+from rayrec.sparse.ops import complete_cumsum, offsets_of
 
 
 class DynamicIds:
@@ -164,8 +164,7 @@ def without_absent(routed: GroupIds) -> GroupIds:
     if _is_complete(routed.ids):
         return routed
     known = routed.ids != ABSENT
-    before = torch.zeros(known.numel() + 1, dtype=torch.int64, device=known.device)
-    torch.cumsum(known, 0, out=before[1:])
+    before = complete_cumsum(known.long())
     weights = None if routed.weights is None else routed.weights[known]
     return GroupIds(routed.ids[known], before[routed.offsets], weights)
 

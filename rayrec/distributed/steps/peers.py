@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.kernels.group_lookup import GroupLookup
-from rayrec.distributed.kernels.ids import GroupIds
+from rayrec.distributed.kernels.ids import GroupIds, bag_offsets
 from rayrec.sparse.ops import offsets_of
 
 
@@ -59,8 +59,6 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
         for r in range(peers.world_size)
     ]
     merged_lengths = torch.cat([per_slot[r][s] for s, r, _ in order])
-    offsets = merged_lengths.new_zeros(merged_lengths.numel() + 1)
-    torch.cumsum(merged_lengths, 0, out=offsets[1:])
 
     def merge(values: Sequence[Tensor]) -> Tensor:
         return torch.cat([values[r][span] for _, r, span in order])
@@ -70,7 +68,7 @@ def look_up_with_peers(lookup: GroupLookup, own: GroupIds, peers: Exchange) -> T
         parts = [part for _, _, *of_replica in counts for part in of_replica]
     merged = GroupIds(
         ids=merge(ids),
-        offsets=offsets,
+        offsets=bag_offsets(merged_lengths),
         weights=None if weights is None else merge(weights),
         lags=None if lags is None else merge(lags),
         parts=tuple(parts),
