@@ -1,4 +1,4 @@
-"""Exports whose storage refuses: one typed error, nothing left, and no artifact that lacks a part."""
+"""Exports whose storage refuses: one typed error, nothing left, no artifact that lacks a part."""
 
 from __future__ import annotations
 
