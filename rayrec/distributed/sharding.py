@@ -159,7 +159,7 @@ def replace_modules(module: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn
     for parent in list(module.modules()):
         # named_children() leaves out the second name of a part that has two in one parent
         for name, part in list(parent._modules.items()):
-            if part in new:
+            if part is not None and part in new:
                 setattr(parent, name, new[part])
     return module
 

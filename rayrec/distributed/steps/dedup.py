@@ -34,7 +34,7 @@ class Distinct:
 def distinct_ids(kjt: KeyedJaggedTensor, wanted: Set[str]) -> Distinct:
     """Distinct ids of every key in `wanted`, by one sort over all of them."""
     # other keys may have any ids, whose numbers would not sort key by key
-    if not wanted.issuperset(kjt.keys()):
+    if not set(kjt.keys()) <= wanted:
         kjt = kjt.permute([index for index, key in enumerate(kjt.keys()) if key in wanted])
     ids, counts = kjt.values().to(torch.int64), kjt.length_per_key()
     # ids lie in [0, limit): shifted by their key they sort key by key
