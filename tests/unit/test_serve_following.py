@@ -41,6 +41,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow  # it holds six
 def test_replicas_are_told_dense_parts_of_more_than_2_gib():
     file, content = DenseFile(), bytes(2**31) + b"end"
     for one in (b"first", content, b"shorter"):
