@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 import torch
 
+from rayrec.distributed.kernels import cpu_lookup, parts
 from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.lookup import (
@@ -16,7 +18,8 @@ from rayrec.distributed.kernels.lookup import (
     make_lookup,
 )
 from rayrec.distributed.kernels.torch_lookup import TorchLookup
-from rayrec.distributed.program.groups import MOST_VALUES, LookupGroup, Slot, Use
+from rayrec.distributed.kernels.workers import Workers
+from rayrec.distributed.program.groups import LookupGroup, Slot, Use
 from rayrec.errors import ConfigError
 from rayrec.layout import DataType, Shard, Storage
 from rayrec.optim import (
@@ -93,19 +96,44 @@ def test_on_cpu_fbgemms_update_is_taken_where_it_is_vectorized(
     assert isinstance(lookup, kernel)
 
 
-@pytest.mark.parametrize(("more", "kernel"), [(0, RowWiseAdagradLookup), (1, TorchLookup)])
-def test_the_last_row_of_a_large_shard_gets_its_gradient(more, kernel) -> None:
+@pytest.mark.parametrize("rows", [1 << 24, (1 << 24) + 1, (1 << 25) + 3])
+def test_the_last_row_of_a_large_shard_gets_its_gradient(rows: int) -> None:
     """FBGEMM's update would add it to row 0 of a shard of more than 4 GiB."""
     work = random_work(0, RowWiseAdagrad(lr=0.5), weighted=False)
-    shard = Shard("t", range(MOST_VALUES // 64 + more), range(64), 0)
+    shard = Shard("t", range(rows), range(64), 0)
     slot = replace(work.group.slots[0], shard=shard)
     lookup = make_lookup(LookupGroup(work.group.key, (shard,), (slot,)), CPU)
-    assert isinstance(lookup, kernel)
+    assert isinstance(lookup, RowWiseAdagradLookup)
     ids = torch.tensor([shard.rows.stop - 1])
     lookup(GroupIds(ids, torch.tensor([0, 1]), None)).backward(torch.ones(1, 64))
     (state,) = lookup.shard_states()
     torch.testing.assert_close(state.weight[-1], torch.full((64,), -0.5))
     assert not state.weight[0].any()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.seeds(range(60))
+def test_rows_that_are_updated_band_by_band_are_those_updated_at_once(
+    seed: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    optimizer = RowWiseAdagrad(lr=0.1, max_gradient=rng.choice([None, 0.3]))
+    work = random_work(seed, optimizer, odd=False)
+    workers = Workers(threads)
+    whole = RowWiseAdagradLookup(work.group, workers)
+    least = max(slot.width for slot in work.group.slots)
+    monkeypatch.setattr(cpu_lookup, "MOST_VALUES", least * rng.randint(1, 6))
+    monkeypatch.setattr(parts, "LEAST_VALUES", 1)  # so that threads share little work, too
+    banded = RowWiseAdagradLookup(work.group, workers)
+    work.fill(whole, banded)
+    for bags in (5, 0, 1, 7):
+        routed, grad = work.batch(bags), work.grad(bags)
+        for lookup in (whole, banded):
+            lookup(routed).backward(grad.clone())
+    for one, other in zip(whole.shard_states(), banded.shard_states(), strict=True):
+        assert torch.equal(one.weight, other.weight)
+        for name, state in one.optimizer.items():
+            assert torch.equal(state, other.optimizer[name])
 
 
 @pytest.mark.parametrize("name", sorted(SPARSE_OPTIMIZERS))

@@ -3,13 +3,16 @@
 The module costs about as much time per step as a small lookup itself, and allocates its rows where
 it likes. Here they lie on huge pages where the kernel allows them, since looking up random rows is
 bound by the translation of addresses. float32 rows and no weight decay: this is the one update that
-FBGEMM's CPU kernels vectorize, for tables that one feature looks up.
+FBGEMM's CPU kernels vectorize, for tables that one feature looks up. It counts the bytes before a
+row in 32 bits, without a check (fbgemm-gpu-cpu 1.8.0): the gradient of a row that begins at 4 GiB
+of its shard would go to the first one. So the rows of a larger shard are updated band by band.
 """
 
 # S slots, T shards, N ids, D columns of all slots
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +22,13 @@ from torch import Tensor
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import Allocate, private_memory
 from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.kernels.parts import RowShare, cut_rows, ids_per_slot, take_share
+from rayrec.distributed.kernels.parts import (
+    RowShare,
+    cut_rows,
+    ids_per_slot,
+    take_share,
+    take_where,
+)
 from rayrec.distributed.kernels.slot_rows import SlotRows, take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.workers import Workers
@@ -28,10 +37,14 @@ from rayrec.optim import RowWiseAdagrad
 from rayrec.sparse.ops import offsets_of
 
 _SUM = 0  # FBGEMM's pooling mode
+MOST_VALUES = 1 << 30  # float32 numbers of a band of rows
 
 
-def _lanes(group: LookupGroup) -> tuple[list[int], list[int]]:
+def _lanes(group: LookupGroup, rows: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return a number of each lane's shard, ascending; and the rows before it, and of all.
+
+    Args:
+        rows: rows of each lane.
 
     The update's kernel wants slots without gaps. So the columns between two slots become a lane,
     too: a slot of a table of one row that nobody looks up, with a number of its own.
@@ -40,12 +53,11 @@ def _lanes(group: LookupGroup) -> tuple[list[int], list[int]]:
     bounds: list[int] = []
     number = used = 0
     before = None
-    for shard in group.lanes:
-        rows = 1 if shard is None else group.shards[shard].shape[0]
+    for shard, own in zip(group.lanes, rows, strict=True):
         if shard is None or shard != before:
-            number, used = number + 1, used + rows
+            number, used = number + 1, used + own
         numbers.append(number - 1)
-        bounds.append(used - rows)
+        bounds.append(used - own)
         before = before if shard is None else shard
     return numbers, [*bounds, used]
 
@@ -79,7 +91,8 @@ class RowWiseAdagradLookup:
         self.rows = allocate(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
         self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
         self.sums = allocate(4 * self._row_bounds[-1]).view(torch.float32)
-        self._shards, before = _lanes(group)
+        rows = [1 if shard is None else group.shards[shard].shape[0] for shard in group.lanes]
+        self._shards, before = _lanes(group, rows)
         starts = [0 if shard is None else self._starts[shard] for shard in group.lanes]
         widths = group.lane_widths
         self._slots = SlotRows(self.rows, starts, before, widths, self.workers, group.first_column)
@@ -87,7 +100,11 @@ class RowWiseAdagradLookup:
         self._sum_offsets = torch.tensor(
             [0 if shard is None else self._row_bounds[shard] for shard in group.lanes]
         )
-        self._bits = max(1, before[-1].bit_length())
+        bands = [MOST_VALUES // width for width in widths]
+        self._has_bands = any(own > band for own, band in zip(rows, bands, strict=True))
+        self._band_rows = torch.tensor(bands)
+        _, before = _lanes(group, list(map(min, rows, bands)))
+        self._sizes, self._bits = torch.tensor(before), max(1, before[-1].bit_length())
         self._places = torch.zeros(len(widths), dtype=torch.int32)
         self.learning_rate = optimizer.lr
         self.base_rate: float | None = None
@@ -145,12 +162,36 @@ class RowWiseAdagradLookup:
     ) -> None:
         if len(share.slots) < len(self._shards) or share.parts > 1:
             ids, offsets, weights = take_share(ids, offsets, weights, bags, share)
+        if not self._has_bands:
+            self._update_band(grad, ids, offsets, weights, share.slots, 0)
+        elif ids.numel():
+            of_lanes = self._band_rows[share.slots.start : share.slots.stop]
+            rows = of_lanes.repeat_interleave(offsets[::bags].diff())
+            bands, local = ids // rows, ids % rows
+            for band in bands.unique().tolist():
+                own = take_where(bands == band, local, offsets, weights)
+                self._update_band(grad, *own, share.slots, band)
+
+    def _update_band(
+        self,
+        grad: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        slots: range,
+        band: int,
+    ) -> None:
+        """Update rows of a band of every shard; `ids` count from its first row."""
         # The kernel reads each lane's gradient at its column of `grad`, and steps over gaps.
-        of, a, b = self._slots, share.slots.start, share.slots.stop
+        of, a, b = self._slots, slots.start, slots.stop
+        starts, sums = of.starts_S[a:b], self._sum_offsets[a:b]
+        if band:
+            rows = band * self._band_rows[a:b]
+            starts, sums = starts + rows * of.columns_S[a : b + 1].diff(), sums + rows
         torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
-            grad, self.rows, self._places[a:b], of.starts_S[a:b], of.columns_S[a : b + 1],
-            self._widest, of.sizes_S[a : b + 1], self._bits, ids, offsets, _SUM, weights, False,
-            self.sums, self._places[a:b], self._sum_offsets[a:b], self._lr, self.optimizer.eps,
+            grad, self.rows, self._places[a:b], starts, of.columns_S[a : b + 1],
+            self._widest, self._sizes[a : b + 1], self._bits, ids, offsets, _SUM, weights, False,
+            self.sums, self._places[a:b], sums, self._lr, self.optimizer.eps,
         )  # fmt: skip
 
     def _clipped(self, grad: Tensor) -> Tensor:

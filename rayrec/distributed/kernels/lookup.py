@@ -5,11 +5,11 @@ pass.
 its update in torch. `make_lookup` takes FBGEMM's kernels where they train the optimizer as defined
 and are the faster. On CPU they have SGD, Adagrad and row-wise Adagrad, and ignore weight decay for
 tables of one feature without saying so (fbgemm-gpu-cpu 1.8.0), so every decay goes to torch there.
-Only their row-wise Adagrad of float32 tables is vectorized, which `RowWiseAdagradLookup` calls for
-shards of up to 4 GiB (`MOST_VALUES`); the rest is faster in torch (benchmarks/lookup.py). On CUDA
-they have more of them, with the decay that belongs to each. Those of LAMB and LARS divide by 0
-(`Fbgemm.on_cuda`), and Adam's refuses float16 tables (fbgemm-gpu 1.8.0: it takes an optional state
-that nobody passes for a float16 one and wants float32).
+Only their row-wise Adagrad of float32 tables is vectorized, which `RowWiseAdagradLookup` calls; the
+rest is faster in torch (benchmarks/lookup.py). On CUDA they have more of them, with the decay that
+belongs to each. Those of LAMB and LARS divide by 0 (`Fbgemm.on_cuda`), and Adam's refuses float16
+tables (fbgemm-gpu 1.8.0: it takes an optional state that nobody passes for a float16 one and wants
+float32).
 
 Tables of different widths share a kernel, and slots of one shard share the shard. `shard_states`
 shows rows and optimizer state as live rectangles, which checkpoints, resharding and initial values
@@ -82,7 +82,7 @@ def make_lookup(
             memory.
     """
     if device.type == "cpu":
-        if is_vectorized(group.key.optimizer, group.key.data_type, group.shards):
+        if is_vectorized(group.key.optimizer, group.key.data_type):
             return RowWiseAdagradLookup(group, workers, space, allocate)
         return TorchLookup(group, device, workers, space, allocate)
     fused = (

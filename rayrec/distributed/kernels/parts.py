@@ -158,6 +158,13 @@ def take_share(
         return ids, offsets, weights
     # A block is 1 << _ROW_BITS rows; the bits above count blocks, modulo `parts`.
     mine = ids.bitwise_and((share.parts - 1) << _ROW_BITS) == share.part << _ROW_BITS
+    return take_where(mine, ids, offsets, weights)
+
+
+def take_where(
+    mine: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the ids where `mine`, (N,) bool, is set, in the same bags and the same order."""
     # how many ids are kept before each bag: the offsets of what is left
     kept = complete_cumsum(mine.long()).index_select(0, offsets)
     return _compress(ids, mine), kept, None if weights is None else _compress(weights, mine)

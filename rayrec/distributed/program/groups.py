@@ -14,17 +14,11 @@ its pieces carry no lengths, and its slots have as many rows as ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from rayrec.layout import BaseEmbeddingConfig, DataType, Shard, Storage
 from rayrec.optim import RowWiseAdagrad, SparseOptimizer
-
-# FBGEMM's vectorized update on CPU counts the bytes before a row in 32 bits, without a check: the
-# gradient of a row that begins at 4 GiB of its shard would go to the first one (fbgemm-gpu-cpu
-# 1.8.0).
-MOST_VALUES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -228,7 +222,7 @@ class LookupGroup:
         return gaps or (0,) * len(self.slots)
 
 
-def is_vectorized(optimizer: SparseOptimizer, data_type: DataType, shards: Iterable[Shard]) -> bool:
+def is_vectorized(optimizer: SparseOptimizer, data_type: DataType) -> bool:
     """Return whether FBGEMM's vectorized CPU kernel makes exactly this optimizer's update.
 
     The kernel reads the gradients of any columns where they lie; every other update on CPU wants
@@ -236,6 +230,4 @@ def is_vectorized(optimizer: SparseOptimizer, data_type: DataType, shards: Itera
     """
     # FBGEMM's CPU kernel leaves out weight decay for tables of one feature; see `lookup`.
     plain = isinstance(optimizer, RowWiseAdagrad) and not optimizer.weight_decay
-    if not plain or data_type is not DataType.FP32 or optimizer.max_row_norm is not None:
-        return False
-    return all(shard.shape[0] * shard.shape[1] <= MOST_VALUES for shard in shards)
+    return plain and data_type is DataType.FP32 and optimizer.max_row_norm is None

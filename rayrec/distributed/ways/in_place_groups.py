@@ -67,11 +67,11 @@ def ascending_chains(key: GroupKey, slots: Sequence[Slot]) -> tuple[list[Slot], 
     for slot in sorted(slots, key=lambda s: s.column):
         by_shard.setdefault(slot.shard, []).append(slot)
     clipped = key.optimizer.max_gradient is not None
+    all_gathered = clipped or not is_vectorized(key.optimizer, key.data_type)
     gathered: list[Slot] = []
     chains: list[list[Slot]] = []
-    for shard, run in by_shard.items():
-        is_read = not clipped and is_vectorized(key.optimizer, key.data_type, [shard])
-        if not is_read or any(a.column + a.width != b.column for a, b in pairwise(run)):
+    for run in by_shard.values():
+        if all_gathered or any(a.column + a.width != b.column for a, b in pairwise(run)):
             gathered.extend(run)
             continue
         fitting = (c for c in chains if c[-1].column + c[-1].width <= run[0].column)
