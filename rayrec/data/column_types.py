@@ -149,6 +149,23 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return _PLAIN.get(kind, kind)
 
 
+def roomy(rows: pa.Table) -> pa.Table:
+    """Rows whose texts and lists have offsets of 64 bits, so that any may be taken from them.
+
+    Of other columns Arrow takes none where all texts of the table are more than 2 GiB.
+    """
+    fields = [field.with_type(_roomy_type(field.type)) for field in rows.schema]
+    return rows.cast(pa.schema(fields, rows.schema.metadata))
+
+
+def _roomy_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_roomy_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_roomy_type(kind.value_type), kind.list_size)
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
+
+
 def _leaf(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if is_list(kind) else kind
 

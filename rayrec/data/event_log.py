@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from rayrec.data.column_types import roomy
 from rayrec.data.converted import GROUP_ROWS, PartsWriter, new_data_set
 from rayrec.data.event_source import EventSource
 from rayrec.data.histories import first_rows
@@ -124,26 +126,28 @@ def write_sorted(
     writer = PartsWriter(folder, groups_per_file=64)
     try:
         for bucket in buckets:
-            table = bucket.sort_by([(user, "ascending"), (time, "ascending")]).combine_chunks()
-            kind = table.schema.field(time).type
-            if pa.types.is_timestamp(kind):
+            rows = roomy(bucket).combine_chunks()
+            order = pc.sort_indices(rows, [(user, "ascending"), (time, "ascending")])
+            times = rows[time].take(order)
+            if pa.types.is_timestamp(times.type):
                 # rounded down, also before 1970, so that the seconds ascend as the times do
-                seconds = table[time].cast(pa.int64()).to_numpy() // PER_SECOND[kind.unit]
-                place = table.schema.get_field_index(time)
-                table = table.set_column(place, time, pa.array(seconds))
-            first = first_rows(table[user].combine_chunks())
+                seconds = times.cast(pa.int64()).to_numpy() // PER_SECOND[times.type.unit]
+                times = pa.array(seconds)
+            first = first_rows(rows[user].take(order).combine_chunks())
             starts = np.flatnonzero(first == np.arange(len(first)))
             users += len(starts)
-            parts = _parts(first, starts, table[time].to_numpy(), split)
+            parts = _parts(first, starts, times.to_numpy(), split)
             events.update(dict(zip(PARTS, np.bincount(parts, minlength=3).tolist(), strict=True)))
             names = pa.DictionaryArray.from_arrays(pa.array(parts), pa.array(PARTS))
-            table = table.append_column(SPLIT, names.dictionary_decode())
-            table = table.append_column(POSITION, pa.array(np.arange(len(first)) - first))
+            made = {time: times, SPLIT: names.dictionary_decode()}
+            made[POSITION] = pa.array(np.arange(len(first)) - first)
             if split.windows is not None:
-                ends = _window_ends(first, parts, split.windows)
-                table = table.append_column(WINDOW_END, pa.array(ends))
+                made[WINDOW_END] = pa.array(_window_ends(first, parts, split.windows))
             for begin, end in _groups([*starts.tolist(), len(first)]):
-                writer.add_group(table.slice(begin, end - begin))
+                own = rows.take(order.slice(begin, end - begin)).cast(bucket.schema)
+                columns = dict(zip(own.column_names, own.columns, strict=True))
+                columns |= {name: one.slice(begin, end - begin) for name, one in made.items()}
+                writer.add_group(pa.table(columns))
     finally:
         writer.close()
     for part in (TRAIN, TEST):

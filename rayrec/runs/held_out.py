@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from rayrec.data import FeatureSchema
-from rayrec.data.column_types import is_text, missing, plain_text
+from rayrec.data.column_types import is_text, missing, plain_text, roomy
 from rayrec.data.columns import feature_ids
 from rayrec.errors import ConfigError, InputError
 from rayrec.storage import one_line
@@ -59,7 +59,7 @@ class Truth(NamedTuple):
         is_click = click_labels(train, schema, train_path) == 1
         positive = click_labels(held_out, schema, held_out_path) == 1
         # Types of the two parts may differ, such as int32 and int64; the wider one is taken.
-        everything = pa.concat_tables([train, held_out], promote_options="permissive")
+        everything = roomy(pa.concat_tables([train, held_out], promote_options="permissive"))
         # The features of an item are those of the first row that holds it; the same for users
         # below.
         of_items, rows = items.ids(everything), train.num_rows
@@ -72,7 +72,7 @@ class Truth(NamedTuple):
         asked, places = np.unique(of_users[rows:][positive], return_index=True)
         clicked = np.searchsorted(item_ids, of_items[:rows][is_click])
         return cls(
-            users=held_out.take(pa.array(first[places])),
+            users=everything.take(pa.array(rows + first[places])),
             items=everything.take(pa.array(item_rows)),
             item_ids=item_ids,
             counts=np.bincount(clicked, minlength=len(item_ids)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ import pytest
 from jobs import convert_events
 from rayrec.command import run_command
 from rayrec.data import ParquetDataset, event_log
-from rayrec.data.event_log import EventSplit, write_event_log
+from rayrec.data.event_log import EventSplit, write_event_log, write_sorted
 from rayrec.errors import ConfigError, InputError
 from tests.data.event_logs import batch_histories, log_schema, plain_histories
 
@@ -119,6 +121,24 @@ def test_a_log_is_sorted_by_user_time_and_place_and_split(tmp_path, monkeypatch,
         found |= batch_histories(batch)
     cut = plain_histories(wanted, 4)
     assert found == {e["row"]: cut[e["row"]] for e in wanted if e["split"] == "test"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_bucket_holds_more_than_2_gib_of_text(tmp_path):
+    chunk, each = 70_000, 16_000
+    ends = np.arange(chunk + 1, dtype=np.int32) * each
+    zeros = pa.py_buffer(mmap.mmap(-1, chunk * each))  # takes memory where it is written alone
+    texts = pa.Array.from_buffers(pa.string(), chunk, [None, pa.py_buffer(ends), zeros])
+    numbers = pa.array(np.arange(2 * chunk))
+    bucket = pa.table({"user": np.arange(2 * chunk)[::-1], "time": numbers, "row": numbers})
+    bucket = bucket.append_column("text", pa.chunked_array([texts, texts]))
+    split = EventSplit(test_from=chunk)
+    users, events = write_sorted([bucket], tmp_path, "user", "time", split)
+    assert users == 2 * chunk and events == {"train": chunk, "validation": 0, "test": chunk}
+    file = pq.ParquetFile(tmp_path / "part-00000.parquet")
+    assert file.read(["row"])["row"].to_pylist() == list(range(2 * chunk))[::-1]
+    assert file.schema_arrow.field("text").type == pa.string()
 
 
 def test_timestamps_become_seconds_and_keep_their_finer_order(tmp_path):
