@@ -85,7 +85,7 @@ class StoredWindows:
             rows, group = self._read(name)
             for column, mask in _masks(rows, keys, schemas).items():
                 place = rows.schema.get_field_index(column)
-                kept = _emptied(rows[column].combine_chunks(), mask)
+                kept = _emptied(rows[column], mask)
                 rows = rows.set_column(place, forgotten(rows.schema.field(column)), kept)
             crc32, record = write_window(rows, str(out / name), group), _record_of(out / name)
             if _crc32_in(record) is not None:
@@ -141,7 +141,9 @@ def _masks(
     for schema in schemas:
         for feature, values in keys.of_features(schema):
             if feature.column in rows.schema.names:
-                mask = _holds(rows[feature.column].combine_chunks(), values)
+                # part by part: Arrow joins no more than 2 GiB of text
+                parts = [_holds(part, values) for part in rows[feature.column].chunks]
+                mask = pa.chunked_array(parts, pa.bool_()).combine_chunks()
                 for column in _together(schema, feature.name):
                     if column in rows.schema.names:
                         both = [mask, *([found[column]] if column in found else [])]
@@ -149,14 +151,20 @@ def _masks(
     return {column: mask for column, mask in found.items() if pc.any(mask).as_py()}
 
 
-def _emptied(column: pa.Array, mask: pa.BooleanArray) -> pa.Array:
+def _emptied(column: pa.ChunkedArray, mask: pa.BooleanArray) -> pa.ChunkedArray:
     """Return a column with null where the mask is True, and with nothing left below the nulls."""
-    kind = column.type
+    kept, first, kind = [], 0, column.type
+    zeros = None
     if pa.types.is_primitive(kind) or (is_text(kind) and kind.num_buffers == 3):
         # their values stay below nulls, and those of other types are made anew
-        zeros = [None, pa.py_buffer(bytes(16)), pa.py_buffer(b"")][: kind.num_buffers]
-        column = pc.if_else(mask, pa.Array.from_buffers(kind, 1, zeros)[0], column)
-    return pc.if_else(mask, pa.scalar(None, kind), column)
+        buffers = [None, pa.py_buffer(bytes(16)), pa.py_buffer(b"")][: kind.num_buffers]
+        zeros = pa.Array.from_buffers(kind, 1, buffers)[0]
+    for part in column.chunks:
+        own = mask.slice(first, len(part))
+        first += len(part)
+        part = part if zeros is None else pc.if_else(own, zeros, part)
+        kept.append(pc.if_else(own, pa.scalar(None, kind), part))
+    return pa.chunked_array(kept, kind)
 
 
 def _any(masks: list[pa.BooleanArray]) -> pa.BooleanArray:

@@ -221,9 +221,10 @@ def write_window(
         pq.write_table(rows, path, row_group_size=group, filesystem=filesystem, **options)
         is_local = filesystem is None or isinstance(filesystem, fs.LocalFileSystem)
         return checksum(path) if is_local else None
-    whole = rows.combine_chunks()
-    with ipc.new_file(path, whole.schema) as file:
-        file.write_table(whole, max_chunksize=group)
+    with ipc.new_file(path, rows.schema) as file:
+        for start in range(0, len(rows), group):
+            # Arrow joins no more than 2 GiB of text in lists, of which a window may have more
+            file.write_table(rows.slice(start, group).combine_chunks())
     return checksum(path)
 
 

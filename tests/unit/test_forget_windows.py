@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import random
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,25 @@ def test_no_byte_of_a_key_is_left_below_a_null(column: pa.Array, tmp_path: Path)
     assert told in (tmp_path / "stream" / name).read_bytes()
     forget(tmp_path, {"user": key}, of_users())
     assert told not in (tmp_path / "out" / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lists_of_a_window_hold_more_than_2_gib_of_text(tmp_path: Path) -> None:
+    count, each = 110, 10_000_000
+    ends = np.arange(count + 1, dtype=np.int32)
+    zeros = pa.py_buffer(mmap.mmap(-1, count * each))  # takes memory where it is written alone
+    buffers = [None, pa.py_buffer(ends * np.int32(each)), zeros]
+    texts = pa.Array.from_buffers(pa.string(), count, buffers)
+    long = pa.ListArray.from_arrays(pa.array(ends), texts)
+    users = pa.chunked_array([pa.array([["a key"], ["another"]]), long, long])
+    name = put(tmp_path / "stream", pa.table({"user_id": users}), ARROW, group=50)
+    assert forget(tmp_path, {"user": ["a key"]}, of_users()) == {name: 1}
+    with ipc.open_file(tmp_path / "out" / name) as file:
+        groups = [file.get_batch(number) for number in range(file.num_record_batches)]
+    assert [group.num_rows for group in groups] == [50, 50, 50, 50, 22]
+    assert groups[0]["user_id"].slice(0, 2).to_pylist() == [None, ["another"]]
+    assert not any(group["user_id"].slice(2).null_count for group in groups)
 
 
 @pytest.mark.parametrize("suffix", [ARROW, PARQUET])
