@@ -14,6 +14,7 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import Feature, SequenceColumn
 
 _FORGOTTEN = b"rayrec.forgotten"  # in the metadata of a field
+_MOST_JOINED = 1 << 31  # bytes of all columns below which no text overflows offsets of 32 bits
 _LISTS = pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), 1)
 _NESTED = {kind.id for kind in (*_LISTS, pa.dictionary(pa.int8(), pa.null()))}
 _PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -156,6 +157,15 @@ def roomy(rows: pa.Table) -> pa.Table:
     """
     fields = [field.with_type(_roomy_type(field.type)) for field in rows.schema]
     return rows.cast(pa.schema(fields, rows.schema.metadata))
+
+
+def one_batch(rows: pa.Table) -> pa.RecordBatch:
+    """All rows as one record batch; of 2 GiB and more they become `roomy`, or Arrow would join a
+    part of the texts, or none.
+    """
+    whole = (rows if rows.nbytes < _MOST_JOINED else roomy(rows)).combine_chunks()
+    batches = whole.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=whole.schema)
 
 
 def _roomy_type(kind: pa.DataType) -> pa.DataType:

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rayrec.data.column_types import one_batch
+
 
 class RowOrigin(NamedTuple):
     """The origin of B rows.
@@ -40,7 +42,7 @@ def join_origins(parts: Sequence[RowOrigin]) -> RowOrigin:
     if len(kept) == len(parts):
         tables = [pa.Table.from_batches([batch]) for batch in kept]
         table = pa.concat_tables(tables, promote_options="permissive")
-        columns = table.combine_chunks().to_batches()[0] if table.num_rows else kept[0]
+        columns = one_batch(table) if table.num_rows else kept[0]
     return RowOrigin(
         np.concatenate([part.file for part in parts]),
         np.concatenate([part.row for part in parts]),

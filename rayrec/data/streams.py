@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.data.batch import Batch, BatchPlace
-from rayrec.data.column_types import is_forgotten
+from rayrec.data.column_types import is_forgotten, one_batch
 from rayrec.data.columns import Columns, read_columns
 from rayrec.data.convert import Part, assemble
 from rayrec.data.hashing import mix_int
@@ -123,10 +124,12 @@ class _Stream:
 def _join(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
     """One record batch of all rows; see `joined`."""
     first = pieces[0].schema
+    if len(pieces) == 1:
+        return pieces[0]
     if all(_reads_as(piece.schema, first) for piece in pieces[1:]):
-        return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-    table = joined([pa.Table.from_batches([piece]) for piece in pieces])
-    return table.combine_chunks().to_batches()[0]
+        with suppress(pa.ArrowInvalid):  # of more than 2 GiB of text
+            return pa.concat_batches(pieces)
+    return one_batch(joined([pa.Table.from_batches([piece]) for piece in pieces]))
 
 
 def _reads_as(own: pa.Schema, other: pa.Schema) -> bool:

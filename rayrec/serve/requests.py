@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rayrec.data import Batch, to_batch
-from rayrec.data.column_types import plain_text
+from rayrec.data.column_types import one_batch, plain_text
 from rayrec.errors import ConfigError, InputError
 from rayrec.layout.schema import FeatureSchema
 from rayrec.quant import mark_checked
@@ -236,12 +236,7 @@ def broadcast(user: Rows, candidates: Rows, schema: FeatureSchema) -> pa.RecordB
 
 def _one_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     rows = plain_text(rows)
-    if isinstance(rows, pa.RecordBatch):
-        return rows
-    batches = rows.combine_chunks().to_batches()
-    if batches:
-        return batches[0]
-    return pa.RecordBatch.from_pylist([], schema=rows.schema)
+    return rows if isinstance(rows, pa.RecordBatch) else one_batch(rows)
 
 
 def user_columns(user: Rows, candidates: Rows, schema: FeatureSchema) -> frozenset[str]:

@@ -5,14 +5,17 @@ refuse.
 from __future__ import annotations
 
 import math
+import mmap
 import random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from arrow_files import SCHEMA, batch_rows, write_files
 
 from rayrec.data.files import ArrowDataset, FileDataset, ParquetDataset
+from rayrec.data.origin import RowOrigin, join_origins
 from rayrec.data.readers import ParquetReader
 from rayrec.data.statistics import check_statistics
 from rayrec.errors import ConfigError, InputError
@@ -197,3 +200,18 @@ def test_a_part_is_not_searched_for_columns_to_keep(tmp_path, monkeypatch):
     assert not opened
     assert [row for batch in loader for row in batch_rows(batch)] == wanted[20:100]
     assert sorted(set(opened)) == sorted(opened), "each file once"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kept_columns_of_a_batch_hold_more_than_2_gib_of_text():
+    count, each = 110, 10_000_000
+    ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(each))
+    zeros = pa.py_buffer(mmap.mmap(-1, count * each))  # takes memory where it is written alone
+    texts = pa.Array.from_buffers(pa.string(), count, [None, ends, zeros])
+    kept = pa.record_batch({"text": texts, "row": np.arange(count)})
+    one = RowOrigin(np.zeros(count, np.int32), np.arange(count), kept)
+    columns = join_origins([one, one]).columns
+    assert columns is not None
+    assert columns["row"].to_pylist() == [*range(count), *range(count)]
+    assert len(columns["text"]) == 2 * count
