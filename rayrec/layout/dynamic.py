@@ -245,20 +245,26 @@ class DynamicConfig:
         """Return the rows of a block of a table.
 
         Raises:
-            ConfigError: `blocks` does not divide the rows.
+            ConfigError: `blocks` does not divide the rows, or a block has too many.
         """
-        if self.blocks is not None:
-            if num_embeddings % self.blocks:
-                raise ConfigError(
-                    f"DynamicConfig has blocks={self.blocks}, which does not divide "
-                    f"num_embeddings={num_embeddings}; give a multiple of it, or leave blocks out."
-                )
-            return num_embeddings // self.blocks
-        blocks = 1
+        blocks = self.blocks or 1
+        if num_embeddings % blocks:
+            raise ConfigError(
+                f"DynamicConfig has blocks={blocks}, which does not divide "
+                f"num_embeddings={num_embeddings}; give a multiple of it, or leave blocks out."
+            )
         while (
-            2 * blocks <= MOST_BLOCKS
+            self.blocks is None
+            and 2 * blocks <= MOST_BLOCKS
             and num_embeddings % (2 * blocks) == 0
             and num_embeddings // (2 * blocks) >= BLOCK_ROWS
         ):
             blocks *= 2
-        return num_embeddings // blocks
+        rows = num_embeddings // blocks
+        if rows > MOST:
+            raise ConfigError(
+                f"num_embeddings={num_embeddings} of a dynamic table and blocks={blocks} make "
+                f"blocks of {rows} rows; one has at most {MOST}. Give more blocks, and for them a "
+                f"multiple such as {-(-num_embeddings // MOST_BLOCKS) * MOST_BLOCKS}."
+            )
+        return rows

@@ -286,6 +286,11 @@ def test_blocks_divide_the_rows() -> None:
     assert EmbeddingBagConfig(10_007, 4, "t", dynamic=DynamicConfig()).row_multiple == 10_007
     with pytest.raises(ConfigError, match=r"table 't': DynamicConfig has blocks=4, which does not"):
         EmbeddingBagConfig(10, 4, "t", dynamic=DynamicConfig(blocks=4))
+    for rows, rule in ((3_000_000_001, DynamicConfig()), (2**31, DynamicConfig(blocks=1))):
+        # free places of a block are numbers of 32 bits
+        with pytest.raises(ConfigError, match=rf"table 't': .*blocks=1 make blocks of {rows} rows"):
+            EmbeddingBagConfig(rows, 4, "t", dynamic=rule)
+    assert EmbeddingBagConfig(2**31, 4, "t", dynamic=DynamicConfig()).row_multiple == 2**21
     rule = DynamicConfig(blocks=4, admission_threshold=2, counter_capacity=10)
     with pytest.raises(ConfigError, match=r"table 't': .*=10, which the 4 blocks of the table do"):
         EmbeddingBagConfig(8, 4, "t", dynamic=rule)
