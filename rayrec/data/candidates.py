@@ -113,7 +113,7 @@ class SharedNegatives:
         """
         if self.counts is None:
             return np.full(self.num_items, -np.log(self.num_items), dtype=np.float32)
-        part, total = self._uniform_draws / self.count, self.counts.sum()
+        part, total = self._uniform_draws / self.count, self.counts.sum(dtype=np.float64)
         shares = part / self.num_items + (1.0 - part) * (self.counts / total)
         shares[shares == 0.0] = 0.5 / total
         return np.log(shares).astype(np.float32)
@@ -121,7 +121,8 @@ class SharedNegatives:
     @cached_property
     def _ends(self) -> NDArray[Any]:
         assert self.counts is not None, "only draws by popularity ask for it"
-        return np.cumsum(self.counts)
+        # sums of float32 counts would stand still from 2**24 on
+        return np.cumsum(self.counts, 0, np.float64)
 
     @property
     def _uniform_draws(self) -> int:

@@ -151,6 +151,19 @@ def test_each_model_has_its_own_usual_draws(model: Kind, usual: str) -> None:
     assert recipe.candidates().proposal == usual
 
 
+def test_draws_by_popularity_do_not_depend_on_the_type_of_the_counts() -> None:
+    """The items behind the first 2**24 counts are a seventeenth of all."""
+    counts = np.concatenate([np.full(16, 1 << 20), np.ones(1 << 20, np.int64)])
+    whole, single = (
+        SharedNegatives(count=1000, num_items=len(one), counts=one)
+        for one in (counts, counts.astype(np.float32))
+    )
+    drawn = whole.ids(0, 1, 0, 1)
+    assert 30 < (drawn >= 16).sum() < 100
+    np.testing.assert_array_equal(single.ids(0, 1, 0, 1), drawn)
+    np.testing.assert_array_equal(single.log_q(), whole.log_q())
+
+
 def test_one_draw_of_two_kinds_is_by_popularity() -> None:
     one = SharedNegatives(count=1, num_items=ITEMS, proposal="mixed", counts=COUNTS)
     alone = SharedNegatives(count=1, num_items=ITEMS, counts=COUNTS)
