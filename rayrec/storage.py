@@ -195,9 +195,7 @@ def _probe_local(target: Path) -> None:
         with suppress(FileNotFoundError):
             target.lstat()
     finally:
-        for folder in missing:
-            with suppress(OSError):
-                folder.rmdir()
+        _remove_empty(missing)
 
 
 def write_whole(what: str, path: str, content: str | bytes) -> None:
@@ -244,16 +242,27 @@ def write_new(what: str, path: str, content: str) -> bool:
 @contextmanager
 def _written_aside(target: Path, data: bytes) -> Iterator[str]:
     """Write data beside a target, for the block to move there; what stays aside is deleted."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".rayrec-")
+    missing = [folder for folder in target.parents if not folder.exists()]
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(partial, 0o666 & ~_umask())
-        yield partial
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".rayrec-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.chmod(partial, 0o666 & ~_umask())
+            yield partial
+        finally:
+            with suppress(OSError):
+                os.unlink(partial)
     finally:
-        with suppress(OSError):
-            os.unlink(partial)
+        _remove_empty(missing)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that were made for nothing, the innermost first."""
+    for folder in folders:
+        with suppress(OSError):  # one that is not empty stays
+            folder.rmdir()
 
 
 def sync(path: str | Path) -> None:

@@ -15,7 +15,8 @@ from pyarrow import fs
 
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import Store, resolve
-from rayrec.errors import CheckpointError, ConfigError
+from rayrec.errors import CheckpointError, ConfigError, SaveError
+from rayrec.storage import one_line
 
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -125,6 +126,7 @@ class CheckpointManager:
             the complete steps that were deleted, ascending.
         Raises:
             ConfigError: `num_to_keep` is below 1.
+            SaveError: the storage refuses to delete one; those before it are gone.
         """
         if num_to_keep < 1:
             raise ConfigError(
@@ -142,9 +144,15 @@ class CheckpointManager:
         # the manifest goes first: a deletion cut short leaves no half checkpoint
         for step in (*old, *unfinished):
             directory = f"{self._root}/step-{step:08d}"
-            if has_manifest[step]:
-                self._filesystem.delete_file(f"{directory}/{MANIFEST}")
-            self._filesystem.delete_dir(directory)
+            try:
+                if has_manifest[step]:
+                    self._filesystem.delete_file(f"{directory}/{MANIFEST}")
+                self._filesystem.delete_dir(directory)
+            except (OSError, pa.ArrowException) as error:
+                raise SaveError(
+                    f"cannot delete the old checkpoint {self.path(step)}: {one_line(error)}. Let "
+                    "it be deleted, or keep more of them (num_to_keep)."
+                ) from error
         return tuple(sorted(old))
 
     def _with_parents(self, steps: Collection[int], complete: Sequence[int]) -> set[int]:

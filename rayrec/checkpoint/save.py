@@ -155,7 +155,8 @@ def agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = T
     except Exception as error:
         cause = error
         mistake = isinstance(error, RayrecError) and not isinstance(error, SaveError)
-        outcome = _Outcome(None, f"{type(error).__name__}: {error}", mistake)
+        hint = ". Make room; what was whole is whole still." if isinstance(error, OSError) else ""
+        outcome = _Outcome(None, f"{type(error).__name__}: {error}{hint}", mistake)
     # every rank comes here, whatever failed, or the others would wait for it
     outcomes = gather(outcome)
     failed = {rank: one.error for rank, one in enumerate(outcomes) if one.error}

@@ -130,7 +130,11 @@ class Staging:
         except OSError as error:
             raise SaveError(f"cannot write to {self._folder}: {one_line(error)}.") from error
         journal = {"moves": moves, "receipt": receipt, "name": name}
-        write_whole("the journal", str(self._folder / JOURNAL), json.dumps(journal))
+        try:
+            write_whole("the journal", str(self._folder / JOURNAL), json.dumps(journal))
+        except SaveError:
+            self.clear()  # nothing has changed, and a full disk needs the room
+            raise
         sync(self._folder / JOURNAL)
         sync(self._folder)
         self._finish()

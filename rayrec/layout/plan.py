@@ -22,6 +22,7 @@ from rayrec.layout.geometry import Layout, Replicated, Shard, TableLayout
 from rayrec.layout.kinds import kind_of
 from rayrec.layout.tables import BaseEmbeddingConfig
 from rayrec.layout.topology import check_hosts
+from rayrec.layout.whole_file import write_file
 
 StorageKind = Literal["device", "host", "cached"]
 MOST_RANKS = 1 << 20  # of a plan; a file may say any number, and the ranks are listed
@@ -226,12 +227,7 @@ class ShardingPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON to a local file, which a reader sees whole: the old one or the new."""
-        # The scratch file lies in the same folder, since a rename is atomic within one file system
-        # only.
-        target = Path(path)
-        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        scratch.write_text(self.to_json(), encoding="utf-8")
-        os.replace(scratch, target)
+        write_file(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ShardingPlan:

@@ -18,6 +18,7 @@ from rayrec.layout.schema_columns import DenseColumn, Feature, SequenceColumn
 from rayrec.layout.schema_json import parse_schema, schema_text
 from rayrec.layout.schema_sequences import check_sequences
 from rayrec.layout.tables import UNBOUNDED, EmbeddingBagConfig, EmbeddingConfig
+from rayrec.layout.whole_file import write_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,8 +265,8 @@ class FeatureSchema:
             raise ConfigError(words if source in words else f"{source}: {words}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the schema as JSON to a local file."""
-        Path(path).write_text(self.to_json())
+        """Write the JSON to a local file, which a reader sees whole: the old one or the new."""
+        write_file(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureSchema:

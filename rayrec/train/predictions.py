@@ -75,6 +75,7 @@ class PredictionWriter:
         self._makes_folder = local and rank == 0 and not os.path.isdir(self._folder)
         self._waiting: list[pa.Table] = []
         self._file: pq.ParquetWriter | None = None
+        self._begun = False
 
     def add(self, scores: Tensor, labels: Tensor, origin: RowOrigin | None) -> None:
         """Append the rows of one batch.
@@ -116,9 +117,10 @@ class PredictionWriter:
 
     def abandon(self) -> None:
         """Remove what was written of an unfinished file."""
-        if self._file is not None:
+        if self._begun:
             with suppress(OSError, pa.ArrowException):
-                self._file.close()
+                if self._file is not None:
+                    self._file.close()
             with suppress(OSError, pa.ArrowException):
                 self._filesystem.delete_file(self._partial)
             if self._makes_folder:
@@ -150,9 +152,12 @@ class PredictionWriter:
             if self._file is None:
                 if self._makes_folder:
                     os.makedirs(self._folder, exist_ok=True)
+                # in an object store nothing is there until it is open
+                self._begun = self._partial != self._path
                 self._file = pq.ParquetWriter(
                     self._partial, table.schema, filesystem=self._filesystem
                 )
+                self._begun = True
             self._file.write_table(table.cast(self._file.schema), row_group_size=GROUP_ROWS)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise InputError(

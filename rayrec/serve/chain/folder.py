@@ -163,7 +163,11 @@ class ChainFolder:
             shutil.rmtree(left, ignore_errors=True)
 
     def prune(self, keep: int) -> None:
-        """Delete the oldest publications, so that so many bases and what follows them are left."""
+        """Delete the oldest publications, so that so many bases and what follows them are left.
+
+        Raises:
+            SaveError: the file system refuses to delete one; those before it are gone.
+        """
         places = self.places()
         bases = [place for place in places if place.kind == BASE]
         if len(bases) <= keep:
@@ -172,5 +176,11 @@ class ChainFolder:
         for place in places:
             if place.seq < bases[-keep].seq:
                 folder = self.folder(place)
-                (folder / PUBLICATION).unlink(missing_ok=True)
+                try:
+                    (folder / PUBLICATION).unlink(missing_ok=True)
+                except OSError as error:
+                    raise SaveError(
+                        f"cannot delete the old publication {folder}: {one_line(error)}. Let it be "
+                        "deleted, or keep more of them (num_to_keep)."
+                    ) from error
                 shutil.rmtree(folder, ignore_errors=True)
