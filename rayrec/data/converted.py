@@ -65,12 +65,14 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         _move_in(partial, target, overwrite)
         moved = True
     except OSError as error:
+        # an old part that could not be put back
+        kept = next(partial.glob(f"{_OLD}*"), None)
         raise SaveError(
             f"cannot write the data to {target}: {one_line(error)}. Make room, or name a folder "
-            "elsewhere."
+            f"elsewhere.{f' The old data, or a part of them, are in {partial}.' if kept else ''}"
         ) from error
     finally:
-        # where an old part could not be put back, the only copy of it is here
+        # the only copy of an old part may be here
         if moved or not any(partial.glob(f"{_OLD}*")):
             shutil.rmtree(partial, ignore_errors=True)
         _remove_empty(made)
