@@ -75,7 +75,7 @@ class FolderSource(StreamSource):
             if behind:
                 key = (name, info.size)
                 try:
-                    waiting[key] = self._rows.get(key) or self._open(name).metadata.num_rows
+                    waiting[key] = self._rows.get(key) or self._open(name)[0].metadata.num_rows
                 except (pa.ArrowException, OSError, UnicodeDecodeError):
                     continue
                 rows += waiting[key]
@@ -126,15 +126,17 @@ class FolderSource(StreamSource):
         why = f"its name sorts before {MOST_NAMES:,} that have been read; name files in order"
         return tuple(Refusal(name, why) for name in new)
 
-    def _open(self, name: str) -> pq.ParquetFile:
-        return pq.ParquetFile(self._filesystem.open_input_file(f"{self._root}/{name}"))
+    def _open(self, name: str) -> tuple[pq.ParquetFile, int]:
+        """Open a file; returns its size, too, which may have changed since it was listed."""
+        source = self._filesystem.open_input_file(f"{self._root}/{name}")
+        return pq.ParquetFile(source), source.size()
 
     def _next(self, files: dict[str, fs.FileInfo], cursor: Cursor, most: int) -> StreamRows | None:
         for name, info in files.items():
             if not _is_new(cursor, name):
                 continue
             try:
-                file = self._open(name)
+                file, size = self._open(name)
             except FileNotFoundError:
                 continue  # renamed or taken away just now
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -144,7 +146,7 @@ class FolderSource(StreamSource):
                 past = _in_file(cursor, name, info.size, 0)
                 return StreamRows(None, past, name, (refusal,))
             self._partial.pop(name, None)
-            begun = _in_file(cursor, name, info.size, file.metadata.num_rows)
+            begun = _in_file(cursor, name, size, file.metadata.num_rows)
             return self._rows_of(file, begun, most)
         return None
 
@@ -168,7 +170,7 @@ class FolderSource(StreamSource):
             elif info.size != cursor["size"]:
                 why = f"has {info.size} bytes now, and had {cursor['size']}"
             else:
-                file = self._open(name)
+                file, _ = self._open(name)
                 if file.metadata.num_rows == cursor["rows"]:
                     return self._rows_of(file, cursor, most)
                 why = f"has {file.metadata.num_rows} rows now, and had {cursor['rows']}"

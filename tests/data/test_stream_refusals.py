@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from rayrec.errors import InputError
 from rayrec.layout import DynamicConfig
@@ -251,6 +252,25 @@ def test_a_time_that_is_none_is_refused_with_its_row(incoming: Path, run: Path, 
     assert (window.newest_event, window.refused) == (7, 1)
     (told,) = json.loads((run / "stream" / "refused" / "window-00000000.json").read_text())
     assert told["place"] == "a.parquet, row 1" and str(time) in told["reason"]
+
+
+def test_a_file_that_becomes_whole_after_it_was_listed_is_read_to_its_end(
+    incoming: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, listing = as_bytes(rows_of(0, 8)), folder.FolderSource._list
+    (incoming / "a.parquet").write_bytes(whole[:100])
+
+    def listed(source: folder.FolderSource) -> dict[str, fs.FileInfo]:
+        files = listing(source)
+        (incoming / "a.parquet").write_bytes(whole)
+        return files
+
+    monkeypatch.setattr(folder.FolderSource, "_list", listed)
+    cutter = cutter_of(run, config_of(incoming, rows=5))
+    first, second = cut(cutter, 0), cut(cutter, 1)
+    cutter.close()
+    assert first is not None and second is not None and second.refused == 0
+    assert amounts(run, first) + amounts(run, second) == list(range(8))
 
 
 def test_a_file_of_the_same_size_and_fewer_rows_is_refused(incoming: Path, run: Path) -> None:
