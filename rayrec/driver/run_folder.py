@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from pyarrow import fs
 from rayrec.errors import ConfigError, RayrecError
 from rayrec.fields.reading import read_record
 from rayrec.fields.writing import record_of
+from rayrec.machine.folder_lock import folder_lock
 from rayrec.storage import one_line, resolve
 from rayrec.train.world_mark import WorldMark
 
@@ -133,6 +134,24 @@ class RunFolder:
         self._made = self._filesystem.get_file_info(self._root).type == fs.FileType.NotFound
         self._filesystem.create_dir(self._root, recursive=True)
         self._write(self.token, b"0")
+        with self._alone() as is_alone:
+            if not is_alone:
+                raise ConfigError(
+                    f"{self.path} is being taken by another driver at this moment. Wait for that "
+                    "run or end it, or give this run another name or storage_path."
+                )
+            self._take(say)
+        # Two drivers may both have found no owner. The one whose name stands in the lock has won.
+        winner = self._owner()
+        if winner is not None and winner.token != self._id:
+            raise ConfigError(f"{self.path} is in use by {winner}, which started at the same time.")
+
+    def _take(self, say: Callable[[str], None]) -> None:
+        """Take the lock where nobody has it, or one that is gone.
+
+        Raises:
+            ConfigError: another driver has it.
+        """
         owner = self._owner()
         if owner is not None and not owner.is_gone():
             remedy = (
@@ -150,10 +169,17 @@ class RunFolder:
         if owner is not None:
             with suppress(OSError, pa.ArrowException):
                 self._filesystem.delete_file(f"{self._root}/{TOKEN}{owner.token}")
-        # Two drivers may both have found no owner. The one whose name stands in the lock has won.
-        winner = self._owner()
-        if winner is not None and winner.token != self._id:
-            raise ConfigError(f"{self.path} is in use by {winner}, which started at the same time.")
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Yield False where another process of this disk looks for the owner at the same time."""
+        # two that find the same owner gone would both take its place
+        with ExitStack() as stack:
+            is_alone = True
+            if isinstance(self._filesystem, fs.LocalFileSystem):
+                with suppress(OSError):
+                    is_alone = stack.enter_context(folder_lock(self._root))
+            yield is_alone
 
     def next_world(self) -> WorldMark:
         """Mark the begin of another world of ranks, after which earlier ones save no more."""

@@ -139,6 +139,28 @@ def test_an_owner_elsewhere_holds_the_folder_until_its_beat_is_old(tmp_path: Pat
         pass
 
 
+def test_of_two_that_find_one_owner_gone_one_takes_its_place(tmp_path: Path) -> None:
+    folder, other = tmp_path / "run", hold(tmp_path / "run")
+    assert other.stdout is not None and other.stdout.readline() == "held\n"
+    other.kill()
+    other.wait(10)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        # the first has found the owner gone, and the second comes before it has the lock
+        said.append(text)
+        with (
+            pytest.raises(ConfigError, match="is being taken by another driver"),
+            held(str(folder), said.append),
+        ):
+            pass
+
+    with held(str(folder), say) as mine:
+        assert mine is not None and len(said) == 1
+        assert mine.token.endswith(json.loads((folder / LOCK).read_text())["token"])
+    assert not list(folder.iterdir())
+
+
 OWNER = {"token": "x", "host": "h", "machine": "m", "pid": 7, "started": 1}
 
 
