@@ -11,6 +11,7 @@ import pytest
 
 from rayrec.cli.main import main
 from rayrec.errors import ConfigError
+from rayrec.serve.server import held
 from rayrec.serve.server.held import reserved
 from rayrec.serve.server.settings import ServerSettings
 from tests.unit.served_processes import free_ports
@@ -55,6 +56,24 @@ def test_an_address_without_a_cluster_is_refused(address, variable, says):
     )
     assert ran.returncode == 2 and ran.stdout == ""
     assert ran.stderr.startswith("error: " + says) and ran.stderr.count("\n") == 1, ran.stderr
+
+
+def test_of_two_servers_that_start_at_once_one_has_the_port(monkeypatch):
+    """Both would share it, and a client would be answered by either model."""
+    settings, refused = ServerSettings(port=free_ports(2), http_port=0), []
+
+    class Pausing(socket.socket):
+        def setsockopt(self, *option):
+            # the first one has found the port free, and does not hold it yet
+            if option[1] == socket.SO_REUSEPORT and not refused:
+                refused.append(True)
+                with pytest.raises(ConfigError, match="cannot listen"), reserved(settings):
+                    pass
+            super().setsockopt(*option)
+
+    monkeypatch.setattr(held.socket, "socket", Pausing)
+    with reserved(settings) as own:
+        assert own.port == settings.port and refused
 
 
 def test_servers_of_a_host_take_the_next_free_ports():

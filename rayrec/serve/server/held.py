@@ -59,9 +59,13 @@ def _reserve(settings: ServerSettings, name: str) -> socket.socket:
             alone.bind(address)
             alone.listen(1)
             address = alone.getsockname()
-        held = socket.socket(kind, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
+            # of two servers that start at once, one is between these two sockets at a time
+            with socket.socket(socket.AF_UNIX) as turn:
+                turn.bind(f"\0rayrec-serve-{address[1]}")
+                alone.close()
+                held = socket.socket(kind, socket.SOCK_STREAM)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                held.bind(address)
     except OSError as error:
         raise ConfigError(
             f"the server cannot listen at {where}: {one_line(error)}. Give another port, or 0 for "
