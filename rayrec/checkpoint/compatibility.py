@@ -147,10 +147,7 @@ def check_files(link: Link, paths: set[str]) -> None:
     on_disk = store.sizes(list(wanted))
     for path, size in wanted.items():
         if path not in on_disk:
-            raise DamagedCheckpointError(
-                f"{store.path} has no file {path}, which its manifest names. Restore an earlier "
-                "checkpoint."
-            )
+            raise store.missing(path)
         if on_disk[path] != size:
             raise DamagedCheckpointError(
                 f"{store.path}/{path} has {on_disk[path]} bytes, not {size}: it is truncated. "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 from pyarrow import fs
@@ -154,10 +154,11 @@ class Store:
                 return file.readall()
         except FileNotFoundError as error:
             if path != MANIFEST:
-                raise self._missing(path) from error
+                raise self.missing(path) from error
             raise CheckpointError(
                 f"{self.path} has no file {path}. Without it a directory is not a checkpoint: the "
-                "path is wrong, or the save was cut short. Use an earlier checkpoint."
+                "path is wrong, or the save was cut short, or its run has pruned it. Use another "
+                "checkpoint."
             ) from error
         except OSError as error:
             raise CheckpointError(f"{self.path}/{path} cannot be read: {error}") from error
@@ -181,7 +182,7 @@ class Store:
         try:
             file = open_file(self._file(path))
         except FileNotFoundError as error:
-            raise self._missing(path) from error
+            raise self.missing(path) from error
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}/{path} cannot be read: {error}. Restore an earlier checkpoint."
@@ -191,9 +192,17 @@ class Store:
     def _file(self, path: str) -> str:
         return f"{self.root}/{path}"
 
-    def _missing(self, path: str) -> DamagedCheckpointError:
+    def missing(self, path: str) -> DamagedCheckpointError:
+        """The error of a file that is not there, with what to do."""
+        with suppress(OSError, pa.ArrowException):
+            if not self.has_manifest():
+                return DamagedCheckpointError(
+                    f"{self.path} has no file {path}: it was deleted meanwhile, as a run prunes "
+                    "its checkpoints. Use a newer checkpoint, by RUN@latest."
+                )
         return DamagedCheckpointError(
-            f"{self.path} has no file {path}. Restore an earlier checkpoint."
+            f"{self.path} has no file {path}, which its manifest names. Restore an earlier "
+            "checkpoint."
         )
 
     def _make_directory(self, directory: str) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayrec.checkpoint import Manifest, ShardState, load_table, read_manifest, restore_checkpoint
+from rayrec.checkpoint import (
+    CheckpointManager,
+    Manifest,
+    ShardState,
+    TableReader,
+    load_table,
+    read_manifest,
+    restore_checkpoint,
+)
 from rayrec.checkpoint.shardfile import shard_path
 from rayrec.errors import CheckpointError, DamagedCheckpointError, ShapeError
 from rayrec.layout import EmbeddingBagConfig, Shard, ShardingPlan, data_parallel, row_wise
@@ -335,3 +343,13 @@ def test_table_names_stay_inside_the_directory(name, tmp_path):
 def test_long_names_with_a_common_beginning_have_different_paths():
     paths = {shard_path(Shard("x" * 300 + end, range(1), range(4), 0)) for end in ("a", "b")}
     assert len(paths) == 2
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_told_as_that(tmp_path: Path) -> None:
+    manager = CheckpointManager(str(tmp_path))
+    for step in (1, 2):
+        save_world(manager.path(step), [BARE], one_rank_plan([BARE]), step=step)
+    manifest = read_manifest(manager.path(1))
+    manager.prune(1)
+    with pytest.raises(CheckpointError, match=r"deleted meanwhile.*Use a newer checkpoint"):
+        TableReader(manager.path(1), manifest).read_whole("bare", ["weight"])
