@@ -38,6 +38,15 @@ class TableShards(nn.Module):
         super().__init__()
         self._engine, self._config = engine, config
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise AttributeError(
+                f"table {self.name!r} is sharded and has no parameter `weight`; read its rows in "
+                "model.state_dict() or model.shard_states(), and write them by "
+                "rayrec.distributed.load_table."
+            )
+        return super().__getattr__(name)
+
     @property
     def name(self) -> str:
         """Name of the table."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,13 +25,26 @@ _INTEGERS = (torch.int64, torch.int32)
 _NARROW = (torch.int16, torch.int8, torch.uint8)
 
 
+def no_list(name: str, value: Any) -> None:
+    """Refuse a list or an array of numpy, which an argument of this name is not.
+
+    Raises:
+        InputError: says what to give.
+    """
+    if isinstance(value, list | tuple | np.ndarray):
+        raise InputError(
+            f"{name} is a {type(value).__name__}, not a tensor; give torch.as_tensor({name})."
+        )
+
+
 def integer_sizes(name: str, sizes: Tensor | None) -> Tensor | None:
     """Lengths or offsets as integers that can hold their sum; torch makes floats of an empty list.
 
     Raises:
-        InputError: they are of no integer type.
+        InputError: they are of no integer type, or no tensor.
     """
     if not isinstance(sizes, Tensor) or sizes.dtype in _INTEGERS:
+        no_list(name, sizes)
         return sizes
     if sizes.dtype in _NARROW:
         return sizes.int()
@@ -136,6 +150,7 @@ class JaggedTensor(TensorBundle):
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
+        no_list("values", values)
         if lengths is None and offsets is None:
             raise InputError("a JaggedTensor needs lengths or offsets; both are None.")
         offsets = whole_offsets(integer_sizes("offsets", offsets))

@@ -25,7 +25,7 @@ from rayrec.errors import InputError
 from rayrec.fields.typed import shown
 from rayrec.layout.dynamic import LATEST_S, time_problem
 from rayrec.sparse import rearrange
-from rayrec.sparse.jagged import JaggedTensor, describe, integer_sizes, whole_offsets
+from rayrec.sparse.jagged import JaggedTensor, describe, integer_sizes, no_list, whole_offsets
 from rayrec.sparse.key_index import InverseIndices, KeyIndex, UnknownKeyError
 
 
@@ -47,7 +47,8 @@ class KeyedJaggedTensor(KeyIndex):
         time: the largest time of the batch's rows, seconds since 1970 by the data's own clock, for
             dynamic tables that ask for it; it goes along with what is made of the batch.
     Raises:
-        InputError: lengths, offsets or the stride are not integers, or the time is out of range.
+        InputError: lengths, offsets or the stride are not integers, ids or weights are no tensors,
+            or the time is out of range.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class KeyedJaggedTensor(KeyIndex):
             )
         if isinstance(stride_per_key_per_rank, Tensor):
             stride_per_key_per_rank = stride_per_key_per_rank.tolist()
+        no_list("values", values)
+        no_list("weights", weights)
         self._keys = list(keys)
         self._values, self._weights = values, weights
         self._lengths = integer_sizes("lengths", lengths)

@@ -182,6 +182,18 @@ def test_missing_feature_and_bad_ids_are_named() -> None:
             SimulatedWorld(1).run(rank_main)
 
 
+def test_what_is_no_batch_of_ids_is_named() -> None:
+    table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
+    model = DistributedModelParallel(EmbeddingBagCollection([table], is_weighted=True))
+    with pytest.raises(InputError, match=r"was given a Tensor; .* a KeyedJaggedTensor"):
+        model(torch.arange(3))
+    ids, ones = torch.arange(3), torch.ones(3, dtype=int)
+    with pytest.raises(ShapeError, match=r"weights have shape \(3, 2\) for ids of shape \(3,\)"):
+        model(KeyedJaggedTensor(["f"], ids, torch.ones(3, 2), ones))
+    with pytest.raises(AttributeError, match=r"'t' is sharded .* model.state_dict\(\)"):
+        model.module.embedding_bags["t"].weight  # noqa: B018
+
+
 def test_a_collection_without_tables_is_named() -> None:
     table = EmbeddingBagConfig(10, 8, name="t", feature_names=["f"])
     both = [EmbeddingBagCollection([]), EmbeddingBagCollection([table])]

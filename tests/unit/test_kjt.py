@@ -8,6 +8,7 @@ import copy
 import pickle
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -287,6 +288,12 @@ def test_mistakes_raise_typed_errors():
         KeyedJaggedTensor(["a"], torch.arange(3)).lengths()
     with pytest.raises(InputError, match="must be integers"):
         KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([3.0]))
+    given = {"values": [1, 2, 3], "weights": [1.0] * 3, "lengths": [1, 2], "offsets": [0, 1, 3]}
+    tensors = {name: torch.tensor(value) for name, value in given.items()}
+    for name, value in given.items():
+        for wrong in (value, np.array(value)):
+            with pytest.raises(InputError, match=f"^{name} is a .*torch.as_tensor"):
+                KeyedJaggedTensor(["a"], **tensors | {name: wrong})
     for stride in (torch.tensor(1), torch.arange(200), 1.0, "1"):
         with pytest.raises(InputError, match=r"^stride=.* is no number of bags; give int"):
             KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([3]), stride=stride)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rayrec.distributed.steps.source_rows import FilledBags, SourcePart, SourceRows
 from rayrec.dynamic.key_blocks import first_rows
-from rayrec.errors import InputError
+from rayrec.errors import InputError, ShapeError
 from rayrec.layout.kinds import COMPACT_BELOW
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.sparse.ops import offsets_of, to_device
@@ -91,6 +91,7 @@ def bucketize(
         track: also remember the origin of weighted pooled ids, for the gradient of their weights.
     Raises:
         InputError: weights are wanted and the KJT has none.
+        ShapeError: they are not one number per id.
     """
     weights = kjt.weights_or_none() if weighted else None
     if weighted and weights is None:
@@ -99,6 +100,11 @@ def bucketize(
             "weights; pass weights=, one per id."
         )
     if weights is not None:
+        if weights.shape != kjt.values().shape:
+            raise ShapeError(
+                f"weights have shape {tuple(weights.shape)} for ids of shape "
+                f"{tuple(kjt.values().shape)}; give one number per id."
+            )
         weights = _viewable(weights.detach().to(torch.float32))
     lengths = _viewable(kjt.lengths().reshape(-1).to(torch.int32))
     ids = _viewable(kjt.values().to(torch.int64))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rayrec.distributed.steps.dedup import Distinct
 from rayrec.distributed.steps.routes_ahead import Started
+from rayrec.errors import InputError
 from rayrec.sparse import KeyedJaggedTensor
 
 Outputs = tuple[Tensor, ...]
@@ -66,7 +67,16 @@ class SharedExchange:
 
     @staticmethod
     def on(kjt: KeyedJaggedTensor, engine: object) -> SharedExchange:
-        """Return what an engine keeps with a KJT, which is empty at first."""
+        """Return what an engine keeps with a KJT, which is empty at first.
+
+        Raises:
+            InputError: a collection was given something else.
+        """
+        if not isinstance(kjt, KeyedJaggedTensor):
+            raise InputError(
+                f"a sharded collection was given a {type(kjt).__name__}; it looks up the ids of a "
+                "KeyedJaggedTensor, which KeyedJaggedTensor.from_jt_dict makes of JaggedTensors."
+            )
         carried = kjt.carried
         if engine not in carried:
             carried[engine] = SharedExchange()
