@@ -26,7 +26,7 @@ from rayrec.modules import (
 from rayrec.sparse import JaggedTensor, JaggedTensors, KeyedJaggedTensor, KeyedTensor
 
 
-class _Sharded(nn.Module):
+class Sharded(nn.Module):
     """Base of both kinds: the engine, this collection's number in it, and the tables."""
 
     def __init__(
@@ -101,7 +101,7 @@ class SequenceTables:
         return self._need_indices
 
 
-class ShardedEmbeddingBagCollection(PooledTables, _Sharded):
+class ShardedEmbeddingBagCollection(PooledTables, Sharded):
     """An `EmbeddingBagCollection` whose tables are spread over the ranks."""
 
     def __init__(
@@ -169,7 +169,7 @@ class ShardedEmbeddingBagCollection(PooledTables, _Sharded):
         return torch.cat(expand_inverse(outputs, self._features, features), 1)
 
 
-class ShardedEmbeddingCollection(SequenceTables, _Sharded):
+class ShardedEmbeddingCollection(SequenceTables, Sharded):
     """An `EmbeddingCollection` whose tables are spread over the ranks."""
 
     def __init__(

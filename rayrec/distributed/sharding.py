@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.exchange import Exchange
-from rayrec.distributed.collections import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
+from rayrec.distributed.collections import (
+    Sharded,
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+)
 from rayrec.distributed.engine import ShardedEmbeddings
 from rayrec.distributed.fused_modules import FusedCollection
 from rayrec.distributed.kernels.workers import Task, Workers
@@ -56,11 +60,18 @@ def find_collections(module: nn.Module) -> dict[str, Collection]:
     """Return every collection in a module by its path, in module order.
 
     Raises:
-        ConfigError: there is none, one has no tables, or two share a table name.
+        ConfigError: there is none, or they are sharded already, one has no tables, or two share a
+            table name.
     """
     named = module.named_modules()
     collections = {path: child for path, child in named if isinstance(child, Collection)}
     if not collections:
+        if any(isinstance(child, Sharded) for child in module.modules()):
+            raise ConfigError(
+                f"the collections of {type(module).__name__} are sharded already; give "
+                "DistributedModelParallel the module as it was before, once, and call what that "
+                "returns. To change the plan there is model.reshard(plan)."
+            )
         raise ConfigError(
             f"{type(module).__name__} holds no embedding collection, so there is nothing to "
             "shard; use plain DDP."
@@ -171,7 +182,7 @@ def choose_optimizers(
 
     Raises:
         ConfigError: see `find_collections`; or a table has none, or is frozen and has one that
-            would train it.
+            would train it; or the mapping names a table that is none of the module's.
     """
     chosen: dict[str, SparseOptimizer] = {}
     for child in find_collections(module).values():
@@ -197,6 +208,12 @@ def choose_optimizers(
                     "...}, or thaw it and call its collection under torch.no_grad()."
                 )
             chosen[name] = one
+    strange = [] if isinstance(given, SparseOptimizer) else sorted(given.keys() - chosen.keys())
+    if strange:
+        raise ConfigError(
+            f"sparse_optimizer names table {strange[0]!r}, which is not among the model's "
+            f"{sorted(chosen)[:20]}."
+        )
     return chosen
 
 

@@ -32,8 +32,11 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, check_id
 
 
 def whole_ids(ids: Tensor) -> Tensor:
-    """Integer ids of any width as torch's look-ups take them, which refuse fractions."""
-    wide = ids.dtype in (torch.int32, torch.int64) or ids.is_floating_point()
+    """Ids of any width as torch's look-ups take them; fractions stay, which those refuse.
+
+    torch makes floats of an empty list, so no ids may be of any type.
+    """
+    wide = ids.dtype in (torch.int32, torch.int64) or (ids.is_floating_point() and ids.numel())
     return ids if wide else ids.long()
 
 

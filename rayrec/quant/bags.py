@@ -131,7 +131,7 @@ class BagReader:
             # weights may be learned, but packed tables have no backward pass
             weights = weights.detach().float().contiguous()
         if ids.dtype not in _UNSIGNED:
-            ids = ids if ids.is_floating_point() else ids.long()
+            ids = ids if ids.is_floating_point() and ids.numel() else ids.long()
         # a batch that is not checked has its offsets taken as they are
         is_known = not check and batch.offsets_or_none() is not None
         one_each = None if is_known else self._one_each(batch, rows)

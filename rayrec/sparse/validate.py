@@ -122,7 +122,8 @@ def start_check_ids(
     Raises:
         InputError: from the call, or now on CPU; see `check_ids`.
     """
-    if kjt.values().is_floating_point():
+    # torch makes floats of an empty list
+    if kjt.values().is_floating_point() and kjt.values().numel():
         raise InputError(
             f"ids{f' in {source}' if source else ''} are {kjt.values().dtype}; they must be "
             "integers."

@@ -192,6 +192,16 @@ def test_without_a_plan_the_planner_counts_optimizers_weights_and_the_wire() -> 
     assert made.estimates.ranks == planner.plan(tables).estimates.ranks
 
 
+def test_a_module_that_is_sharded_already_and_strange_names_of_tables_are_refused() -> None:
+    model = DistributedModelParallel(build())
+    for again in (model, torch.nn.Sequential(model.module)):
+        with pytest.raises(ConfigError, match=r"sharded already; .* model.reshard\(plan\)"):
+            DistributedModelParallel(again)
+    by_table = dict.fromkeys(["t0", "t1", "t2", "t3", "table"], SGD(lr=0.1))
+    with pytest.raises(ConfigError, match="names table 'table', which is not among"):
+        DistributedModelParallel(build(), sparse_optimizer=by_table)
+
+
 def test_without_a_process_group_the_world_is_one_rank() -> None:
     model = DistributedModelParallel(
         build(), plan=make_plan("auto", 1), sparse_optimizer=SGD(lr=0.1)

@@ -26,6 +26,7 @@ from rayrec.layout import (
 )
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.optim import SGD
+from rayrec.quant import quantize
 from rayrec.sparse import KeyedJaggedTensor
 from tests.simulation import batches_of, check_equals_unsharded, run_sharded, sharded, targets_of
 from tests.worlds import World, plan_for, random_world
@@ -129,6 +130,31 @@ def test_coded_training_stays_near_the_exact_one(seed: int, precision: CommType)
 def test_sequences_with_distinct_ids_equal_unsharded(seed: int) -> None:
     world = random_world(9500 + seed, sequences=True, varying=seed % 3 == 2)
     check_equals_unsharded(world, meta=True, options=EngineOptions(dedup_sequences=True))
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_a_rank_without_ids_may_have_the_floats_that_torch_makes_of_an_empty_list(
+    dedup: bool,
+) -> None:
+    config = {"num_embeddings": 10, "embedding_dim": 8, "feature_names": ["f"]}
+    pooled, sequence = EmbeddingBagConfig(name="p", **config), EmbeddingConfig(name="s", **config)
+    plan = plan_for(2, {"p": row_wise(pooled, [0, 1]), "s": table_wise(sequence, 0)})
+    empty = KeyedJaggedTensor(["f"], torch.tensor([]), lengths=torch.zeros(2, dtype=int))
+
+    def look_up(model):
+        return model[0](empty).values(), model[1](empty)["f"].values()
+
+    def rank_main(exchange):
+        both = torch.nn.ModuleList(
+            [EmbeddingBagCollection([pooled]), EmbeddingCollection([sequence])]
+        )
+        options = EngineOptions(dedup_sequences=dedup)
+        return look_up(sharded(both, plan, exchange, options=options)[0])
+
+    modules = EmbeddingBagCollection([pooled]), EmbeddingCollection([sequence])
+    packed = look_up([quantize(module) for module in modules])
+    for pools, rows in [*SimulatedWorld(2).run(rank_main), look_up(modules), packed]:
+        assert torch.equal(pools, torch.zeros(2, 8)) and rows.shape == (0, 8)
 
 
 @pytest.mark.parametrize("bags", [1, 4])
