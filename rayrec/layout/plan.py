@@ -114,6 +114,11 @@ class ShardingPlan:
             raise PlanError(f"hosts name {named} ranks, the plan has world_size={self.world_size}.")
         # Replicas stay equal because every rank makes every update, so all ranks must hold one.
         for name, placement in self.tables.items():
+            if not isinstance(placement, TablePlacement):
+                raise PlanError(
+                    f"table {name!r} has a {type(placement).__name__} in the plan; give "
+                    "TablePlacement(layout)."
+                )
             layout = placement.layout
             if isinstance(layout, Replicated) and set(layout.ranks) != set(range(self.world_size)):
                 raise PlanError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayrec.errors import PlanError
+from rayrec.fields.typed import check_argument
 from rayrec.layout.plan import ShardingPlan, TablePlacement
 from rayrec.layout.tables import BaseEmbeddingConfig, check_tables
 from rayrec.layout.topology import Topology
@@ -38,6 +39,8 @@ def manual_plan(
             topology.
         ConfigError: the kind is unknown, or the tables contradict themselves.
     """
+    check_argument("manual_plan", "tables", tables, Sequence[BaseEmbeddingConfig])
+    check_argument("manual_plan", "kind", kind, str)
     check_tables(tables)
     check_kinds([kind])
     items = [Item((i,), _widest(table, kind, topology)) for i, table in enumerate(tables)]

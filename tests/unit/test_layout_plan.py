@@ -66,6 +66,10 @@ def test_a_plan_survives_pickling(seed: int) -> None:
             r"'t' is replicated on ranks \(0, 1\).*all 3",
         ),
         (
+            lambda: ShardingPlan(world_size=1, tables={"t": table_wise(bag("t"), 0)}),
+            r"'t' has a TableLayout in the plan; give TablePlacement\(layout\)",
+        ),
+        (
             lambda: ShardingPlan(world_size=2, tables={}, hosts=((0,), (1,), (2,))),
             "hosts name 3 ranks.*world_size=2",
         ),

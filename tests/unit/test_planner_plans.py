@@ -19,6 +19,7 @@ from rayrec.layout import (
     EmbeddingBagConfig,
     Replicated,
     ShardingPlan,
+    ShardingType,
     TableLayout,
     Topology,
     kind_of,
@@ -263,6 +264,10 @@ def test_a_manual_plan_beyond_the_memory_is_refused_with_numbers() -> None:
             "grid_shard",
             Topology(hosts=((0,), (1, 2)), memory_bytes=(10**9,) * 3),
         )
+    with pytest.raises(ConfigError, match=r"manual_plan has kind=<ShardingType.* must be a text"):
+        manual_plan([bag("t", 1000)], ShardingType.ROW_WISE, Topology.local(2))
+    with pytest.raises(ConfigError, match=r"manual_plan has tables=.* must be a list"):
+        manual_plan(bag("t", 1000), "row_wise", Topology.local(2))
 
 
 def test_a_table_too_large_is_refused_with_numbers_and_remedies() -> None:
