@@ -29,6 +29,7 @@ from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.distributed.replicas import ReplicaGroups
 from rayrec.distributed.sharders import ModuleSharder, ShardingEnv, group_of, optimizers_for
 from rayrec.distributed.sharding import choose_optimizers, shard_embeddings
+from rayrec.errors import ConfigError
 from rayrec.fields.typed import check_argument
 from rayrec.layout import ShardingPlan
 from rayrec.layout.words import also_takes
@@ -169,6 +170,16 @@ class DistributedModelParallel(EngineFront):
             self._put_off = *around, self._engine.runner.watched, ddp
         if init_data_parallel:
             self.init_data_parallel()
+
+    def __getstate__(self) -> Any:
+        # what both copy.deepcopy and pickle ask for
+        if self._engine.exchange.world_size > 1:
+            raise ConfigError(
+                "a model on several ranks can be neither copied nor pickled: its connections are "
+                "its own. Save its state_dict() or a checkpoint, or make another model and load "
+                "model.state_dict() into it."
+            )
+        return super().__getstate__()
 
     def init_data_parallel(self) -> None:
         """Put DDP around the dense parameters, if that was put off; every rank calls it.

@@ -4,6 +4,8 @@ state_dict of the whole.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.distributed import DistributedModelParallel, load_table, unsharded_state_dict
-from rayrec.errors import InputError, ShapeError
+from rayrec.errors import ConfigError, InputError, ShapeError
 from rayrec.layout import DynamicConfig
 from tests.gloo.small_dlrm import PATH, ROWS, build, changed, check_holds, make_plan, plan_of
 from tests.ranks import RankPool
@@ -98,6 +100,17 @@ def test_a_collection_of_several_names_is_one_in_all_of_them(
     ranks: RankPool, world_size: int
 ) -> None:
     assert ranks.run(world_size, train_two_names)[0]
+
+
+def copy_and_pickle(rank: int, world_size: int) -> None:
+    model = DistributedModelParallel(build(), plan=make_plan("mixed", world_size))
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(ConfigError, match="several ranks can be neither copied nor pickled"):
+            attempt(model)
+
+
+def test_a_model_of_several_ranks_is_neither_copied_nor_pickled(ranks: RankPool) -> None:
+    ranks.run(2, copy_and_pickle)
 
 
 def pretrained(rank: int, world_size: int, folder: str):
