@@ -37,16 +37,20 @@ CLONED_ELEMENTS = 1 << 16
 
 
 class _AllParameters(torch.autograd.Function):
-    """Join all parameters to an empty tensor; its backward pass gives them no gradient."""
+    """Join all parameters to an empty tensor; its backward pass gives them no gradient.
+
+    No parameter gets its gradient before that has run, so `begin` is called ahead of all of them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
-        ctx.count = len(parameters)
+    def forward(ctx: Any, begin: Callable[[], None], *parameters: Tensor) -> Tensor:
+        ctx.begin, ctx.count = begin, len(parameters)
         return parameters[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        return (None,) * ctx.count
+        ctx.begin()
+        return (None,) * (ctx.count + 1)
 
 
 class _Through(torch.autograd.Function):
@@ -62,17 +66,20 @@ class _Through(torch.autograd.Function):
         return grads[0], None
 
 
-def reach_all(output: Any, parameters: Sequence[Tensor]) -> Any:
+def reach_all(
+    output: Any, parameters: Sequence[Tensor], begin: Callable[[], None] = lambda: None
+) -> Any:
     """Return the output of a forward pass, whose backward pass reaches all of `parameters`.
 
     Args:
         output: tensors in tuples, lists, dicts, dataclasses and registered pytrees of any depth;
             tensors in other objects are left as they are.
         parameters: leaves; at least one.
+        begin: called by each backward pass, before any of the parameters gets its gradient.
     Returns:
         The same structure. Tensors that need a gradient are new ones with the same values.
     """
-    below = _AllParameters.apply(*parameters)
+    below = _AllParameters.apply(begin, *parameters)
     _spare_hooks(parameters)
 
     def through(part: Any) -> Any:

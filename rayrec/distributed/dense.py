@@ -140,12 +140,30 @@ class DenseReplicas:
         if self._ddp is None:
             return self._module(*args, **kwargs)
         output = self._ddp(*args, **kwargs)
-        return reach_all(output, self._trained) if self._reaches_all else output
+        if not self._reaches_all:
+            return output
+        averages = self._ddp.require_backward_grad_sync
+        begin = partial(_begin_backward, self._ddp.reducer) if averages else _nothing
+        return reach_all(output, self._trained, begin)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, gradients are not averaged but kept for a later step."""
         self._follow()
         return nullcontext() if self._ddp is None else self._ddp.no_sync()
+
+
+def _begin_backward(reducer: Any) -> None:
+    """Have gradients averaged in this backward pass, also where the forward pass had one before.
+
+    DDP does this once per forward pass; in a second backward pass gradients would stay those of
+    each rank.
+    """
+    reducer._rebuild_buckets()  # after the very first backward pass, else nothing
+    reducer.prepare_for_backward([])
+
+
+def _nothing() -> None:
+    """Gradients of this forward pass are kept, not averaged."""
 
 
 def need_averages(module: nn.Module, options: Mapping[str, Any], ranks: int) -> bool:

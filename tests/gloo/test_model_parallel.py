@@ -244,6 +244,29 @@ def test_gradients_are_averaged_in_eval_mode_too_but_not_inside_no_sync(ranks: R
     assert not torch.equal(own_first, own_second)
 
 
+def train_by_several_backward_passes(rank: int, world_size: int):
+    model = DistributedModelParallel(
+        build(), plan=make_plan("mixed", world_size), sparse_optimizer=SGD(lr=0.1)
+    )
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        batches = [parts(step + i, rank, world_size) for i in range(2)]
+        losses = [model(b)[0] * (b.rows * world_size / b.global_rows) for b in batches]
+        dense.zero_grad()
+        losses[1].backward(retain_graph=True)
+        losses[0].backward()
+        losses[1].backward()
+        dense.step()
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_every_backward_pass_of_a_step_averages_gradients(ranks: RankPool) -> None:
+    (wanted,) = ranks.run(1, train_by_several_backward_passes)
+    for found in ranks.run(2, train_by_several_backward_passes):
+        for name, value in found.items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
+
+
 class Counting(torch.nn.Module):
     """Passes batches on, and counts them."""
 
