@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from rayrec.errors import PlanError, RayrecError
@@ -118,11 +119,7 @@ def _kinds(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     for kind in ADDED_KINDS:
         if kind not in have:
             wider = [k for k in KINDS if k in have or k == kind]
-
-            def add(limits: ParameterConstraints, wider: list[str] = wider) -> ParameterConstraints:
-                return replace(limits, kinds=wider)
-
-            wide = _with_limits(replace(kept, kinds=KINDS), failed, add)
+            wide = _with_limits(replace(kept, kinds=KINDS), failed, partial(replace, kinds=wider))
             yield Change(f"allow {kind} for {names}", wide)
     limited = any(limits.kinds for limits in request.constraints.values())
     if limited or set(request.kinds) != set(KINDS):
@@ -141,12 +138,7 @@ def _lift(request: PlanRequest, failed: Sequence[int]) -> Iterator[Change]:
     )
     for whose, tables in _scopes(request, failed):
         for word, names in lifts:
-
-            def lift(
-                limits: ParameterConstraints, names: tuple[str, ...] = names
-            ) -> ParameterConstraints:
-                return replace(limits, **dict.fromkeys(names))  # type: ignore[arg-type]
-
+            lift: Edit = partial(replace, **dict.fromkeys(names))
             if any(lift(request.limits(i)) != request.limits(i) for i in tables):
                 yield Change(f"drop the {word} of {whose}", _with_limits(request, tables, lift))
 
