@@ -72,7 +72,7 @@ def make_items(
     for group in groups.values():
         joined = options[group[0]]
         if len(group) > 1:
-            joined = join_options([options[i] for i in group], costs.topology.world_size)
+            joined = join_options([options[i] for i in group])
         if not joined:
             names = [tables[i].name for i in group]
             raise PlanError(

@@ -7,7 +7,7 @@ out. Standard library only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rayrec.layout.geometry import Layout, Replicated
@@ -29,6 +29,7 @@ class Option:
         seconds: seconds[locality][position].
         num_bytes: owner's bytes by position.
         home_bytes, home_s: its cost for every rank of the world, as home.
+        world_size: ranks of the world.
         num_ranks: positions.
         work_s: sum of the seconds of all positions, in the locality where it is least.
         peak_s: the largest piece, in the locality where it is slowest.
@@ -42,11 +43,22 @@ class Option:
     num_bytes: tuple[int, ...]
     home_bytes: int
     home_s: float
-    num_ranks: int
-    work_s: float
-    peak_s: float
-    mean_s: float
-    most_bytes: int
+    world_size: int
+    num_ranks: int = field(init=False)
+    work_s: float = field(init=False)
+    peak_s: float = field(init=False)
+    mean_s: float = field(init=False)
+    most_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # `seconds` holds one entry per number of ranks that a host may have. Which host it will be
+        # is not known yet, so the mean rank takes the best case, and the largest piece the worst.
+        work_s = min(sum(values) for values in self.seconds.values())
+        object.__setattr__(self, "num_ranks", len(self.num_bytes))
+        object.__setattr__(self, "work_s", work_s)
+        object.__setattr__(self, "peak_s", max(max(values) for values in self.seconds.values()))
+        object.__setattr__(self, "mean_s", work_s / self.world_size + self.home_s)
+        object.__setattr__(self, "most_bytes", max(self.num_bytes) + self.home_bytes)
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:

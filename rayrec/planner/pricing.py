@@ -13,41 +13,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rayrec.layout.geometry import Replicated, Shard
-from rayrec.layout.plan import Storage
 from rayrec.layout.topology import Topology
 from rayrec.planner.candidates import Candidate
 from rayrec.planner.costs import CostModel
 from rayrec.planner.memory import home_buffer_bytes, owner_memory
 from rayrec.planner.options import Option
 from rayrec.planner.work import TableWork, Traffic, row_blocks, shard_traffic, summed_ranks
-
-
-def _option(
-    candidates: tuple[Candidate, ...],
-    storages: tuple[Storage, ...],
-    seconds: dict[int, tuple[float, ...]],
-    num_bytes: tuple[int, ...],
-    home_bytes: int,
-    home_s: float,
-    world_size: int,
-) -> Option:
-    # `seconds` holds one entry per number of ranks that a host may have. Which host it will be is
-    # not known yet, so the mean rank takes the best case, and the largest piece the worst.
-    work_s = min(sum(values) for values in seconds.values())
-    return Option(
-        candidates=candidates,
-        storages=storages,
-        seconds=seconds,
-        num_bytes=num_bytes,
-        home_bytes=home_bytes,
-        home_s=home_s,
-        num_ranks=len(num_bytes),
-        work_s=work_s,
-        peak_s=max(max(values) for values in seconds.values()),
-        mean_s=work_s / world_size + home_s,
-        most_bytes=max(num_bytes) + home_bytes,
-    )
-
 
 Routes = dict[tuple[tuple[tuple[int, ...], ...], int, int], int]
 
@@ -133,15 +104,15 @@ def price_options(
         for i, locality in enumerate(pricer.example):
             seconds[locality] = tuple(piece.seconds[i] for piece in pieces)
         options.append(
-            _option(
-                (candidate,),
-                (work.storage,),
-                seconds,
-                tuple(piece.num_bytes for piece in pieces),
+            Option(
+                candidates=(candidate,),
+                storages=(work.storage,),
+                seconds=seconds,
+                num_bytes=tuple(piece.num_bytes for piece in pieces),
                 # sums in another order may round up
-                home_buffer_bytes(work, total, blocks) + 1,
-                costs.seconds(at_home).total_s,
-                costs.topology.world_size,
+                home_bytes=home_buffer_bytes(work, total, blocks) + 1,
+                home_s=costs.seconds(at_home).total_s,
+                world_size=costs.topology.world_size,
             )
         )
     return tuple(options)
@@ -151,7 +122,7 @@ def _sizes(cuts: Sequence[int]) -> list[int]:
     return [b - a for a, b in pairwise(cuts)]
 
 
-def join_options(each: Sequence[Sequence[Option]], world_size: int) -> tuple[Option, ...]:
+def join_options(each: Sequence[Sequence[Option]]) -> tuple[Option, ...]:
     """Options of tables that stay together, summed.
 
     Those remain that all tables have, with the same kind, ranks and sites. Tables whose storage is
@@ -171,21 +142,21 @@ def join_options(each: Sequence[Sequence[Option]], world_size: int) -> tuple[Opt
         fixed = [next(iter(way.values())) for way in ways]
         for kind in max(ways, key=len):  # one kind where no table's is open
             parts = [way.get(kind, alone) for way, alone in zip(ways, fixed, strict=True)]
-            joined.append(_sum_options(parts, world_size))
+            joined.append(_sum_options(parts))
     return tuple(joined)
 
 
-def _sum_options(parts: Sequence[Option], world_size: int) -> Option:
+def _sum_options(parts: Sequence[Option]) -> Option:
     seconds: dict[int, tuple[float, ...]] = {}
     for locality in parts[0].seconds:
         by_position = zip(*(part.seconds[locality] for part in parts), strict=True)
         seconds[locality] = tuple(map(sum, by_position))
-    return _option(
-        tuple(candidate for part in parts for candidate in part.candidates),
-        tuple(storage for part in parts for storage in part.storages),
-        seconds,
-        tuple(map(sum, zip(*(part.num_bytes for part in parts), strict=True))),
-        sum(part.home_bytes for part in parts),
-        sum(part.home_s for part in parts),
-        world_size,
+    return Option(
+        candidates=tuple(candidate for part in parts for candidate in part.candidates),
+        storages=tuple(storage for part in parts for storage in part.storages),
+        seconds=seconds,
+        num_bytes=tuple(map(sum, zip(*(part.num_bytes for part in parts), strict=True))),
+        home_bytes=sum(part.home_bytes for part in parts),
+        home_s=sum(part.home_s for part in parts),
+        world_size=parts[0].world_size,
     )
