@@ -83,9 +83,7 @@ class Publisher:
         self._seconds += seconds
         live, every = self._live, self._config.every
         if every.due(live.step, self._seconds, live.rows, added, live.newest_events):
-            live.on_phase("publishing")
             self._publish()
-            live.on_phase("training")
 
     def after_wait(self, seconds: float) -> None:
         """Publish what is due by time while no step is taken; raises as `after_window` does.
@@ -102,17 +100,15 @@ class Publisher:
         self._seconds = 0.0
         self.finish()
         if self._needs_base:
-            self._live.on_phase("publishing")
             self._publish()
-            self._live.on_phase("training")
 
     def at_end(self) -> None:
         """Publish the end of a run, and wait until it is written; raises as `after_window` does."""
         if not self._live.step:
             return
-        self._live.on_phase("publishing")
         if self.step != self._live.step:
             self._publish()
+        self._live.on_phase("publishing")
         self.finish()
         if self._needs_base:
             self._publish()
@@ -124,6 +120,7 @@ class Publisher:
 
     def _publish(self) -> None:
         """Publish the model after the last step; a delta is written behind the training."""
+        self._live.on_phase("publishing")
         self.finish()
         self._seconds, self.step = 0.0, self._live.step
         self._model.sync()  # replicas have drifted apart, and one of each is published
@@ -132,6 +129,7 @@ class Publisher:
             self._publish_base()
         else:
             self._publish_delta()
+        self._live.on_phase("training")
 
     def finish(self) -> None:
         """Wait for the publication that is being written, if there is one.
