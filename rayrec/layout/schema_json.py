@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,16 +114,11 @@ def parse_schema(text: str, source: str) -> dict[str, Any]:
             wrong type.
     """
     file = of_json(_SchemaFile, json_object(text, source, ConfigError), source, ConfigError)
+    dense = (DenseColumn(column=one) if isinstance(one, str) else one for one in file.dense)
     return {
-        "label": file.label,
-        "dense": tuple(
-            DenseColumn(column=one) if isinstance(one, str) else one for one in file.dense
-        ),
-        "features": file.features,
+        **{field.name: getattr(file, field.name) for field in fields(file)},
+        "dense": tuple(dense),
         "sequences": file.sequences or (),
         "tables": tuple(table.config() for table in file.tables),
-        "weight": file.weight,
         "groups": file.groups or (),
-        "user": file.user,
-        "time": file.time,
     }
