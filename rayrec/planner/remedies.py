@@ -21,6 +21,7 @@ from rayrec.layout.units import format_bytes
 from rayrec.planner.constraints import ParameterConstraints
 from rayrec.planner.items import kinds_of
 from rayrec.planner.request import PlanRequest
+from rayrec.planner.search import has_room
 from rayrec.spec.optimizers import optimizer_class
 
 Edit = Callable[[ParameterConstraints], ParameterConstraints]
@@ -87,7 +88,8 @@ def find_changes(request: PlanRequest, failed: Sequence[int]) -> tuple[Change, .
 
 def _helps(request: PlanRequest) -> bool:
     try:
-        return request.has_plan()
+        # much cheaper than planning
+        return has_room(request.items(), request.topology)
     except RayrecError:
         return False
 

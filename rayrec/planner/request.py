@@ -22,7 +22,6 @@ from rayrec.planner.constraints import (
 from rayrec.planner.costs import CostModel
 from rayrec.planner.items import make_items
 from rayrec.planner.options import Item
-from rayrec.planner.search import has_room
 from rayrec.planner.work import TableWork, table_work
 from rayrec.spec.optimizers import optimizer_class
 from rayrec.spec.wire import FLOAT32, ExchangeOptions
@@ -113,11 +112,3 @@ class PlanRequest(ExchangeOptions):
             self.kinds,
             CostModel(self.topology, self.sparse_optimizer),
         )
-
-    def has_plan(self) -> bool:
-        """Return True if the search finds room for every table; much cheaper than planning.
-
-        Raises:
-            PlanError, ConfigError: as `items`.
-        """
-        return has_room(self.items(), self.topology)
