@@ -22,7 +22,6 @@ from rayrec.observe.times import RankTimes
 from rayrec.train.config import TrainSpec
 from rayrec.train.events import Event
 from rayrec.train.pipeline import PipelineOptions, TrainPipelineSparseDist
-from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.rates import LearningRates, clip_dense
 from rayrec.train.step import checked, summarize
@@ -56,8 +55,6 @@ class RankTrainer(RankRun):
         on_phase: Callable[[str], None] = lambda name: None,
     ) -> None:
         super().__init__(spec, device, on_phase)
-        # Dense layers are made on every rank and must be equal, so all ranks draw the same numbers.
-        seed_all(spec.seed)
         # a restore writes every row, or ends the run
         is_restored = spec.handed_over or bool(spec.resume_from)
         self.shard(spec.model(), prefetch=True, initialize=not is_restored)

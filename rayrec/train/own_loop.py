@@ -32,7 +32,6 @@ from rayrec.layout import ShardingPlan
 from rayrec.train.config import TrainSpec
 from rayrec.train.events import Began
 from rayrec.train.outcome import FitOutcome
-from rayrec.train.random_state import seed_all
 from rayrec.train.rank_run import RankRun
 from rayrec.train.seat import RankContext
 from rayrec.train.step import Rows, StepResult, share_of, summarize
@@ -51,7 +50,6 @@ class LoopContext(RankRun):
 
     def __init__(self, spec: TrainSpec, context: RankContext) -> None:
         super().__init__(spec, context.device, context.phase)
-        seed_all(spec.seed)
         self._context, self._live.tell = context, context.report
         self.save_asked, self.going_to = context.save_asked, context.going_to
         self._window: Window | None = None

@@ -25,6 +25,7 @@ from rayrec.train.evaluation_schedule import rows_of
 from rayrec.train.events import Began, Evaluation
 from rayrec.train.predictions import PredictionConfig
 from rayrec.train.publisher import Publisher
+from rayrec.train.random_state import seed_all
 from rayrec.train.run_loop import RunLoop
 from rayrec.train.run_state import LiveRun
 from rayrec.train.shaping import Best
@@ -69,6 +70,8 @@ class RankRun:
         # replaced by the loop's own, which ask the driver
         self.save_asked: Callable[[], bool] = _never
         self.going_to: Callable[[], int] = lambda: 0
+        # Dense layers are made on every rank and must be equal, so all ranks draw the same numbers.
+        seed_all(spec.seed)
 
     @property
     def step(self) -> int:
