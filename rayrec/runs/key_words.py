@@ -36,7 +36,8 @@ def in_key_words() -> Iterator[None]:
 
 def key_words(text: str) -> str:
     """Return a message with keys of a run file in place of options of Python."""
-    return _HAS.sub(_of_field, _CALL.sub(_of_call, text))
+    said = _CALL.sub(_of_call, text)
+    return _HAS.sub(lambda found: _key(found[1], found[2]) or found[0], said)
 
 
 def _of_call(found: re.Match[str]) -> str:
@@ -46,10 +47,6 @@ def _of_call(found: re.Match[str]) -> str:
         return found[0]
     values = ["" if option[2] == "..." else f"={option[2]}" for option in options]
     return " and ".join(f"{key}{value}" for key, value in zip(keys, values, strict=True))
-
-
-def _of_field(found: re.Match[str]) -> str:
-    return _key(found[1], found[2]) or found[0]
 
 
 def _key(name: str, field: str) -> str | None:
