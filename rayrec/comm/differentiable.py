@@ -15,6 +15,7 @@ the numbers of rows, which the host waits for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], exchange: Exchange) -> Tensor:
         ctx.sizes, ctx.exchange = sizes, exchange
-        width = _width(rows)
+        width = prod(rows.shape[1:])
         parts = exchange.all_gather(rows.view(-1), [size * width for size in sizes]).wait()
         return torch.cat(parts).view(-1, *rows.shape[1:])
 
@@ -93,7 +94,7 @@ class _Home(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # (W, n, ...): part r goes back to rank r, which sums nothing
         parts, sizes, exchange = grads[0].contiguous(), ctx.sizes, ctx.exchange
-        width = _width(parts[0])
+        width = prod(parts.shape[2:])
         own = sizes[exchange.rank] * width
         back = exchange.all_to_all(
             parts.view(-1), [own] * len(sizes), [size * width for size in sizes]
@@ -102,16 +103,8 @@ class _Home(torch.autograd.Function):
 
 
 def _home(values: Tensor, sizes: Sequence[int], exchange: Exchange) -> Tensor:
-    width, own = _width(values), sizes[exchange.rank]
+    width, own = prod(values.shape[1:]), sizes[exchange.rank]
     home = exchange.all_to_all(
         values.view(-1), [size * width for size in sizes], [own * width] * len(sizes)
     )
     return home.wait().view(len(sizes), own, *values.shape[1:])
-
-
-def _width(rows: Tensor) -> int:
-    """Return the number of values of a row, also where there are no rows."""
-    width = 1
-    for size in rows.shape[1:]:
-        width *= size
-    return width

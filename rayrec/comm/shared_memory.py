@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rayrec.comm.exchange import Exchange, Headed, Headers, Pending, Splits, SplitsOf, Views
 from rayrec.comm.pages import map_file
-from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, Collective, PageLayout, Peers
+from rayrec.comm.shared_peers import LEFT, MAPPED, READ, STARTED, Collective, Peers, words_of_half
 from rayrec.comm.shared_segment import OwnSegment, Segment, futex_wake, unnamed_file, unsupported
 from rayrec.errors import CommError
 from rayrec.shards.named_memory import SHARED, Memory
@@ -48,8 +48,7 @@ class SharedMemoryExchange(Exchange):
     def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = rank, world_size, timeout_s
         self.collectives = 0
-        self._layout = PageLayout(self.world_size)
-        self._page = OwnSegment(8 * self._layout.words)
+        self._page = OwnSegment(8 * words_of_half(1, world_size).stop)
         self._outbox: list[OwnSegment | None] = [None, None]
         self._unfinished: list[Collective] = []
         self._peers: Peers | None = None
@@ -208,7 +207,7 @@ class SharedMemoryExchange(Exchange):
             begin += 0 if splits is None else count
         assert splits is None or begin == send.numel(), f"{send.numel()} elements in {splits}"
         words = self._page.words
-        words[self._layout.half(number)] = memoryview(table)
+        words[words_of_half(number, self.world_size)] = memoryview(table)
         self.collectives = number
         # last, since this store publishes all that was written above
         words[STARTED] = number

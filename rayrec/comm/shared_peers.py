@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -18,35 +17,22 @@ from rayrec.comm.pages import map_file
 from rayrec.comm.shared_segment import PeerLife, Segment, futex_wait, futex_wake, opened
 from rayrec.errors import CommError, ShapeError
 
-# words of a page: collectives started, those of all ranks that its owner has mapped, those it has
-# finished reading, whether it has left
+# the first words of a page: collectives started, those of all ranks that its owner has mapped,
+# those it has finished reading, whether it has left
 STARTED, MAPPED, READ, LEFT = range(4)
-_TABLES = 4
 _SPIN_S = 100e-6  # a sleeping wait costs about as much to wake up
 _SLICE_S = 0.05
 
 
-@dataclass(frozen=True)
-class PageLayout:
-    """Positions of the words in a rank's shared page.
+def words_of_half(number: int, ranks: int) -> slice:
+    """Return the words of a page about the half of the outbox that collective `number` uses.
 
-    The first four are counters. Then each half of the outbox has its fd, its size, and 4 words for
-    each of `ranks`.
-
-    Those are the first and last byte of the rank's message, and of its header.
+    They are its fd, its size, and for each rank the first and last byte of its message and of its
+    header. The half of an odd number comes last in the page.
     """
-
-    ranks: int
-
-    @property
-    def words(self) -> int:
-        """All words of a page."""
-        return _TABLES + 2 * (2 + 4 * self.ranks)
-
-    def half(self, number: int) -> slice:
-        """Return the words about the half of the outbox that collective `number` uses."""
-        first = _TABLES + number % 2 * (2 + 4 * self.ranks)
-        return slice(first, first + 2 + 4 * self.ranks)
+    size = 2 + 4 * ranks
+    first = LEFT + 1 + number % 2 * size
+    return slice(first, first + size)
 
 
 class Peers:
@@ -60,7 +46,6 @@ class Peers:
         self.rank, self.world_size, self.timeout_s = rank, len(pids), timeout_s
         self.aborted = False
         self._pids = pids
-        self._layout = PageLayout(len(pids))
         self._others = [r for r in range(len(pids)) if r != rank]
         self._pages: dict[int, Segment] = {}
         self._lives: dict[int, PeerLife] = {}
@@ -88,7 +73,7 @@ class Peers:
     def read(self, rank: int, number: int) -> tuple[Segment, memoryview]:
         """Return a peer's outbox and its entry for this rank, once collective `number` started."""
         self._await(rank, STARTED, number)
-        table = self._pages[rank].words[self._layout.half(number)]
+        table = self._pages[rank].words[words_of_half(number, self.world_size)]
         fd, size = table[0], table[1]
         # mapped once; a larger outbox comes with another fd
         known = self._outboxes.get((rank, number % 2))
