@@ -36,6 +36,7 @@ from rayrec.data.numeric import (
     floats,
     label_values,
     mask,
+    refuse_null,
     row_weights,
     times_of,
 )
@@ -248,12 +249,8 @@ def _groups(
         of_none, known = np.full(len(array), _FORGOTTEN, np.int64), mask(array.is_valid())
         of_none[known] = _groups(array.drop_null(), column, where)
         return of_none
-    if array.null_count:
-        row = first_true(mask(array.is_null()))
-        raise InputError(
-            f"group column {column!r} holds null in {where(row)}. Write a number or a word for "
-            "rows of no group, which are then one."
-        )
+    remedy = "Write a number or a word for rows of no group, which are then one."
+    refuse_null(array, f"group column {column!r}", where, remedy)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):

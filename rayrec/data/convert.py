@@ -22,6 +22,7 @@ from rayrec.data.bags import Bags
 from rayrec.data.batch import Batch
 from rayrec.data.column_types import binary_columns, check_columns
 from rayrec.data.columns import Columns, read_columns
+from rayrec.data.numeric import row_name
 from rayrec.data.origin import join_origins
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
@@ -66,7 +67,7 @@ def to_batch(
     """
     parts, row, binary = [], first_row, binary_columns(schema, binary_labels)
     for batch in data.to_batches() if isinstance(data, pa.Table) else [data]:
-        where = partial(_row_name, row, source)
+        where = partial(row_name, row, source)
         columns = read_columns(batch, schema, where, binary, with_labels)
         parts.append(Part(columns, 0, columns.rows))
         row += batch.num_rows
@@ -214,10 +215,6 @@ def _join_row_weights(parts: Sequence[Part], out: NDArray[np.float32]) -> None:
         assert columns.row_weights is not None
         arrays.append(columns.row_weights[start:stop])
     np.concatenate(arrays, out=out)
-
-
-def _row_name(base: int, source: str, row: int) -> str:
-    return f"row {base + row} of {source}"
 
 
 def _raise_bad_id(

@@ -7,6 +7,7 @@ events into a file per range. Memory is a piece of a file, and a count per user.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.ipc as ipc
 from rayrec.data.column_types import group_problem, missing, time_type_problem
 from rayrec.data.found import find_files
 from rayrec.data.listing import DataFile
-from rayrec.data.numeric import first_true, mask
+from rayrec.data.numeric import refuse_null, row_name
 from rayrec.data.readers import ArrowReader, ParquetReader
 from rayrec.errors import InputError
 
@@ -79,8 +80,10 @@ class EventSource:
         try:
             for file, first, piece in self._pieces(self._schema.names):
                 rows = _cast(piece, self._schema, file.path)
+                where = partial(row_name, first, repr(file.path))
                 for name in (self._user, self._time):
-                    _refuse_null(rows[name], name, first, file.path)
+                    remedy = "Leave out events without a user or a time."
+                    refuse_null(rows[name], f"column {name!r}", where, remedy)
                 for number, own in enumerate(self._by_range(rows, last_users)):
                     for batch in own.combine_chunks().to_batches():
                         writers[number].write(batch)
@@ -181,12 +184,3 @@ def _refuse_unsortable(field: pa.Field) -> None:
             f"column {field.name!r} has type {field.type}, which cannot be sorted by user; cast it "
             "to string or to another plain type, or leave it out."
         ) from None
-
-
-def _refuse_null(values: pa.ChunkedArray, column: str, first: int, path: str) -> None:
-    if values.null_count:
-        row = first + first_true(mask(values.is_null()))
-        raise InputError(
-            f"column {column!r} holds null in row {row} of {path!r}. Leave out events without a "
-            "user or a time."
-        )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rayrec.data.column_types import group_problem, is_list, missing, time_type_problem
-from rayrec.data.numeric import first_true, mask
+from rayrec.data.numeric import first_true, mask, refuse_null
 from rayrec.data.readers import FileReader
 from rayrec.errors import InputError
 from rayrec.layout.schema import FeatureSchema
@@ -189,12 +190,9 @@ class HistoryReader:
             )
 
     def _refuse_null(self, values: pa.Array, column: str, chunk: int) -> None:
-        if values.null_count:
-            place = self._place(chunk, first_true(mask(values.is_null())))
-            raise InputError(
-                f"column {column!r} of the log holds null in {place}. Leave out events without a "
-                "user, a time or a value that histories hold."
-            )
+        remedy = "Leave out events without a user, a time or a value that histories hold."
+        where = partial(self._place, chunk)
+        refuse_null(values, f"column {column!r} of the log", where, remedy)
 
     def _place(self, chunk: int, row: int) -> str:
         return f"row {sum(self.chunk_rows[:chunk]) + row} of {self._path!r}"

@@ -29,6 +29,11 @@ Labels = NDArray[np.float32] | NDArray[np.float64]
 Where = Callable[[int], str]  # row of a record batch -> "row 5 of <file>", for messages
 
 
+def row_name(first: int, source: str, row: int) -> str:
+    """The name of a row of rows that begin with row `first` of a source, for messages."""
+    return f"row {first + row} of {source}"
+
+
 def dense_matrix(
     arrays: Sequence[pa.Array], rows: int, schema: FeatureSchema, where: Where
 ) -> NDArray[np.float32]:
@@ -57,9 +62,7 @@ def label_values(array: pa.Array, column: str, where: Where, binary: bool) -> La
             another number; names row and file.
     """
     remedy = "Drop rows without a label."
-    if array.null_count:
-        place = where(first_true(mask(array.is_null())))
-        raise InputError(f"label column {column!r} holds null in {place}. {remedy}")
+    refuse_null(array, f"label column {column!r}", where, remedy)
     labels: Labels = floats(array, column, "label")
     if not np.isfinite(labels).all():
         row = first_true(~np.isfinite(labels))
@@ -95,9 +98,7 @@ def _exact(array: pa.Array, labels: Labels, column: str, where: Where) -> Labels
 def row_weights(array: pa.Array, column: str, where: Where) -> NDArray[np.float32]:
     """(B,) weights of rows, finite and at least 0; InputError names row and file of another."""
     remedy = "A weight is a finite number of at least 0; write 0 to leave the row out."
-    if array.null_count:
-        place = where(first_true(mask(array.is_null())))
-        raise InputError(f"weight column {column!r} holds null in {place}. {remedy}")
+    refuse_null(array, f"weight column {column!r}", where, remedy)
     weights = floats(array, column, "weight")
     # NaN compares as false, so the good values are asked for
     good = (weights >= 0) & (weights < np.inf)
@@ -114,11 +115,8 @@ def times_of(array: pa.Array, column: str, where: Where) -> NDArray[np.int64]:
     problem = time_type_problem(array.type, column)
     if problem is not None:
         raise InputError(problem)
-    if array.null_count:
-        place = where(first_true(mask(array.is_null())))
-        raise InputError(
-            f"time column {column!r} holds null in {place}. Write the time of the row, or drop it."
-        )
+    remedy = "Write the time of the row, or drop it."
+    refuse_null(array, f"time column {column!r}", where, remedy)
     per_second = 1
     if pa.types.is_timestamp(array.type):
         per_second = PER_SECOND[array.type.unit]
@@ -150,6 +148,13 @@ def floats(array: pa.Array, column: str, use: str, fill: float = 0.0) -> NDArray
     with np.errstate(over="ignore"):
         values = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     return cast("NDArray[np.float32]", values)
+
+
+def refuse_null(array: pa.Array | pa.ChunkedArray, column: str, where: Where, remedy: str) -> None:
+    """Raise InputError for the first null of a column, which is named in words."""
+    if array.null_count:
+        place = where(first_true(mask(array.is_null())))
+        raise InputError(f"{column} holds null in {place}. {remedy}")
 
 
 def mask(flags: pa.BooleanArray) -> NDArray[np.bool_]:
