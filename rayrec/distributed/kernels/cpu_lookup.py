@@ -95,7 +95,8 @@ class RowWiseAdagradLookup:
         self._shards, before = _lanes(group, rows)
         starts = [0 if shard is None else self._starts[shard] for shard in group.lanes]
         widths = group.lane_widths
-        self._slots = SlotRows(self.rows, starts, before, widths, self.workers, group.first_column)
+        first = group.gradient.first
+        self._slots = SlotRows(self.rows, starts, before, widths, self.workers, first)
         self._widest = max(widths)
         self._sum_offsets = torch.tensor(
             [0 if shard is None else self._row_bounds[shard] for shard in group.lanes]

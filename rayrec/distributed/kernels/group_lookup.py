@@ -119,7 +119,7 @@ class GroupLookup:
         (rows of all ranks, D).
         """
         assert not isinstance(self.kernel, FusedLookup), "a GPU's rows are read by no other rank"
-        if self.group.gradient is not None and self.group.gradient.gathered:
+        if self.group.gradient.gathered:
             grad = torch.cat(
                 [grad[:, slot.column : slot.column + slot.width] for slot in self.group.slots], 1
             )

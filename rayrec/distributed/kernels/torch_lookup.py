@@ -134,9 +134,8 @@ class TorchLookup:
         """Update rows that all ranks read; a pooled group's `grad` has its columns alone."""
         with self.workers.alone():
             if self.group.key.sequence:
-                grad = grad[
-                    :, self.group.first_column : self.group.first_column + self.group.width
-                ].contiguous()
+                first = self.group.gradient.first
+                grad = grad[:, first : first + self.group.width].contiguous()
             self._update_all(
                 self._split(routed.ids, routed.offsets, routed.weights), self._by_band(grad)
             )

@@ -12,6 +12,7 @@ from math import gcd
 from typing import NamedTuple
 
 from rayrec.distributed.program.groups import (
+    OWN_COLUMNS,
     CollectionSpec,
     GradientColumns,
     GroupKey,
@@ -194,7 +195,7 @@ def group_of(
     slots: Sequence[Slot],
     by_block: bool = True,
     bases: Mapping[Shard, int] | None = None,
-    gradient: GradientColumns | None = None,
+    gradient: GradientColumns = OWN_COLUMNS,
 ) -> LookupGroup:
     """Make one group of some slots; the slots of one shard become neighbours, as kernels want it.
 

@@ -149,13 +149,16 @@ class GradientColumns:
 
     Attributes:
         first: the column of the first slot.
-        gaps: per slot, the columns between the slot before and it.
+        gaps: per slot, the columns between the slot before and it; empty where there are none.
         gathered: the kernel needs the columns of its slots side by side.
     """
 
     first: int = 0
     gaps: tuple[int, ...] = ()
     gathered: bool = False
+
+
+OWN_COLUMNS = GradientColumns()  # of a matrix that is the kernel's own
 
 
 @dataclass(frozen=True)
@@ -165,14 +168,14 @@ class LookupGroup:
     Attributes:
         bases: for a sequence group whose shards lie in memory with others: the row of that memory
             where each shard begins.
-        gradient: columns of the gradients to read; None where it is given exactly its own.
+        gradient: columns of the gradients to read; by default it is given exactly its own.
     """
 
     key: GroupKey
     shards: tuple[Shard, ...]
     slots: tuple[Slot, ...]
     bases: tuple[int, ...] = ()
-    gradient: GradientColumns | None = None
+    gradient: GradientColumns = OWN_COLUMNS
 
     @cached_property
     def slot_shards(self) -> tuple[int, ...]:
@@ -210,16 +213,10 @@ class LookupGroup:
         """The columns of all slots side by side."""
         return sum(slot.width for slot in self.slots)
 
-    @property
-    def first_column(self) -> int:
-        """First column of this group in the gradients that its kernel is given."""
-        return 0 if self.gradient is None else self.gradient.first
-
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Return per slot the columns between the one before and it in those gradients."""
-        gaps = () if self.gradient is None else self.gradient.gaps
-        return gaps or (0,) * len(self.slots)
+        """Return per slot the columns between the one before and it in its gradients."""
+        return self.gradient.gaps or (0,) * len(self.slots)
 
 
 def is_vectorized(optimizer: SparseOptimizer, data_type: DataType) -> bool:
