@@ -11,12 +11,7 @@ import torch
 from rayrec.distributed.kernels import cpu_lookup, parts
 from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.kernels.ids import GroupIds
-from rayrec.distributed.kernels.lookup import (
-    FusedLookup,
-    has_fused_kernel,
-    kernel_arguments,
-    make_lookup,
-)
+from rayrec.distributed.kernels.lookup import has_fused_kernel, kernel_arguments, make_lookup
 from rayrec.distributed.kernels.torch_lookup import TorchLookup
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, Slot, Use
@@ -62,8 +57,6 @@ def test_kernel_is_fbgemms_where_it_trains_the_optimizer_as_defined(
     work = random_work(0, optimizer)
     if not cpu:
         assert isinstance(make_lookup(work.group, CPU), TorchLookup)
-        with pytest.raises(ConfigError, match="cpu kernel does not train"):
-            FusedLookup(work.group, CPU)
 
 
 @pytest.mark.parametrize("name", FBGEMM_OPTIMIZERS)

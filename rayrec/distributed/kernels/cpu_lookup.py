@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rayrec.checkpoint import ShardState
-from rayrec.comm.pages import Allocate, private_memory
+from rayrec.comm.pages import Allocate
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.parts import (
     RowShare,
@@ -75,15 +75,11 @@ class RowWiseAdagradLookup:
     iteration = 0  # row-wise Adagrad corrects no bias
 
     def __init__(
-        self,
-        group: LookupGroup,
-        workers: Workers | None = None,
-        space: TableSpace | None = None,
-        allocate: Allocate = private_memory,
+        self, group: LookupGroup, workers: Workers, space: TableSpace | None, allocate: Allocate
     ) -> None:
         optimizer = group.key.optimizer
         assert isinstance(optimizer, RowWiseAdagrad), "it is the one that is vectorized"
-        self.group, self.optimizer, self.workers = group, optimizer, workers or Workers()
+        self.group, self.optimizer, self.workers = group, optimizer, workers
         bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
         self._starts = (
             bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]

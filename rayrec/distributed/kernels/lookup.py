@@ -42,7 +42,6 @@ from rayrec.distributed.kernels.table_space import TableSpace
 from rayrec.distributed.kernels.torch_lookup import TorchLookup
 from rayrec.distributed.kernels.workers import Workers
 from rayrec.distributed.program.groups import LookupGroup, is_vectorized
-from rayrec.errors import ConfigError
 from rayrec.layout import DataType
 from rayrec.optim import SparseOptimizer
 
@@ -83,7 +82,7 @@ def make_lookup(
     """
     if device.type == "cpu":
         if is_vectorized(group.key.optimizer, group.key.data_type):
-            return RowWiseAdagradLookup(group, workers, space, allocate)
+            return RowWiseAdagradLookup(group, workers or Workers(), space, allocate)
         return TorchLookup(group, device, workers, space, allocate)
     fused = (
         has_fused_kernel(group.key.optimizer, device.type, group.key.data_type)
@@ -134,17 +133,12 @@ class FusedLookup:
     Args:
         group: slots and shards to look up; its key names the optimizer.
         device: device of the rows and of the kernel.
-    Raises:
-        ConfigError: FBGEMM's kernel would not apply this update.
     """
 
     def __init__(self, group: LookupGroup, device: torch.device) -> None:
         optimizer = group.key.optimizer
-        if not has_fused_kernel(optimizer, device.type, group.key.data_type):
-            raise ConfigError(
-                f"FBGEMM's {device.type} kernel does not train {group.key.data_type.value} tables "
-                f"by {optimizer}; use make_lookup, which then takes TorchLookup."
-            )
+        trains = has_fused_kernel(optimizer, device.type, group.key.data_type)
+        assert trains, "make_lookup takes TorchLookup where FBGEMM would make another update"
         self.group, self.optimizer, self.learning_rate = group, optimizer, optimizer.lr
         self.base_rate: float | None = None
         on_cpu = device.type == "cpu"
