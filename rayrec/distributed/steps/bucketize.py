@@ -48,8 +48,8 @@ def block_bucketize(
     ids: Tensor,
     weights: Tensor | None,
     cuts: Sequence[Tensor],
-    bags: Sequence[int] | None = None,
-    where: bool = False,
+    bags: Sequence[int] | None,
+    where: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Cut F features at their row cuts; the ids of a block become local to its first row.
 
@@ -158,20 +158,16 @@ def _cut(
     varying = None if len(set(bags)) == 1 else bags
     # Rows of sequences and gradients of learned weights must find their way home.
     where = cut.sequence or (track and cut.weighted)
+    rows_N = cut_ids
     if cut.dynamic:
         sizes = [span.stop - span.start for span in spans]
         parts = zip(cut_ids.split(sizes), cut.dynamic, strict=True)
-        firsts = torch.cat([first_rows(part, *blocks) for part, blocks in parts])
-        out_lengths, _, out_weights, origin = block_bucketize(
-            cut_lengths, firsts, cut_weights, cut.cuts, varying, where=True
-        )
-        assert origin is not None
-        out_ids = cut_ids[origin]
-        origin = origin if where else None
-    else:
-        out_lengths, out_ids, out_weights, origin = block_bucketize(
-            cut_lengths, cut_ids, cut_weights, cut.cuts, varying, where
-        )
+        rows_N = torch.cat([first_rows(part, *blocks) for part, blocks in parts])
+    out_lengths, out_ids, out_weights, origin = block_bucketize(
+        cut_lengths, rows_N, cut_weights, cut.cuts, varying, where or bool(cut.dynamic)
+    )
+    if cut.dynamic and origin is not None:  # ids of dynamic tables travel as they are
+        out_ids, origin = cut_ids[origin], origin if where else None
     if origin is not None and not in_place:
         # `origin` counts the ids of this bucketing; it must count those of the KJT.
         ranges = [torch.arange(span.start, span.stop, device=ids.device) for span in spans]
