@@ -90,9 +90,7 @@ def schema_of(columns: tuple[Column, ...], *, has_free: bool = False) -> pa.Sche
     return pa.schema(fields)
 
 
-def write_shard(
-    store: Store, state: ShardState | TouchedState, batch_bytes: int = BATCH_BYTES
-) -> FileEntry:
+def write_shard(store: Store, state: ShardState | TouchedState, batch_bytes: int) -> FileEntry:
     """Write one shard's file: all of its rows, those that are not free, or the touched ones.
 
     Args:

@@ -28,7 +28,7 @@ class BatchLoader(Iterator[Batch]):
     """
 
     def __init__(
-        self, made: Iterator[Batch], batches: range, prefetch: int, threaded: bool = True
+        self, made: Iterator[Batch], batches: range, prefetch: int, threaded: bool
     ) -> None:
         self.batches = batches
         self._queue: _Queue = queue.Queue(prefetch)

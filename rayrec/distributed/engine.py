@@ -47,7 +47,7 @@ class ShardedEmbeddings:
         optimizers: optimizer of every table, applied in the backward pass.
         device: device of this rank's shards.
         options: see `EngineOptions`.
-        prefetch_exchange: the same ranks over other connections; without it `prefetch` raises.
+        prefetch_exchange: the same ranks over other connections; `prefetch` raises when None.
         peers: the ranks of other sharding groups that hold the same shards, when all are to make
             the same updates; see `peers`.
     Attributes:
@@ -67,12 +67,11 @@ class ShardedEmbeddings:
         exchange: Exchange,
         optimizers: Mapping[str, SparseOptimizer],
         device: torch.device,
-        options: EngineOptions | None = None,
-        prefetch_exchange: Exchange | None = None,
-        peers: Exchange | None = None,
+        options: EngineOptions,
+        prefetch_exchange: Exchange | None,
+        peers: Exchange | None,
     ) -> None:
-        self.exchange, self.device = exchange, device
-        self.options = options or EngineOptions()
+        self.exchange, self.device, self.options = exchange, device, options
         check_dynamic(collections, self.options)
         memory = self.options.memory
         world = World(
@@ -154,7 +153,7 @@ class ShardedEmbeddings:
             self._ahead.forget()
         if self.undo is not None:
             self.undo.end()
-        self.deployed, sent = redeploy(self.deployed, plan, rows)
+        self.deployed, sent = redeploy(self.deployed, plan, rows or {})
         if self.touched is not None:
             # rows have moved to other shards, whose stamps say nothing of them
             self.touched.touch_all()

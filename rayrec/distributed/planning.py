@@ -80,9 +80,7 @@ def plan_model(
     )
 
 
-def topology_of(
-    group: dist.ProcessGroup | None, device: torch.device, grouped: bool = True
-) -> Topology:
+def topology_of(group: dist.ProcessGroup | None, device: torch.device, grouped: bool) -> Topology:
     """The ranks of `group`, on what they compute and what they have; all of them call it.
 
     Args:

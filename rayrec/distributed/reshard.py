@@ -38,9 +38,7 @@ def columns_under(table: BaseEmbeddingConfig, optimizer: SparseOptimizer) -> Col
     return columns
 
 
-def redeploy(
-    old: Deployed, plan: ShardingPlan, rows: Mapping[str, int] | None = None
-) -> tuple[Deployed, int]:
+def redeploy(old: Deployed, plan: ShardingPlan, rows: Mapping[str, int]) -> tuple[Deployed, int]:
     """Put another plan to work on all ranks, with the rows and the state of the old one.
 
     Args:
@@ -51,7 +49,7 @@ def redeploy(
         PlanError: the plan does not fit the tables or the number of ranks.
         CommError: a peer is gone; the old shards are then still whole.
     """
-    world, rows = old.world, rows or {}
+    world = old.world
     iteration, rates = _agree(old)
     new = deploy(world.with_rows(rows), plan, old)
     sent = 0
@@ -126,7 +124,7 @@ def _resize(old: Deployed, new: Deployed, table: BaseEmbeddingConfig) -> None:
             fresh[wanted].tally = ids[state.shard].tally
 
 
-def rows_to_grow(deployed: Deployed, names: Iterable[str] | None = None) -> dict[str, int]:
+def rows_to_grow(deployed: Deployed, names: Iterable[str] | None) -> dict[str, int]:
     """Return the rows that tables are to have whose present ones are mostly in use, by table; the
     same on all ranks, which call it together.
 

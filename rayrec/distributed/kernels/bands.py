@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayrec.comm.pages import Allocate, private_memory
+from rayrec.comm.pages import Allocate
 from rayrec.distributed.kernels.parts import RowShare, take_share
 from rayrec.distributed.kernels.slot_rows import SlotRows
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -106,10 +106,7 @@ class BandBags:
 
 
 def bands_of(
-    group: LookupGroup,
-    device: torch.device,
-    space: TableSpace | None = None,
-    allocate: Allocate = private_memory,
+    group: LookupGroup, device: torch.device, space: TableSpace | None, allocate: Allocate
 ) -> tuple[Tensor, list[Band]]:
     """Return all rows in one flat buffer, and the bands that share it.
 
