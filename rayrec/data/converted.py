@@ -143,7 +143,6 @@ class PartsWriter:
     """Writes part-00000.parquet and so on, in row groups of `GROUP_ROWS`, whatever comes in.
 
     No rows give no file.
-
     """
 
     def __init__(self, folder: Path, groups_per_file: int) -> None:

@@ -39,7 +39,6 @@ class PartWriter:
 
     Args:
         path: of the file.
-
     Attributes:
         rows: that were added.
     """

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from rayrec.data.column_types import binary_columns
 from rayrec.data.columns import read_columns
-from rayrec.data.convert import Part, assemble, to_batch
+from rayrec.data.convert import Part, assemble
 from rayrec.data.files import FileDataset
 from rayrec.data.listing import DataFile
+from rayrec.data.numeric import row_name
 from rayrec.data.readers import FileReader, column_statistics
 from rayrec.data.selected import ROW
 from rayrec.layout.schema import FeatureSchema
@@ -70,18 +71,15 @@ def _convert(
     binary: Sequence[str],
 ) -> None:
     """Convert the rows of a row group that are taken, so that the first bad one raises."""
-    columns, source = list(data.columns), repr(file.path)
-    if not data.filters_rows:
-        own = reader.read(group, columns)
-        to_batch(own, data.schema, source, first_row, binary, data.with_labels)
-        return
-    rows = reader.read(group, [*columns, ROW])
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    for batch in table.to_batches():
-        numbers = batch.column(ROW)
-        where = partial(_numbered, numbers, source)
+    numbers, source = [ROW] if data.filters_rows else [], repr(file.path)
+    rows = reader.read(group, [*data.columns, *numbers])
+    for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+        where = partial(row_name, first_row, source)
+        if data.filters_rows:
+            where = partial(_numbered, batch.column(ROW), source)
         read = read_columns(batch, data.schema, where, binary, data.with_labels)
         assemble([Part(read, 0, batch.num_rows)], data.schema, batch.num_rows)
+        first_row += batch.num_rows
 
 
 def _numbered(numbers: pa.Array, source: str, row: int) -> str:
