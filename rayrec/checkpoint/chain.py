@@ -75,11 +75,6 @@ class Chain:
         """The manifest whose files hold all rows."""
         return self.links[0].manifest
 
-    @property
-    def newest(self) -> Manifest:
-        """The manifest of the checkpoint itself."""
-        return self.links[-1].manifest
-
     def whole_columns(self, table: str, names: Sequence[str], *, verify: bool) -> dict[str, Tensor]:
         """Read columns of one value per row, such as the ids of a dynamic table.
 

@@ -170,7 +170,7 @@ def _plan_reads(
     Args:
         resized: tables of which no batch is listed.
     """
-    manifest = chain.newest
+    manifest = chain.links[-1].manifest
     wanted: dict[str, list[ShardState]] = defaultdict(list)
     for state in shards:
         wanted[state.shard.table].append(state)
