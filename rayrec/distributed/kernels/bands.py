@@ -118,20 +118,24 @@ def bands_of(
     widths = [slot.width for slot in group.slots]
     columns = offsets_of(widths)
     dtype = DTYPES[group.key.data_type]
-    flat = (
-        space.rows
-        if space is not None
-        else _zeros(sum(s.shape[0] * s.shape[1] for s in group.shards), dtype, device, allocate)
-    )
+    if space is None:
+        values = sum(s.shape[0] * s.shape[1] for s in group.shards)
+        flat = _zeros(values, dtype, device, allocate)
+    else:
+        flat = space.rows
     bands: list[Band] = []
     used = 0
     for width in dict.fromkeys(widths):
-        shards, rows = {}, 0
-        for shard in group.shards:
-            if shard.shape[1] == width:
-                shards[shard] = rows if space is None else space.starts[shard] // width
-                rows += shard.shape[0]
-        rows = rows if space is None else space.as_table(width).shape[0]
+        of_width = [shard for shard in group.shards if shard.shape[1] == width]
+        if space is None:
+            *firsts, rows = offsets_of(len(shard.rows) for shard in of_width)
+            shards = dict(zip(of_width, firsts, strict=True))
+            weight = flat[used : used + rows * width].view(rows, width)
+            used += rows * width
+        else:
+            shards = {shard: space.starts[shard] // width for shard in of_width}
+            weight = space.as_table(width)
+            rows = weight.shape[0]
         slots = tuple(i for i, w in enumerate(widths) if w == width)
         first_rows = [shards[group.slots[i].shard] for i in slots]
         state = {
@@ -140,20 +144,9 @@ def bands_of(
             else _zeros(rows, torch.float32, device, allocate)
             for name, per in group.key.optimizer.state_widths.items()
         }
-        if space is None:
-            weight, used = flat[used : used + rows * width].view(rows, width), used + rows * width
-        else:
-            weight = space.as_table(width)
-        bands.append(
-            Band(
-                weight,
-                state,
-                shards,
-                slots,
-                tuple(columns[i] for i in slots),
-                torch.tensor(first_rows, device=device),
-            )
-        )
+        first_columns = tuple(columns[i] for i in slots)
+        first_rows_S = torch.tensor(first_rows, device=device)
+        bands.append(Band(weight, state, shards, slots, first_columns, first_rows_S))
     return flat, bands
 
 
@@ -231,10 +224,8 @@ def bag_sums(table: Tensor, rows_N: Tensor, offsets: Tensor, weights_N: Tensor |
         return torch.zeros(offsets.numel() - 1, table.shape[1], device=table.device)
     # widen the rows first: torch would sum a float16 table in float16
     if table.dtype != torch.float32:
-        table, rows_N = (
-            table[rows_N].float(),
-            torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype),
-        )
+        table = table[rows_N].float()
+        rows_N = torch.arange(rows_N.numel(), device=table.device, dtype=rows_N.dtype)
     return functional.embedding_bag(
         rows_N,
         table,

@@ -80,11 +80,12 @@ class RowWiseAdagradLookup:
         optimizer = group.key.optimizer
         assert isinstance(optimizer, RowWiseAdagrad), "it is the one that is vectorized"
         self.group, self.optimizer, self.workers = group, optimizer, workers
-        bounds = offsets_of(shard.shape[0] * shard.shape[1] for shard in group.shards)
-        self._starts = (
-            bounds[:-1] if space is None else [space.starts[shard] for shard in group.shards]
-        )
-        self.rows = allocate(4 * bounds[-1]).view(torch.float32) if space is None else space.rows
+        if space is None:
+            *self._starts, end = offsets_of(s.shape[0] * s.shape[1] for s in group.shards)
+            self.rows = allocate(4 * end).view(torch.float32)
+        else:
+            self._starts = [space.starts[shard] for shard in group.shards]
+            self.rows = space.rows
         self._row_bounds = offsets_of(shard.shape[0] for shard in group.shards)
         self.sums = allocate(4 * self._row_bounds[-1]).view(torch.float32)
         rows = [1 if shard is None else group.shards[shard].shape[0] for shard in group.lanes]
@@ -232,10 +233,8 @@ class _LookUp(torch.autograd.Function):
         offsets: Tensor,
         weights: Tensor | None,
     ) -> Tensor:
-        ctx.lookup, ctx.routed = (
-            lookup,
-            (ids, offsets, None if weights is None else weights.detach()),
-        )
+        ctx.lookup = lookup
+        ctx.routed = ids, offsets, None if weights is None else weights.detach()
         with lookup.workers.alone():
             return lookup.look_up(*ctx.routed)
 

@@ -72,15 +72,12 @@ class GroupLookup:
         self._bases = group.bases or tuple(
             offsets_of(len(shard.rows) for shard in group.shards)[:-1]
         )
-        whole = group
         if group.key.sequence:
-            rows = (
-                sum(len(shard.rows) for shard in group.shards)
-                if space is None
-                else space.as_table(group.key.width).shape[0]
-            )
-            group = _merged(group, rows)
-            space = None if space is None else space.as_one(group.shards[0])
+            if space is None:
+                group = _merged(group, sum(len(shard.rows) for shard in group.shards))
+            else:
+                group = _merged(group, space.as_table(group.key.width).shape[0])
+                space = space.as_one(group.shards[0])
         allocate = private_memory if memory is None else memory.next
         self.kernel = make_lookup(group, device, workers, space, allocate)
         if dynamic is not None:
@@ -93,9 +90,9 @@ class GroupLookup:
                 for tensor in state.tensors().values():
                     make_huge(tensor)
             self.undo = UndoLog(states, memory)
-        self.stamps = (
-            None if clock is None else _stamps(whole, self._bases, clock, device, self.undo)
-        )
+        self.stamps: RowStamps | None = None
+        if clock is not None:
+            self.stamps = _stamps(self.group, self._bases, clock, device, self.undo)
         if self.ids is not None and self.stamps is not None:
             self.ids.stamp_by(self.stamps)
 

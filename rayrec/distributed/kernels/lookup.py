@@ -52,12 +52,8 @@ _ON_GPU = {
     "cached": EmbeddingLocation.MANAGED_CACHING,
 }
 _DECAY_MODE = {"l2": WeightDecayMode.L2, "decoupled": WeightDecayMode.DECOUPLE}
-_NO_ARGUMENTS = (
-    "lr",
-    "max_gradient",
-    "max_row_norm",
-    "weight_decay_mode",
-)  # set in another way, or not at all
+# set in another way, or not at all
+_NO_ARGUMENTS = ("lr", "max_gradient", "max_row_norm", "weight_decay_mode")
 
 
 def make_lookup(

@@ -149,11 +149,8 @@ def take_share(
     """
     offsets = offsets[share.slots.start * bags : share.slots.stop * bags + 1]
     first, last = int(offsets[0]), int(offsets[-1])
-    ids, offsets, weights = (
-        ids[first:last],
-        offsets - first,
-        None if weights is None else weights[first:last],
-    )
+    ids, offsets = ids[first:last], offsets - first
+    weights = None if weights is None else weights[first:last]
     if share.parts == 1:
         return ids, offsets, weights
     # A block is 1 << _ROW_BITS rows; the bits above count blocks, modulo `parts`.

@@ -33,10 +33,8 @@ def take_rows(table: Tensor, rows_N: Tensor, workers: Workers) -> Tensor:
     blocks = cut_bags([rows_N.numel()], [table.shape[1]], rows_N.numel(), workers.threads)
 
     def fill(block: Block) -> None:
-        rows, out = (
-            rows_N[block.bags.start : block.bags.stop],
-            found[block.bags.start : block.bags.stop],
-        )
+        rows = rows_N[block.bags.start : block.bags.stop]
+        out = found[block.bags.start : block.bags.stop]
         if table.dtype == found.dtype:
             torch.index_select(table, 0, rows, out=out)
         else:
@@ -100,12 +98,8 @@ class SlotRows:
         workers: Workers,
         column: int = 0,
     ) -> None:
-        self.rows, self.starts, self.widths, self.workers = (
-            rows,
-            tuple(starts),
-            tuple(widths),
-            workers,
-        )
+        self.rows, self.workers = rows, workers
+        self.starts, self.widths = tuple(starts), tuple(widths)
         self.columns = [column + c for c in offsets_of(widths)]
         self.starts_S = torch.tensor(starts)
         self.columns_S = torch.tensor(self.columns, dtype=torch.int32)
@@ -132,10 +126,8 @@ class SlotRows:
 
         def fill(block: Block) -> None:
             # A block of several slots has all their bags, so its offsets are one run.
-            first, last = (
-                block.slots.start * bags + block.bags.start,
-                (block.slots.stop - 1) * bags + block.bags.stop,
-            )
+            first = block.slots.start * bags + block.bags.start
+            last = (block.slots.stop - 1) * bags + block.bags.stop
             columns = slice(self.columns[block.slots.start], self.columns[block.slots.stop])
             pooled[block.bags.start : block.bags.stop, columns] = self._sums(
                 block, ids, offsets[first : last + 1], weights

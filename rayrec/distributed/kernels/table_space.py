@@ -60,10 +60,8 @@ class TableSpace:
             layout = layouts[table.name]
             blocks: dict[tuple[int, int], int] = {}  # (replica, first column) -> first value
             for shard in layout.shards(table.name):
-                width, replica = (
-                    len(shard.cols),
-                    -1 if isinstance(layout, TableLayout) else shard.rank,
-                )
+                width = len(shard.cols)
+                replica = -1 if isinstance(layout, TableLayout) else shard.rank
                 block = (replica, shard.cols.start)
                 if block not in blocks:
                     # At a multiple of its width, so that a row number alone tells where a row is.
