@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ def bands_of(
     columns = offsets_of(widths)
     dtype = DTYPES[group.key.data_type]
     if space is None:
-        values = sum(s.shape[0] * s.shape[1] for s in group.shards)
+        values = sum(prod(shard.shape) for shard in group.shards)
         flat = _zeros(values, dtype, device, allocate)
     else:
         flat = space.rows

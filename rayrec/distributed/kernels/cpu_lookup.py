@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -81,7 +83,7 @@ class RowWiseAdagradLookup:
         assert isinstance(optimizer, RowWiseAdagrad), "it is the one that is vectorized"
         self.group, self.optimizer, self.workers = group, optimizer, workers
         if space is None:
-            *self._starts, end = offsets_of(s.shape[0] * s.shape[1] for s in group.shards)
+            *self._starts, end = offsets_of(prod(shard.shape) for shard in group.shards)
             self.rows = allocate(4 * end).view(torch.float32)
         else:
             self._starts = [space.starts[shard] for shard in group.shards]
@@ -209,17 +211,10 @@ class RowWiseAdagradLookup:
         """Return live views of the rows and optimizer state of every shard."""
         (name,) = self.optimizer.state_widths
         found = []
-        for i, shard in enumerate(self.group.shards):
-            rows = self.rows[
-                self._starts[i] : self._starts[i] + shard.shape[0] * shard.shape[1]
-            ].view(shard.shape)
-            found.append(
-                ShardState(
-                    shard=shard,
-                    weight=rows,
-                    optimizer={name: self.sums[self._row_bounds[i] : self._row_bounds[i + 1]]},
-                )
-            )
+        parts = zip(self.group.shards, self._starts, pairwise(self._row_bounds), strict=True)
+        for shard, start, (first, stop) in parts:
+            rows = self.rows[start : start + prod(shard.shape)].view(shard.shape)
+            found.append(ShardState(shard, rows, {name: self.sums[first:stop]}))
         return found
 
 

@@ -185,13 +185,8 @@ class GroupLookup:
         found = []
         for shard, base in zip(self.group.shards, self._bases, strict=True):
             rows = slice(base, base + len(shard.rows))
-            found.append(
-                ShardState(
-                    shard,
-                    whole.weight[rows],
-                    {name: state[rows] for name, state in whole.optimizer.items()},
-                )
-            )
+            optimizer = {name: state[rows] for name, state in whole.optimizer.items()}
+            found.append(ShardState(shard, whole.weight[rows], optimizer))
         return found
 
 

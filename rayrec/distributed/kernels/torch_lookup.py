@@ -99,11 +99,8 @@ class TorchLookup:
         for band in self._bands:
             for shard, first in band.shards.items():
                 rows = slice(first, first + len(shard.rows))
-                found[shard] = ShardState(
-                    shard,
-                    band.weight[rows],
-                    {name: state[rows] for name, state in band.state.items()},
-                )
+                optimizer = {name: state[rows] for name, state in band.state.items()}
+                found[shard] = ShardState(shard, band.weight[rows], optimizer)
         return [found[shard] for shard in self.group.shards]
 
     def _pool(
@@ -113,11 +110,9 @@ class TorchLookup:
         # one slot, and every id a bag of its own, unless ids of a dynamic table have no row
         if self.group.key.sequence and ids.numel() == offsets.numel() - 1:
             table, rows_N = self._bands[0].weight, bags[0].rows_N
-            return (
-                table.index_select(0, rows_N).float()
-                if self._slots is None
-                else take_rows(table, rows_N, self.workers)
-            )
+            if self._slots is None:
+                return table.index_select(0, rows_N).float()
+            return take_rows(table, rows_N, self.workers)
         if self._slots is not None:
             return self._slots.look_up(ids, offsets, weights)
         num_bags = (offsets.numel() - 1) // len(self.group.slots)

@@ -77,10 +77,7 @@ class SharedExchange:
                 f"a sharded collection was given a {type(kjt).__name__}; it looks up the ids of a "
                 "KeyedJaggedTensor, which KeyedJaggedTensor.from_jt_dict makes of JaggedTensors."
             )
-        carried = kjt.carried
-        if engine not in carried:
-            carried[engine] = SharedExchange()
-        shared = carried[engine]
+        shared = kjt.carried.setdefault(engine, SharedExchange())
         assert isinstance(shared, SharedExchange)
         return shared
 
