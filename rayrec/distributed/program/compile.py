@@ -163,7 +163,6 @@ def compile_slots(
         ranks=ranks,
         collections=specs,
         uses=uses,
-        features=tuple(limits),
         limits=limits,
         hosts=plan.hosts,
         granules=granules,

@@ -64,8 +64,8 @@ class SlotTable:
         ranks: per rank, its pieces and groups.
         collections: the specs by index, ascending.
         uses: per collection its uses in output order.
-        features: every feature that is looked up, in order of first use.
-        limits: feature -> the least `id_limit` of the tables that it looks up.
+        limits: every feature that is looked up, in order of first use -> the least `id_limit` of
+            the tables that it looks up.
         hosts: ranks by host.
         granules: collection -> columns of the blocks that its outputs consist of, where tables that
             are cut by rows are also cut by columns.
@@ -76,7 +76,6 @@ class SlotTable:
     ranks: tuple[RankSlots, ...]
     collections: dict[int, CollectionSpec]
     uses: dict[int, tuple[Use, ...]] = field(repr=False)
-    features: tuple[str, ...]
     limits: dict[str, int]
     hosts: tuple[tuple[int, ...], ...]
     granules: dict[int, int] = field(default_factory=dict)

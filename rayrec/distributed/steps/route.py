@@ -91,7 +91,7 @@ def plan_send(slots: SlotTable, keys: Sequence[str], device: torch.device) -> Se
         InputError: a feature that some table needs is not among the keys.
     """
     where = {key: i for i, key in enumerate(keys)}
-    missing = [f for f in slots.features if f not in where]
+    missing = [f for f in slots.limits if f not in where]
     if missing:
         raise InputError(
             f"the KeyedJaggedTensor lacks feature {missing[0]!r}, which its tables look up; its "
@@ -123,14 +123,8 @@ def _plan_cuts(
     for rank in slots.ranks:
         for piece in rank.pieces:
             if piece.cuts is not None:
-                is_dynamic = piece.dynamic != (0, 0)
-                key = (
-                    len(piece.cuts) - 1,
-                    piece.sequence,
-                    piece.weighted,
-                    piece.leaves_out,
-                    is_dynamic,
-                )
+                flags = piece.sequence, piece.weighted, piece.leaves_out, piece.dynamic != (0, 0)
+                key = len(piece.cuts) - 1, *flags
                 alike.setdefault(key, {}).setdefault(replace(piece, block=0))
     row_of: dict[Piece, int] = {}
     bucketings: list[Bucketing] = []
@@ -164,13 +158,9 @@ def pack_header(
     headers = []
     for message, rank in zip(send.messages, slots.ranks, strict=True):
         ids = [counts[row] for row in message.rows]
-        headers.append(
-            [*extents, *ids]
-            + [
-                0 if piece.sequence else bags[row]
-                for row, piece in zip(message.rows, rank.pieces, strict=True)
-            ]
-        )
+        pairs = zip(message.rows, rank.pieces, strict=True)
+        of_pieces = [0 if piece.sequence else bags[row] for row, piece in pairs]
+        headers.append([*extents, *ids, *of_pieces])
     return headers
 
 
