@@ -208,11 +208,12 @@ class TouchedRows:
 
     Args:
         clock: the clock of all stamps.
-        kernels: returns the stamps of every kernel of the rank as it is now.
+        kernels: returns the stamps of every kernel of the rank as it is now; replicas of a shard
+            merge them by their maximum.
     """
 
     def __init__(self, clock: TouchClock, kernels: Callable[[], Iterable[RowStamps]]) -> None:
-        self._clock, self._kernels = clock, kernels
+        self._clock, self.kernels = clock, kernels
 
     def mark(self) -> int:
         """Return a mark: `since` of it gives the rows that are touched from now on."""
@@ -228,15 +229,11 @@ class TouchedRows:
             (rows,) int64 row numbers of the table, ascending, on the device of the shard.
         """
         touched: dict[Shard, Tensor] = {}
-        for kernel in self._kernels():
+        for kernel in self.kernels():
             touched |= kernel.since(mark)
         return touched
 
     def touch_all(self, tables: Collection[str] | None = None) -> None:
         """Count every row as touched now, or every row of some tables."""
-        for kernel in self._kernels():
+        for kernel in self.kernels():
             kernel.touch_all(tables)
-
-    def kernels(self) -> tuple[RowStamps, ...]:
-        """The stamps of every kernel; replicas of a shard merge them by their maximum."""
-        return tuple(self._kernels())

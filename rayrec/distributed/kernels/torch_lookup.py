@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rayrec.checkpoint import ShardState
 from rayrec.comm.pages import Allocate, private_memory
-from rayrec.distributed.kernels.bands import Band, BandBags, bag_sums, bands_of, shift, slot_rows
+from rayrec.distributed.kernels.bands import BandBags, bag_sums, bands_of, shift, slot_rows
 from rayrec.distributed.kernels.ids import GroupIds
 from rayrec.distributed.kernels.slot_rows import take_rows
 from rayrec.distributed.kernels.table_space import TableSpace
@@ -148,13 +148,13 @@ class TorchLookup:
         # per band (S * B, D) of gradients, in the order that `BandBags.by_slot` tells
         limit = self.optimizer.max_gradient
         grad = grad if limit is None else grad.clamp(-limit, limit)
-        return [self._grad_of_bags(band, grad) for band in self._bands]
-
-    def _grad_of_bags(self, band: Band, grad: Tensor) -> Tensor:
-        """Return (S * B, D): gradients of one band's bags, as `BandBags.grad_row_N` counts them."""
         if len(self._bands) == 1:
-            return grad.view(-1, band.width)
-        return torch.cat([grad[:, column : column + band.width] for column in band.columns])
+            return [grad.view(-1, self._bands[0].width)]
+        found = []
+        for band in self._bands:
+            parts = [grad[:, column : column + band.width] for column in band.columns]
+            found.append(torch.cat(parts))
+        return found
 
     def _split(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> list[BandBags]:
         """Return the bags of each band, with ids as rows of its buffer.
