@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from rayrec.checkpoint import ShardState, TouchedState, copy_touched, dense_tens
 from rayrec.data import FileDataset
 from rayrec.dynamic.clock import Instant, clock_extras
 from rayrec.dynamic.known import copy_known
+from rayrec.errors import CheckpointError
 from rayrec.serve import Manifest, ParityBounds, export
 from rayrec.serve.chain.folder import PUBLISHED, ChainFolder
 from rayrec.serve.chain.writer import ChainWriter, Moment
@@ -164,9 +166,10 @@ class Publisher:
         self._writer.tables = self._model.tables
         self._id_clocks = self._model.id_clocks
         extras = {**self._live.spec.extras, **clock_extras(self._id_clocks)}
-        self._writer.publish_base(
-            self._states(), self._moment(), self._export, gather_objects, extras
-        )
+        with self._making_room():
+            self._writer.publish_base(
+                self._states(), self._moment(), self._export, gather_objects, extras
+            )
         self._needs_base, self._since_base = False, 0
         if self._live.rank == 0 and self._config.num_to_keep is not None:
             self._folder.prune(self._config.num_to_keep)
@@ -182,12 +185,24 @@ class Publisher:
         moment = self._moment()
 
         def write() -> None:
-            if self._writer.publish_delta(shards, moment, self._thread.gather):
+            with self._making_room():
+                published = self._writer.publish_delta(shards, moment, self._thread.gather)
+            if published:
                 self._since_base += 1
             else:
                 self._needs_base = True
 
         self._thread.start(write)
+
+    @contextmanager
+    def _making_room(self) -> Iterator[None]:
+        """Remove what a publication has written that failed, which it does on all ranks."""
+        try:
+            yield
+        except CheckpointError:
+            if self._live.rank == 0:
+                self._folder.clear()
+            raise
 
     def _states(self) -> list[ShardState]:
         """Return the shards that this rank writes; replicas of the writers write none."""

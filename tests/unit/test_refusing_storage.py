@@ -12,6 +12,9 @@ import torch
 from rayrec.checkpoint import CheckpointManager
 from rayrec.data import FeatureSchema
 from rayrec.data.origin import RowOrigin
+from rayrec.data.planted import SyntheticConfig
+from rayrec.data.synthetic import write_synthetic
+from rayrec.driver import PublishConfig
 from rayrec.erasure.staging import Staging
 from rayrec.errors import SaveError
 from rayrec.serve.chain.folder import ChainFolder
@@ -20,6 +23,7 @@ from rayrec.storage import write_whole
 from rayrec.train.predictions import PredictionConfig, PredictionWriter
 from tests.limits import files_up_to, no_changes, open_folder
 from tests.unit.checkpoint_worlds import make_truth, one_rank_plan, save_world
+from tests.unit.local_runs import driver
 from tests.unit.plan_worlds import random_plan
 from tests.unit.serve_worlds import a_schema
 
@@ -99,3 +103,20 @@ def test_an_erasure_without_room_for_its_journal_leaves_nothing(tmp_path: Path) 
     with files_up_to(20), pytest.raises(SaveError, match="cannot write the journal to"):
         staging.finish([staging.added("step-00000001")], {}, "receipt.json")
     assert names(tmp_path) == []
+
+
+def test_a_publication_without_room_leaves_no_copy_of_the_tables(tmp_path: Path) -> None:
+    config = SyntheticConfig(
+        rows_train=2000, rows_eval=200, dim=4, num_dense=2, num_features=5, num_lists=1
+    )
+    clicks = write_synthetic(tmp_path / "clicks", config)
+    options = {"publish": PublishConfig(every_n_steps=4)}
+    driver(clicks, tmp_path / "whole", **options).fit()
+    files = [path for path in (tmp_path / "whole").rglob("*") if path.is_file()]
+    program = max(path.stat().st_size for path in files if path.name == "dense.pt2")
+    others = max(path.stat().st_size for path in files if path.name != "dense.pt2")
+    assert others < program, "the limit is met by the program of a base alone"
+    with files_up_to((others + program) // 2), pytest.raises(SaveError, match="publishing step 4"):
+        driver(clicks, tmp_path / "cut", **options).fit()
+    [published] = (tmp_path / "cut").rglob("published")
+    assert names(published) == []
