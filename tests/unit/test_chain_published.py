@@ -7,10 +7,13 @@ from __future__ import annotations
 import gc
 import os
 import random
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from rayrec.errors import SaveError
 from rayrec.serve import Predictor
 from rayrec.serve.chain import follower
 from rayrec.serve.chain.folder import ChainFolder
@@ -90,6 +93,40 @@ def test_a_base_that_is_pruned_while_it_is_read_has_a_newer_one_in_its_place(tmp
 
     monkeypatch.setattr(follower, "read_artifact", goes_on)
     assert Predictor.follow(world.folder).step == world.step
+
+
+def test_of_two_runs_that_begin_one_chain_at_once_one_publishes_a_whole_base(tmp_path):
+    """Both have exported their base when the first of them gives it its name."""
+    one, other = (published_world(tmp_path / "chain", seed, ranks=1) for seed in (0, 1))
+    other.step, exports = 7, (one.export, other.export)
+    has_exported, may_go_on = threading.Event(), threading.Event()
+
+    def exported_first(checkpoint, out):
+        manifest = exports[0](checkpoint, out)
+        second.start()
+        assert has_exported.wait(60)
+        return manifest
+
+    def exported_last(checkpoint, out):
+        manifest = exports[1](checkpoint, out)
+        has_exported.set()
+        assert may_go_on.wait(60)
+        return manifest
+
+    def publish(world):
+        with suppress(SaveError):
+            world.publish()
+            published.append(world)
+
+    one.export, other.export = exported_first, exported_last
+    published = []
+    second = threading.Thread(target=publish, args=(other,))
+    publish(one)
+    may_go_on.set()
+    second.join(60)
+    assert len(published) == 1
+    following = Predictor.follow(one.folder)
+    assert following.step == published[0].step and not following.trouble
 
 
 def test_a_damaged_base_that_comes_next_is_read_once_a_look(tmp_path, monkeypatch):

@@ -118,19 +118,24 @@ class ChainFolder:
         places = self.places()
         return self.read(places[-1]) if places else None
 
-    def hidden(self, place: ChainPlace) -> Path:
-        """Return the hidden path where a publication is written before it gets its name."""
-        return self.path / f"{_HIDDEN}{place.name}"
+    def hidden(self, place: ChainPlace, own: str = "") -> Path:
+        """Return the hidden path where a publication is written before it gets its name.
 
-    def finish(self, publication: Publication, key: SigningKey | None = None) -> None:
+        Args:
+            own: a random word, where another run may write to the same place at the same time.
+        """
+        return self.path / f"{_HIDDEN}{place.name}{own}"
+
+    def finish(self, publication: Publication, hidden: Path, key: SigningKey | None = None) -> None:
         """Give a publication that was written its last file and its name.
 
         Args:
+            hidden: where it was written.
             key: key to sign the publication with; None signs none.
         Raises:
             SaveError: the file system refuses, or somebody else has published in its place.
         """
-        hidden, target = self.hidden(publication.place), self.folder(publication.place)
+        target = self.folder(publication.place)
         try:
             publication.write(hidden, key)
             self._check_alone(publication)

@@ -116,8 +116,9 @@ class ChainWriter:
             SaveError: on every rank, when the storage refused.
         """
         what = f"publishing step {moment.step} into {self._folder.path}"
-        (seq, parent) = agree(f"{what}: preparing", self._begin_base, gather)[0]
-        hidden = self._folder.hidden(ChainPlace(seq, BASE))
+        (own, parent) = agree(f"{what}: preparing", self._begin_base, gather)[0]
+        seq = 1 if parent is None else parent.seq + 1
+        hidden = self._folder.hidden(ChainPlace(seq, BASE), own)
         weights = f"{hidden}-weights"
         self._save_weights(weights, shards, moment, gather, extras)
 
@@ -148,19 +149,18 @@ class ChainWriter:
                 ingest_time=moment.ingest_time,
                 dense=None,
             ).sealed()
-            self._folder.finish(publication, self._key)
+            self._folder.finish(publication, hidden, self._key)
             return publication
 
         self.head = agree(f"{what}: finishing", finish, gather)[0]
 
-    def _begin_base(self) -> tuple[int, Publication | None]:
-        """Return the number of the next base and the publication before it, on rank 0."""
+    def _begin_base(self) -> tuple[str, Publication | None]:
+        """Return a word for the next base and the publication before it, on rank 0."""
         if self._rank:
-            return 0, None
+            return "", None
         self._folder.path.mkdir(parents=True, exist_ok=True)
         self._folder.clear()
-        head = self._folder.head()
-        return (1 if head is None else head.seq + 1), head
+        return f"-{uuid.uuid4().hex[:8]}", self._folder.head()
 
     def _save_weights(
         self,
@@ -238,7 +238,7 @@ class ChainWriter:
                 return None
             publication = self._delta(head, moment, written).sealed()
             shutil.rmtree(hidden / PARTS, ignore_errors=True)
-            self._folder.finish(publication, self._key)
+            self._folder.finish(publication, hidden, self._key)
             return publication
 
         self.head = agree(f"{what}: finishing", finish, gather)[0]
