@@ -8,7 +8,6 @@ Pooled features have nothing to gain: their rows are pooled where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,7 @@ class Distinct:
     places: dict[str, Tensor]
 
 
-def distinct_ids(kjt: KeyedJaggedTensor, wanted: Set[str]) -> Distinct:
+def distinct_ids(kjt: KeyedJaggedTensor, wanted: frozenset[str]) -> Distinct:
     """Distinct ids of every key in `wanted`, by one sort over all of them."""
     # other keys may have any ids, whose numbers would not sort key by key
     if not set(kjt.keys()) <= wanted:
