@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,11 +132,9 @@ class WindowedDataset(FileDataset):
 
     def first_batches(self, global_batch_size: int, drop_last: bool = False) -> list[int]:
         """Return the number of global batches before each window, and before the end."""
-        firsts = [0]
-        for window in self.windows:
-            batches = count_batches(window.data.num_rows, global_batch_size, drop_last)
-            firsts.append(firsts[-1] + batches)
-        return firsts
+        rows = (window.data.num_rows for window in self.windows)
+        batches = (count_batches(count, global_batch_size, drop_last) for count in rows)
+        return list(accumulate(batches, initial=0))
 
     def fingerprint(self) -> str:
         """A short hash of all that the order of samples depends on."""
