@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rayrec.comm.pages import private_memory
 from rayrec.distributed.kernels import cpu_lookup, parts
 from rayrec.distributed.kernels.cpu_lookup import RowWiseAdagradLookup
 from rayrec.distributed.kernels.ids import GroupIds
@@ -113,11 +114,11 @@ def test_rows_that_are_updated_band_by_band_are_those_updated_at_once(
     optimizer = RowWiseAdagrad(lr=0.1, max_gradient=rng.choice([None, 0.3]))
     work = random_work(seed, optimizer, odd=False)
     workers = Workers(threads)
-    whole = RowWiseAdagradLookup(work.group, workers)
+    whole = RowWiseAdagradLookup(work.group, workers, None, private_memory)
     least = max(slot.width for slot in work.group.slots)
     monkeypatch.setattr(cpu_lookup, "MOST_VALUES", least * rng.randint(1, 6))
     monkeypatch.setattr(parts, "LEAST_VALUES", 1)  # so that threads share little work, too
-    banded = RowWiseAdagradLookup(work.group, workers)
+    banded = RowWiseAdagradLookup(work.group, workers, None, private_memory)
     work.fill(whole, banded)
     for bags in (5, 0, 1, 7):
         routed, grad = work.batch(bags), work.grad(bags)
