@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -200,8 +200,10 @@ class Publisher:
         try:
             yield
         except CheckpointError:
-            if self._live.rank == 0:
-                self._folder.clear()
+            # why it failed says more than what hinders this
+            with suppress(CheckpointError, OSError, ValueError):
+                if self._live.rank == 0:
+                    self._folder.clear()
             raise
 
     def _states(self) -> list[ShardState]:

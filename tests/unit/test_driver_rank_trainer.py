@@ -136,6 +136,28 @@ def test_ranks_that_others_have_followed_publish_nothing(
     assert others.is_dir()
 
 
+@pytest.mark.parametrize("hinders", [OSError("gone"), SaveError("world 2 has followed")])
+def test_a_publication_that_failed_is_told_though_its_remains_stay(
+    spec: TrainSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hinders: Exception
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(WorldMark, "check", stop)
+        raise CheckpointError("a row cannot be packed")
+
+    def stop(own: WorldMark) -> None:
+        raise hinders
+
+    mark = WorldMark(str(tmp_path / "mark"), 1)
+    Path(mark.path).write_text("1")
+    monkeypatch.setattr("rayrec.train.publisher.export", refuse)
+    publish = PublishConfig(every_n_steps=5, path=str(tmp_path / "chain"))
+    with (
+        RankTrainer(replace(spec, publish=publish, mark=mark)) as trainer,
+        pytest.raises(CheckpointError, match="a row cannot be packed"),
+    ):
+        trainer.run()
+
+
 def test_reports_cover_every_row_once(spec: TrainSpec) -> None:
     trainer, reports = RankTrainer(spec), list[ProgressReport]()
     assert trainer.run(on_event=lambda event: reports.append(event)) is False
