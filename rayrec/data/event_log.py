@@ -145,9 +145,9 @@ def write_sorted(
                 made[WINDOW_END] = pa.array(_window_ends(first, parts, split.windows))
             for begin, end in _groups([*starts.tolist(), len(first)]):
                 own = rows.take(order.slice(begin, end - begin)).cast(bucket.schema)
-                columns = dict(zip(own.column_names, own.columns, strict=True))
-                columns |= {name: one.slice(begin, end - begin) for name, one in made.items()}
-                writer.add_group(pa.table(columns))
+                for name, one in made.items():
+                    own = _with_column(own, name, one.slice(begin, end - begin))
+                writer.add_group(own)
     finally:
         writer.close()
     for part in (TRAIN, TEST):
@@ -158,6 +158,14 @@ def write_sorted(
                 "to split at; leaving out the last needs users with three events."
             )
     return users, {part: events[part] for part in PARTS}
+
+
+def _with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return rows with a column, in its place where they have one; others keep their fields."""
+    place = rows.schema.get_field_index(name)
+    if place < 0:
+        return rows.append_column(name, values)
+    return rows.set_column(place, rows.schema.field(place).with_type(values.type), values)
 
 
 def _parts(

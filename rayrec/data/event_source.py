@@ -150,10 +150,12 @@ class EventSource:
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
-    """The columns of a file with dictionaries as their values, which ranges of files share."""
+    """The columns of a file with dictionaries as their values, which ranges of files share; any may
+    be null, since Arrow joins no columns of which one may not.
+    """
     for place, field in enumerate(schema):
-        if pa.types.is_dictionary(field.type):
-            schema = schema.set(place, field.with_type(field.type.value_type))
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        schema = schema.set(place, field.with_type(kind).with_nullable(True))
     return schema.remove_metadata()
 
 

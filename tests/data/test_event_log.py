@@ -17,6 +17,7 @@ import pytest
 from jobs import convert_events
 from rayrec.command import run_command
 from rayrec.data import ParquetDataset, event_log
+from rayrec.data.column_types import forgotten, is_forgotten
 from rayrec.data.event_log import EventSplit, write_event_log, write_sorted
 from rayrec.errors import ConfigError, InputError
 from tests.data.event_logs import batch_histories, log_schema, plain_histories
@@ -162,6 +163,32 @@ def test_seconds_before_1970_are_rounded_down(tmp_path, unit):
     written = pq.read_table(log.path)
     assert written["at"].to_pylist() == [-2, -2, -1, 0, 1]
     assert written["split"].to_pylist() == ["train"] * 3 + ["test"] * 2
+
+
+def test_columns_keep_what_their_fields_say(tmp_path):
+    """Rows of a window that an id was taken out of may be sorted, and have a group all the same."""
+    fields = [pa.field("user", pa.int64()), pa.field("time", pa.timestamp("s"))]
+    fields.append(forgotten(pa.field("item", pa.int64())))
+    rows = pa.table([[7, 7, 7], [2, 1, 3], [None, 4, 5]], schema=pa.schema(fields))
+    pq.write_table(rows, tmp_path / "source.parquet")
+    log = write_event_log(
+        str(tmp_path / "source.parquet"), tmp_path / "out", user="user", time="time"
+    )
+    (path,) = log.path.iterdir()
+    schema = pq.read_schema(path)
+    assert [is_forgotten(schema.field(name)) for name in rows.schema.names] == [False, False, True]
+    assert pq.read_table(path)["item"].to_pylist() == [4, None, 5]
+
+
+def test_users_and_times_may_be_declared_as_never_null(tmp_path):
+    kinds = {"user": pa.string(), "time": pa.int64(), "item": pa.int64()}
+    fields = [pa.field(name, kind, nullable=False) for name, kind in kinds.items()]
+    rows = pa.table([["b", "a", "a", "a"], [9, 2, 1, 3], [0, 1, 2, 3]], schema=pa.schema(fields))
+    pq.write_table(rows, tmp_path / "source.parquet")
+    source, out = str(tmp_path / "source.parquet"), tmp_path / "out"
+    log = write_event_log(source, out, user="user", time="time")
+    (path,) = log.path.iterdir()
+    assert pq.read_table(path)["item"].to_pylist() == [2, 1, 3, 0]
 
 
 def test_files_may_have_their_columns_in_any_order(tmp_path):
