@@ -100,8 +100,8 @@ def _move_in(partial: Path, target: Path, overwrite: bool) -> None:
 
     Raises:
         ConfigError: others have written there since the first look, or do so at this moment.
-        OSError: the file system refuses a move; those before it are undone. Or the folder of the
-            new parts is gone.
+        OSError: the file system refuses a move; those before it are undone, as they are where the
+            user ends the process. Or the folder of the new parts is gone.
     """
     partial.stat()
     with folder_lock(target) as is_alone:
@@ -119,9 +119,10 @@ def _move_in(partial: Path, target: Path, overwrite: bool) -> None:
                     continue
                 for source, place in ((old, partial / f"{_OLD}{name}"), (new, old)):
                     if os.path.lexists(source):
-                        source.rename(place)
+                        # nothing is at the place before
                         done.append((source, place))
-        except OSError:
+                        source.rename(place)
+        except BaseException:
             for source, place in reversed(done):
                 with suppress(OSError):
                     place.rename(source)

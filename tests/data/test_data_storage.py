@@ -59,3 +59,26 @@ def test_a_part_that_cannot_move_leaves_all_old_parts_in_their_places(made: Path
         (partial / "old-schema.json" / "inside").mkdir(parents=True)
     shutil.rmtree(partial)
     assert contents(made) == before
+
+
+@pytest.mark.parametrize("moves", range(1, 7))
+def test_a_user_who_ends_it_between_two_moves_finds_all_old_parts(
+    made: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    before, done, rename = contents(made), list[Path](), Path.rename
+
+    def end(own: Path, to: Path) -> Path:
+        """Move, and end after so many moves."""
+        moved = rename(own, to)
+        done.append(moved)
+        if len(done) == moves:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "rename", end)
+    with pytest.raises(KeyboardInterrupt), new_data_set(made, True) as partial:
+        for name in ("train", "eval"):
+            (partial / name).mkdir()
+            (partial / name / "part-00000.parquet").write_bytes(b"new")
+        (partial / "schema.json").write_text("{}")
+    assert contents(made) == before
