@@ -154,6 +154,10 @@ def _owned(folder: Path) -> Iterator[None]:
                 _clear(folder, missing)
                 raise
     except OSError as error:
+        # some of the folders may have been made before one was refused
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
         raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
 
 

@@ -15,7 +15,7 @@ from rayrec.data.converted import new_data_set
 from rayrec.data.origin import RowOrigin
 from rayrec.erasure.checkpoints import StoredCheckpoint
 from rayrec.erasure.forget import forget
-from rayrec.errors import ArtifactError, CheckpointError, ConfigError
+from rayrec.errors import ArtifactError, CheckpointError, ConfigError, SaveError
 from rayrec.machine.folder_lock import folder_lock
 from rayrec.serve import Predictor, export, exporting
 from rayrec.train.predictions import GROUP_ROWS, PredictionConfig, PredictionWriter
@@ -40,6 +40,15 @@ def test_an_export_leaves_the_folder_of_another_one_as_it_is(tmp_path: Path) -> 
     assert (out / "tables" / "0000-user.arrow").read_text() == "of the other export"
     # what an export that was killed left behind is nobody's
     assert export(world.checkpoint, out).sha256 == Predictor.load(out).manifest.sha256
+
+
+def test_an_export_whose_folder_cannot_be_made_leaves_none_of_those_around_it(
+    tmp_path: Path,
+) -> None:
+    world = a_world(tmp_path)
+    with pytest.raises(SaveError, match=r"cannot write the artifact to .*name too long"):
+        export(world.checkpoint, tmp_path / "new" / ("long" * 100))
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_export_spoils_no_artifact_that_came_meanwhile(tmp_path: Path) -> None:
