@@ -8,8 +8,8 @@ on all ranks or on some, are right unless DDP is told to see to them itself (`ra
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -105,11 +105,10 @@ class DenseReplicas:
                 self._state = partial(watch, exchange)
                 at_once = given.get("static_graph")
                 self._hook = average_at_once if at_once else average_gradients
-        self._flags = self._requires()
-        self._ddp = self._wrap()
-
-    def _requires(self) -> list[bool]:
-        return [p.requires_grad for p in self._parameters]
+        self._averages = True
+        self._flags: list[bool] | None = None
+        self._ddp: DistributedDataParallel | None = None
+        self._follow()
 
     def _wrap(self) -> DistributedDataParallel | None:
         """Return DDP around the parameters that are trained now; None where none is."""
@@ -129,27 +128,34 @@ class DenseReplicas:
 
     def _follow(self) -> None:
         # DDP would wait for what was frozen since, and not average what was thawed
-        flags = self._requires()
+        flags = [p.requires_grad for p in self._parameters]
         if flags != self._flags:
-            self._flags, self._ddp = flags, None
+            # where DDP refuses, the next call has to try again: without it nothing is averaged
+            self._flags, self._ddp = None, None
             self._ddp = self._wrap()
+            self._flags = flags
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; the backward pass from what it returns averages gradients."""
         self._follow()
         if self._ddp is None:
             return self._module(*args, **kwargs)
+        # as DDP's own no_sync does, but also for one that is made inside of it
+        self._ddp.require_backward_grad_sync = self._averages
         output = self._ddp(*args, **kwargs)
         if not self._reaches_all:
             return output
-        averages = self._ddp.require_backward_grad_sync
-        begin = partial(_begin_backward, self._ddp.reducer) if averages else _nothing
+        begin = partial(_begin_backward, self._ddp.reducer) if self._averages else _nothing
         return reach_all(output, self._trained, begin)
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
         """Inside, gradients are not averaged but kept for a later step."""
-        self._follow()
-        return nullcontext() if self._ddp is None else self._ddp.no_sync()
+        before, self._averages = self._averages, False
+        try:
+            yield
+        finally:
+            self._averages = before
 
 
 def _begin_backward(reducer: Any) -> None:

@@ -162,6 +162,47 @@ def test_heads_that_are_frozen_and_thawed_train_as_on_one_rank(ranks: RankPool) 
             torch.testing.assert_close(value, wanted[name], **CLOSE)
 
 
+def kept(rank: int, world_size: int) -> dict:
+    """Gradients of one rank, where parameters are thawed while none is averaged."""
+    model = sharded(world_size)
+    model.module.heads.requires_grad_(False)
+    with model.no_sync():
+        model.module.heads.requires_grad_(True)
+        model(Batch(0, rank, world_size))[0].backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_what_is_thawed_inside_no_sync_is_not_averaged(ranks: RankPool) -> None:
+    first, second = ranks.run(2, kept)
+    assert len(first) == len(second) == 4  # all rows go through head 0
+    assert not any(torch.equal(grad, second[name]) for name, grad in first.items())
+
+
+def refused_twice(rank: int, world_size: int) -> list[str]:
+    model = Heads()
+    model.heads.requires_grad_(False)
+    table = EmbeddingBagConfig(IDS, DIM, name="t", feature_names=["f"])
+    model = DistributedModelParallel(
+        model,
+        plan=plan_for(world_size, {"t": row_wise(table, range(world_size))}),
+        sparse_optimizer=SGD(0.1),
+        ddp_options={"bucket_cap_mb": []},
+    )
+    model.module.heads.requires_grad_(True)
+    said = []
+    for _ in range(2):
+        try:
+            model(Batch(0, rank, world_size))
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def test_without_ddp_no_step_goes_on(ranks: RankPool) -> None:
+    for said in ranks.run(2, refused_twice):
+        assert len(said) == 2 and said[0] == said[1] and "bucket_cap_mb" in said[0]
+
+
 def accumulated(rank: int, world_size: int):
     """Two batches, one update: a head that only the first of them used has a gradient."""
     model = sharded(world_size)
