@@ -209,8 +209,7 @@ class ShardedEmbeddings:
             results = self._run(together, kjt, shared, mode.trains)
             output = results.pop(collection)
             shared.waiting = results
-        if output[0].requires_grad:  # its backward pass, which is that of all of them, changes rows
-            output[0].register_hook(lambda _: self._sharing.begin_anew(shared))
+        self._sharing.until_backward(output[0], shared)
         return output
 
     def forward_distinct(

@@ -5,6 +5,10 @@ The reference is a model whose collections get copies of the batch, which share 
 
 from __future__ import annotations
 
+import gc
+import io
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayrec.comm import SimulatedWorld
+from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.exchange import Exchange
 from rayrec.distributed.program.engine_options import EngineOptions
 from rayrec.layout import row_wise, table_wise
@@ -76,3 +80,37 @@ def test_a_shared_batch_trains_as_copies_of_it(step: Step, ranks: int, in_place:
     wanted = train(step, ranks, in_place, is_shared=False)
     for rows, of_copies in zip(found, wanted, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(rows, of_copies, strict=True))
+
+
+def towers_of_one_rank(in_place: bool) -> tuple[Any, Any]:
+    plan = plan_for(1, {table.name: table_wise(table, 0) for table in TABLES})
+    towers = nn.ModuleList(EmbeddingBagCollection([t], device="meta") for t in TABLES)
+    return sharded(towers, plan, LocalExchange(), options=EngineOptions(share_tables=in_place))
+
+
+def some_ids() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f0", "f1"], torch.arange(4), lengths=torch.tensor([2, 0, 1, 1]))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_results_that_nobody_claimed_are_freed_with_their_model(in_place: bool) -> None:
+    model, engine = towers_of_one_rank(in_place)
+    kjt = some_ids()
+    sum(tower(kjt).values().sum() for tower in model).backward()
+    kjt = some_ids()
+    output = model[0](kjt).values()
+    (shared,) = kjt.carried.values()
+    assert shared.waiting
+    graph = weakref.ref(shared)
+    del kjt, shared, output
+    engine.close()
+    gc.collect()
+    assert graph() is None
+
+
+def test_an_output_is_saved_without_a_warning() -> None:
+    model, _ = towers_of_one_rank(in_place=True)
+    output = model[0](some_ids()).values()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(output, io.BytesIO())

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from rayrec.distributed.steps.dedup import Distinct
 from rayrec.distributed.steps.routes_ahead import Started
@@ -109,6 +110,12 @@ class Sharing:
         self._part(shared)
         shared.callers = set()
 
+    def until_backward(self, output: Tensor, shared: SharedExchange) -> None:
+        """Begin anew once an output has its backward pass, which changes rows of all outputs."""
+        if output.requires_grad:
+            # torch warns of other hooks where a tensor is saved
+            output.register_hook(unserializable_hook(lambda _: self.begin_anew(shared)))
+
     def together(
         self, collection: int, keys: tuple[str, ...], shared: SharedExchange, mode: Mode
     ) -> frozenset[int]:
@@ -129,6 +136,8 @@ class Sharing:
 
     def clear(self) -> None:
         """Forget results, as after a change of plan."""
+        # they hold the graph, whose hooks hold them: a circle that Python does not see
+        self._last.waiting = {}
         self._last = SharedExchange()
 
     def _part(self, shared: SharedExchange) -> None:
