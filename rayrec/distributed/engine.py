@@ -222,11 +222,12 @@ class ShardedEmbeddings:
         Raises:
             InputError, CommError: as in `forward`.
         """
-        slots = self.deployed.program(frozenset([collection])).slots
-        shared = SharedExchange.on(kjt, self)
+        program = self.deployed.program(frozenset([collection]))
+        slots, shared = program.slots, SharedExchange.on(kjt, self)
         if shared.distinct is None:
             if self.options.check_ids:
                 check_ids(kjt, slots.limits, source=f"rank {self.exchange.rank}")
+            program.send_plan(kjt)  # names a feature that is missing, beside all keys
             shared.distinct = distinct_ids(kjt, self._in_sequences)
         rows = self.forward(collection, shared.distinct.kjt, training)
         places, uses = shared.distinct.places, slots.uses[collection]

@@ -10,9 +10,10 @@ import random
 import pytest
 import torch
 
-from rayrec.comm import SimulatedWorld
+from rayrec.comm import LocalExchange, SimulatedWorld
 from rayrec.comm.codec import CastCodec, Codecs, CommType, Int8Codec, QCommsConfig
 from rayrec.distributed.program.engine_options import EngineOptions
+from rayrec.errors import InputError
 from rayrec.layout import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -220,6 +221,15 @@ def test_keys_that_no_sequence_looks_up_may_have_any_ids_beside_distinct_ones(
     rows = EmbeddingCollection([table]).embeddings["t"].weight[[40, 3, 40]]
     for found in SimulatedWorld(2).run(rank_main):
         torch.testing.assert_close(found, rows)
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_a_missing_feature_is_named_beside_all_keys(dedup: bool) -> None:
+    table = EmbeddingConfig(64, 8, name="t", feature_names=["f"])
+    plan, options = plan_for(1, {"t": table_wise(table, 0)}), EngineOptions(dedup_sequences=dedup)
+    model, _ = sharded(EmbeddingCollection([table]), plan, LocalExchange(), options=options)
+    with pytest.raises(InputError, match=r"lacks feature 'f', .* its keys are \['g'\]"):
+        model(KeyedJaggedTensor(["g"], torch.arange(2), lengths=torch.ones(2).int()))
 
 
 def test_a_clipped_gradient_of_distinct_ids_is_that_of_each_id() -> None:
