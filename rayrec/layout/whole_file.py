@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def write_file(path: str | os.PathLike[str], text: str) -> None:
-    """Write a local file; a device or a pipe is written to.
+    """Write a local file, or that to which a link leads; a device or a pipe is written to.
 
     Raises:
         OSError: the file system refuses; what was there is as it was.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return

@@ -45,6 +45,16 @@ def test_a_schema_and_a_plan_that_cannot_be_written_leave_the_old_file(tmp_path:
     assert FeatureSchema.load(tmp_path / "schema.json") == old
 
 
+def test_a_schema_and_a_plan_are_written_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    for name, one in (("schema.json", a_schema()), ("plan.json", random_plan(0))):
+        (tmp_path / name).symlink_to(tmp_path / "shared" / name)
+        one.save(tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "shared" / name).read_text() == one.to_json()
+    assert names(tmp_path / "shared") == ["plan.json", "schema.json"]
+
+
 def test_a_file_that_cannot_be_written_leaves_no_folder(tmp_path: Path) -> None:
     with files_up_to(20), pytest.raises(SaveError, match=r"cannot write the page to .*too large"):
         write_whole("the page", str(tmp_path / "new" / "folder" / "page.html"), "x" * 100)
