@@ -195,7 +195,7 @@ def _probe_local(target: Path) -> None:
         with suppress(FileNotFoundError):
             target.lstat()
     finally:
-        _remove_empty(missing)
+        remove_empty(missing)
 
 
 def write_whole(what: str, path: str, content: str | bytes) -> None:
@@ -255,10 +255,10 @@ def _written_aside(target: Path, data: bytes) -> Iterator[str]:
             with suppress(OSError):
                 os.unlink(partial)
     finally:
-        _remove_empty(missing)
+        remove_empty(missing)
 
 
-def _remove_empty(folders: Sequence[Path]) -> None:
+def remove_empty(folders: Sequence[Path]) -> None:
     """Remove folders that were made for nothing, the innermost first."""
     for folder in folders:
         with suppress(OSError):  # one that is not empty stays

@@ -9,6 +9,7 @@ untouched.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from rayrec.shards.state import Gather, ShardState, describe
 
 # files that one rank writes at a time; an object store's stream alone does not fill a network card
 WRITERS = 4
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # room helps
 T = TypeVar("T")
 
 
@@ -155,7 +157,8 @@ def agree(what: str, action: Callable[[], T], gather: Gather, *, share: bool = T
     except Exception as error:
         cause = error
         mistake = isinstance(error, RayrecError) and not isinstance(error, SaveError)
-        hint = ". Make room; what was whole is whole still." if isinstance(error, OSError) else ""
+        is_full = isinstance(error, OSError) and error.errno in _FULL
+        hint = ". Make room; what was whole is whole still." if is_full else ""
         outcome = _Outcome(None, f"{type(error).__name__}: {error}{hint}", mistake)
     # every rank comes here, whatever failed, or the others would wait for it
     outcomes = gather(outcome)

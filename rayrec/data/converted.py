@@ -26,7 +26,7 @@ from rayrec.layout.schema import FeatureSchema
 from rayrec.layout.schema_columns import DenseColumn, Feature
 from rayrec.layout.tables import EmbeddingBagConfig, PoolingType
 from rayrec.machine.folder_lock import folder_lock
-from rayrec.storage import one_line
+from rayrec.storage import one_line, remove_empty
 
 PARTS = ("train", "eval", "schema.json", "next_item.json", "truth.json", "log")
 GROUP_ROWS = 65_536  # of a row group
@@ -55,7 +55,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         target.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=target, prefix=".converting-"))
     except OSError as error:
-        _remove_empty(made)
+        remove_empty(made)
         raise ConfigError(
             f"cannot write to {target}: {error.strerror}. Name a folder that can be written to."
         ) from None
@@ -75,7 +75,7 @@ def new_data_set(out: str | Path, overwrite: bool) -> Iterator[Path]:
         # the only copy of an old part may be here
         if moved or not any(partial.glob(f"{_OLD}*")):
             shutil.rmtree(partial, ignore_errors=True)
-        _remove_empty(made)
+        remove_empty(made)
 
 
 def _check_target(target: Path, overwrite: bool) -> bool:
@@ -127,13 +127,6 @@ def _move_in(partial: Path, target: Path, overwrite: bool) -> None:
                 with suppress(OSError):
                     place.rename(source)
             raise
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders that were made for nothing, the innermost first."""
-    for folder in folders:
-        with suppress(OSError):  # one that is not empty stays
-            folder.rmdir()
 
 
 def _holds_data(path: Path) -> bool:

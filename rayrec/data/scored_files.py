@@ -46,6 +46,7 @@ class PartWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
         self._file: pq.ParquetWriter | None = None
         self.rows = 0
 
@@ -57,7 +58,8 @@ class PartWriter:
         """
         self._waiting.append(rows)
         self.rows += rows.num_rows
-        if sum(map(len, self._waiting)) >= GROUP_ROWS:
+        self._waiting_rows += rows.num_rows
+        if self._waiting_rows >= GROUP_ROWS:
             self._write()
 
     def close(self) -> None:
@@ -81,7 +83,7 @@ class PartWriter:
         if not self._waiting:
             return
         table = pa.concat_tables(self._waiting).unify_dictionaries()
-        self._waiting = []
+        self._waiting, self._waiting_rows = [], 0
         with _saving(self._path):
             if self._file is None:
                 self._file = pq.ParquetWriter(self._path, table.schema)

@@ -51,7 +51,7 @@ from rayrec.serve.stored import stored
 from rayrec.serve.table_file import TABLES, measured, write_packed
 from rayrec.serve.trained_model import TrainedModel, open_trained, stored_collection
 from rayrec.spec.task import Task
-from rayrec.storage import one_line
+from rayrec.storage import one_line, remove_empty
 
 SAMPLE_ROWS = 8192
 # files beside the tables that an unfinished export may leave
@@ -155,9 +155,7 @@ def _owned(folder: Path) -> Iterator[None]:
                 raise
     except OSError as error:
         # some of the folders may have been made before one was refused
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
+        remove_empty(missing)
         raise SaveError(f"cannot write the artifact to {folder}: {one_line(error)}.") from error
 
 
@@ -264,6 +262,4 @@ def _clear(folder: Path, made: Sequence[Path] = ()) -> None:
         with suppress(OSError):  # a storage that has refused a write may refuse this, too
             (folder / name).unlink()
     shutil.rmtree(folder / TABLES, ignore_errors=True)
-    for path in made:
-        with suppress(OSError):
-            path.rmdir()
+    remove_empty(made)

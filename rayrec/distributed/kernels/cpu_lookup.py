@@ -45,11 +45,11 @@ MOST_VALUES = 1 << 30  # float32 numbers of a band of rows
 def _lanes(group: LookupGroup, rows: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return a number of each lane's shard, ascending; and the rows before it, and of all.
 
-    Args:
-        rows: rows of each lane.
-
     The update's kernel wants slots without gaps. So the columns between two slots become a lane,
     too: a slot of a table of one row that nobody looks up, with a number of its own.
+
+    Args:
+        rows: rows of each lane.
     """
     numbers: list[int] = []
     bounds: list[int] = []
